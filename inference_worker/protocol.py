@@ -1,0 +1,159 @@
+"""The words gateway, worker and settler exchange over the broker: msgpack, never pickle.
+
+The worker sends a gateway `StreamEvent`s on the stream `gw:<gateway>`, and keeps them, in order, in the list
+`req:<request>:<attempt>` for whoever resumes. Event `seq` n of an attempt is element n of its list.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from inference_worker.engine.request import FinishReason, SamplingParams, TokenUsage
+
+USAGE_STREAM = "usage"
+USAGE_GROUP = "settler"
+REPLICAS_KEY = "replicas"  # a hash: replica id -> Heartbeat; the gateway judges liveness by change, on its own clock
+HEARTBEAT_SECONDS = 0.5
+REPLICA_DEAD_SECONDS = 2.5
+
+
+def claim_key(request_id: str, leg: int) -> str:
+    return f"claim:{request_id}:{leg}"
+
+
+def gateway_stream(gateway_id: str) -> str:
+    return f"gw:{gateway_id}"
+
+
+def request_log(request_id: str, attempt: int) -> str:
+    return f"req:{request_id}:{attempt}"
+
+
+def control_channel(replica_id: str) -> str:
+    return f"ctl:{replica_id}"
+
+
+def model_queue(model: str) -> str:
+    return f"model.{model}"
+
+
+def replica_queue(replica_id: str) -> str:
+    return f"replica.{replica_id}"
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """Who a leg is for and on what terms: travels with the job and comes back, unread, on its usage event."""
+
+    admitted_at: int  # microseconds since 1970, UTC
+    request_id: str
+    leg: int
+    tenant_id: int
+    project_id: int
+    key_id: int
+    model: str
+    price_version: int | None = None
+    slice_id: int | None = None
+    fence: int | None = None
+    hold: int | None = None  # nano-USD
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One leg's work, as the gateway hands it to whichever worker claims it."""
+
+    envelope: Envelope
+    gateway_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: bytes  # derived by the gateway from tenant, model and a server secret
+    deadline: float  # Unix seconds after which nobody waits any more
+
+
+class UsageEvent(msgspec.Struct, frozen=True):
+    """What a leg used; settled exactly once by (request_id, leg)."""
+
+    envelope: Envelope
+    attempt: int
+    verdict: str  # "completed", "cancelled" or "failed"; a failed leg is never billed
+    finish_reason: str
+    usage: TokenUsage
+    replica_id: str
+    block_size: int
+    queue_us: int = 0
+    ttft_us: int = 0
+    duration_us: int = 0
+
+
+class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """A worker has taken the request and will answer for it. Not part of the request's log."""
+
+    request_id: str
+    attempt: int
+    replica_id: str
+
+
+class Released(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """A draining worker gave the request back before its first token; `attempt` is the next one, to be dispatched."""
+
+    request_id: str
+    attempt: int
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    request_id: str
+    attempt: int
+    seq: int
+    token_ids: list[int]
+    text: str
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """The last event of a finished request; carries the usage the client is told and the tenant is billed."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: TokenUsage
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """The last event of a request that could not be served (`code` as in the public error table)."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+StreamEvent = Claimed | Released | Tokens | End | Failed
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """What a replica says of itself twice a second. `beat` only ever grows: a value seen before is no news."""
+
+    beat: int
+    model: str
+    ready: bool
+    draining: bool
+    running: int  # requests in the engine's batch
+    waiting: int  # requests claimed and not yet scheduled
+    max_batch: int
+    steps: int  # engine steps since start
+    batched_sequences: int  # sum over steps of sequences in the batch: divided by steps, the mean batch size
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    kv_blocks: int
+    kv_blocks_used: int
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_usage = msgspec.msgpack.Decoder(UsageEvent).decode
+decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
+decode_events = msgspec.msgpack.Decoder(list[StreamEvent]).decode
+decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode

@@ -1,0 +1,108 @@
+"""Settings of the worker, and those it shares with the platform."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from inference_worker import env
+
+MODEL_OPTIONS = ("dtype",)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A deployment: the public name, where its weights are, and how it is served."""
+
+    name: str
+    source: str  # "embedded", a Hugging Face directory or a .gguf file
+    dtype: str  # "auto", "bfloat16" or "float32"
+
+
+def parse_models(text: str) -> tuple[ModelSpec, ...]:
+    """Parse `name=source[?dtype=…]`, comma-separated."""
+    specs: list[ModelSpec] = []
+    for part in env.words(text):
+        name, equals, target = part.partition("=")
+        source, _, query = target.partition("?")
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        if not equals or not source:
+            raise ValueError(f"{part!r}: want name=embedded, name=/path/to/model or name=/path/to/model.gguf")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
+            raise ValueError(f"{name!r}: a model's name is 1 to 64 of a-z 0-9 . _ - and starts with a letter or digit")
+        if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
+            raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
+        specs.append(ModelSpec(name, source, env.choice("auto", "bfloat16", "float32")(options.get("dtype", "auto"))))
+    if not specs:
+        raise ValueError("want at least one model")
+    if len({spec.name for spec in specs}) < len(specs):
+        raise ValueError("each model's name must be its own")
+    return tuple(specs)
+
+
+@dataclass(frozen=True)
+class SharedSettings:
+    """What every process of the platform reads."""
+
+    state_dir: Path = env.env("MILLRACE_STATE_DIR", env.path, default=".millrace", help="folder for all data and logs")
+    broker_url: str = env.env(
+        "MILLRACE_BROKER_URL",
+        env.url("redis", "rediss"),
+        default=None,
+        help="Valkey or Redis, redis://[:password@]host:port/0; `millrace up` starts an embedded one if it is not set",
+        secret=True,
+    )
+    models: tuple[ModelSpec, ...] = env.env(
+        "MILLRACE_MODELS",
+        parse_models,
+        default="smollm2-135m=embedded",
+        help="models to serve: name=source[?dtype=auto|bfloat16|float32], comma-separated; a source is `embedded`,"
+        " a Hugging Face directory or a .gguf file",
+    )
+    request_seconds: int = env.env(
+        "MILLRACE_REQUEST_SECONDS", env.integer(1, 86_400), default="600", help="hard deadline of a request, in seconds"
+    )
+    stream_keep_seconds: int = env.env(
+        "MILLRACE_STREAM_KEEP_SECONDS",
+        env.integer(1, 86_400),
+        default="600",
+        help="how long a stream can be resumed after its last token, in seconds",
+    )
+    log_level: str = env.env(
+        "MILLRACE_LOG_LEVEL", env.choice("debug", "info", "warning", "error"), default="info", help="least level logged"
+    )
+    log_format: str = env.env(
+        "MILLRACE_LOG_FORMAT", env.choice("text", "json"), default="text", help="log lines as text or as JSON"
+    )
+
+
+@dataclass(frozen=True)
+class WorkerSettings(SharedSettings):
+    """What a worker reads besides."""
+
+    model: str = env.env("MILLRACE_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first")
+    worker_name: str = env.env(
+        "MILLRACE_WORKER_NAME", str, default="", help="stable name of this worker, which its journal goes by; empty: <model>-0"
+    )
+    device: str = env.env("MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs")
+    max_batch: int = env.env(
+        "MILLRACE_MAX_BATCH", env.integer(1, 4096), default="64", help="most requests in one step of the engine"
+    )
+    step_tokens: int = env.env(
+        "MILLRACE_STEP_TOKENS", env.integer(16, 65_536), default="512", help="most tokens in one step of the engine"
+    )
+    block_size: int = env.env("MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block")
+    kv_memory: int = env.env("MILLRACE_KV_MEMORY", env.size, default="1GiB", help="memory for the KV cache")
+    threads: int = env.env("MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores")
+    drain_seconds: int = env.env(
+        "MILLRACE_DRAIN_SECONDS", env.integer(0, 3600), default="30", help="how long begun streams may run after SIGTERM"
+    )
+
+
+@cache
+def worker_settings() -> WorkerSettings:
+    """This process' settings, read once."""
+    return env.load(WorkerSettings)

@@ -1,0 +1,1 @@
+"""Kernels, each with its plain PyTorch reference. Knows nothing of what stands above it."""

@@ -1,0 +1,1 @@
+"""Millrace: a multi-tenant managed LLM inference platform."""

@@ -1,0 +1,1 @@
+"""Organisations, projects, members and API keys: who may do what."""
