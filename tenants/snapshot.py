@@ -1,0 +1,71 @@
+"""What the data plane knows of an API key: one compiled, versioned record per key. Free of Django.
+
+`tenants.actions` compiles a key, its project, its tenant and their limits into a `KeySnapshot` and keeps it in the table
+`tenants_keysnapshot` under the key's hash; the gateway reads these records and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import msgspec
+
+KEY_START = "sk-mr-"
+SCOPES = ("inference", "manage", "models", "endpoints")
+_VISIBLE = 12  # characters of a secret that may be shown: the start, and six of its 43 random characters
+_VALKEY_PREFIX = "key:"
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The least of what key, project and tenant allow. None: no limit."""
+
+    requests_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+class KeySnapshot(msgspec.Struct, frozen=True):
+    """One API key with all that admission needs to know of it."""
+
+    key_id: int
+    tenant_id: int
+    project_id: int
+    tenant_slug: str
+    scopes: tuple[str, ...]
+    models: tuple[str, ...] | None  # names this key may use; None: all
+    expires_at: int | None  # microseconds since 1970, UTC; the key is dead from this instant on
+    revoked: bool
+    suspended: bool  # the tenant or the project is
+    limits: Limits
+    version: int  # grows by one with each compilation
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(KeySnapshot).decode
+
+
+def new_secret() -> str:
+    """A fresh API key: 256 random bits, shown once to its owner and never stored."""
+    return KEY_START + secrets.token_urlsafe(32)
+
+
+def hash_key(secret: str) -> bytes:
+    """SHA-256 of the key: what is stored and looked up. With 256 random bits a salt or a slow hash would add nothing."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def visible_prefix(secret: str) -> str:
+    """What may be shown of a key to tell it from others."""
+    return secret[:_VISIBLE]
+
+
+def valkey_name(key_hash: bytes) -> str:
+    """Where the gateway keeps its copy of a snapshot in Valkey."""
+    return _VALKEY_PREFIX + key_hash.hex()
