@@ -1,0 +1,63 @@
+"""The claim record: who answers for a leg, decided by compare-and-set in the broker.
+
+`claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner` (replica),
+`gateway`, `tenant`, `job` (msgpack) and `form` (what another gateway needs to write the same stream). Each step of a
+leg's life is one script that does nothing unless the record still is what its caller believes, so a doorbell, an end
+or a failure that comes twice, late or from a replica given up for dead changes nothing. A usage event is written by
+the same script that ends the leg: there is no moment at which one is done and the other is not.
+"""
+
+from __future__ import annotations
+
+# KEYS claim; ARGV attempt, replica. The job, or nil if there is nothing to claim (any more).
+CLAIM = """
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
+if claim[1] ~= ARGV[1] or claim[2] ~= 'queued' then return false end
+redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2])
+return redis.call('HGET', KEYS[1], 'job')
+"""
+
+# KEYS claim; ARGV attempt, replica. The next attempt, now queued, or nil: the replica no longer answers for it.
+GIVE_UP = """
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner')
+if claim[1] ~= ARGV[1] or claim[2] ~= 'running' or claim[3] ~= ARGV[2] then return false end
+redis.call('HSET', KEYS[1], 'state', 'queued')
+redis.call('HDEL', KEYS[1], 'owner')
+return redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+"""
+
+# KEYS claim, usage stream, gateway stream, request log; ARGV attempt, usage event, batch for the gateway, event for
+# the log, seconds to keep. The usage event's stream id, or nil: another attempt or a failure was first.
+# A claim that is gone (the broker lost it) does not lose the usage: the settler counts each leg once anyway.
+FINISH = """
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
+if claim[2] and (claim[1] ~= ARGV[1] or claim[2] ~= 'running') then return false end
+local id = redis.call('XADD', KEYS[2], '*', 'e', ARGV[2])
+if claim[2] then redis.call('HSET', KEYS[1], 'state', 'done') end
+redis.call('RPUSH', KEYS[4], ARGV[4])
+redis.call('EXPIRE', KEYS[4], ARGV[5])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', '~', 10000, '*', 'e', ARGV[3])
+return id
+"""
+
+# KEYS claim, usage stream; ARGV attempt, usage event (verdict failed). 1 if the leg is failed by this call or was
+# before, else its state: it ended otherwise and its log says how, or a newer attempt runs.
+FAIL = """
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
+if claim[2] == 'failed' then return 1 end
+if not claim[2] then return 'gone' end
+if claim[1] ~= ARGV[1] or (claim[2] ~= 'running' and claim[2] ~= 'queued') then return claim[2] end
+redis.call('HSET', KEYS[1], 'state', 'failed')
+redis.call('XADD', KEYS[2], '*', 'e', ARGV[2])
+return 1
+"""
+
+# KEYS claim. The replica to be told, or '' if none works on it: then it is cancelled by this, and nothing was used.
+CANCEL = """
+local claim = redis.call('HMGET', KEYS[1], 'state', 'owner')
+if claim[1] == 'queued' then redis.call('HSET', KEYS[1], 'state', 'cancelled') end
+if claim[1] ~= 'running' then return '' end
+redis.call('HSET', KEYS[1], 'cancel', 1)
+return claim[2]
+"""

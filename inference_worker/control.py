@@ -1,0 +1,99 @@
+"""The replica's line to the gateways: heartbeats out, cancels in, deadlines watched."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import redis
+import structlog
+
+from inference_worker.engine_client import EngineClient, Failure, Live
+from inference_worker.protocol import HEARTBEAT_SECONDS, REPLICAS_KEY, Heartbeat, claim_key, control_channel, encode
+
+log = structlog.get_logger(__name__)
+
+decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, leg, attempt
+
+
+class Control:
+    """Two threads: one says twice a second that the replica lives, the other listens for cancels."""
+
+    def __init__(
+        self, broker: redis.Redis, replica_id: str, engine: EngineClient, heartbeat: Callable[[int], Heartbeat]
+    ) -> None:
+        self._broker = broker
+        self._replica_id = replica_id
+        self._engine = engine
+        self._heartbeat = heartbeat
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._beat, name="heartbeat", daemon=True),
+            threading.Thread(target=self._listen, name="control", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop, and take the replica off the list."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+        try:
+            self._broker.hdel(REPLICAS_KEY, self._replica_id)
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+
+    def _beat(self) -> None:
+        beat = time.time_ns()  # so that a restarted replica's beats are news as well
+        while not self._closing.wait(HEARTBEAT_SECONDS):
+            beat += 1
+            try:
+                self._broker.hset(REPLICAS_KEY, self._replica_id, encode(self._heartbeat(beat)))
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+            self._end_overdue()
+
+    def _end_overdue(self) -> None:
+        now = time.time()
+        for live in self._engine.live():
+            if live.job.deadline < now:
+                self._engine.cancel(live, Failure("timeout", "the request ran past its deadline"))
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+                    pubsub.subscribe(control_channel(self._replica_id))
+                    self._cancel_flagged()  # what was asked while nobody listened
+                    while not self._closing.is_set():
+                        message = pubsub.get_message(timeout=0.5)
+                        if message is not None:
+                            self._cancel(message["data"])
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                self._closing.wait(HEARTBEAT_SECONDS)
+
+    def _cancel(self, data: bytes) -> None:
+        try:
+            wanted = decode_cancel(data)
+        except msgspec.MsgspecError:
+            log.warning("control_message_unreadable", size=len(data))
+            return
+        for live in self._engine.live():
+            if _key(live) == wanted:
+                self._engine.cancel(live)
+
+    def _cancel_flagged(self) -> None:
+        for live in self._engine.live():
+            request_id, leg, attempt = _key(live)
+            flag, current = self._broker.hmget(claim_key(request_id, leg), "cancel", "attempt")
+            if flag is not None or (current is not None and int(current) != attempt):
+                self._engine.cancel(live)
+
+
+def _key(live: Live) -> tuple[str, int, int]:
+    envelope = live.job.envelope
+    return envelope.request_id, envelope.leg, live.attempt

@@ -1,0 +1,198 @@
+"""The seam between the Celery worker and an engine: `EngineClient`, and the resident engine behind it.
+
+The engine is single-threaded and this module gives it its thread: submissions and cancels go in through an inbox that
+is read before each step, and what a step brought goes out through one callback.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from inference_worker.engine.engine import EngineStats, LLMEngine
+from inference_worker.engine.request import Request, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.protocol import Job
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class Live:
+    """One claimed leg, from its claim until its end has been told."""
+
+    job: Job
+    attempt: int
+    claimed_at: float = field(default_factory=time.monotonic)
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    next_seq: int = 0  # the publisher's: number of the leg's next stream event
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name for it: another attempt is another request."""
+        return f"{self.job.envelope.request_id}/{self.job.envelope.leg}/{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A leg ends without an answer, for the reason given (`code` of the public error table)."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """A leg goes back, unbegun, for another worker to claim."""
+
+
+Outcome = RequestOutput | Failure | HandedOver
+Delivery = tuple[Live, Outcome]
+Deliver = Callable[[Sequence[Delivery]], None]
+
+
+class EngineClient(Protocol):
+    """What the worker needs of an engine. All methods may be called from any thread and return at once."""
+
+    def submit(self, live: Live) -> None: ...
+
+    def cancel(self, live: Live, failure: Failure | None = None) -> None:
+        """Stop within two steps. The leg ends as cancelled, with its usage, or with `failure` if given."""
+
+    def hand_over(self, live: Live) -> None:
+        """Take the leg out of the engine, unless it has begun to answer: then nothing happens."""
+
+    def live(self) -> list[Live]:
+        """Legs submitted and not ended."""
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
+class ResidentEngine:
+    """An `EngineClient` over an `LLMEngine` in this process."""
+
+    def __init__(self, engine: LLMEngine, deliver: Deliver, on_broken: Callable[[], None]) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._on_broken = on_broken
+        self._wake = threading.Condition()
+        self._submitted: list[Live] = []
+        self._cancelled: list[tuple[Live, Failure | HandedOver | None]] = []
+        self._live: dict[str, Live] = {}
+        self._closing = False
+        self._stats = engine.stats()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, live: Live) -> None:
+        with self._wake:
+            self._submitted.append(live)
+            self._wake.notify()
+
+    def cancel(self, live: Live, failure: Failure | None = None) -> None:
+        self._take_out(live, failure)
+
+    def hand_over(self, live: Live) -> None:
+        self._take_out(live, HandedOver())
+
+    def _take_out(self, live: Live, instead: Failure | HandedOver | None) -> None:
+        with self._wake:
+            self._cancelled.append((live, instead))
+            self._wake.notify()
+
+    def live(self) -> list[Live]:
+        with self._wake:
+            return [*self._live.values(), *self._submitted]
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                outputs = self._take_inbox()
+                if self._engine.has_unfinished():
+                    outputs += self._ours(self._engine.step())
+                self._stats = self._engine.stats()
+                self._finish(outputs)
+        except Exception:  # noqa: BLE001 - whatever it was, nobody may be left waiting on a dead engine
+            log.exception("engine_broken")
+            failure = Failure("internal_error", "the engine failed; the request can be sent again")
+            self._finish([(live, failure) for live in self.live()])
+            self._on_broken()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._submitted or self._cancelled or self._closing or self._engine.has_unfinished()):
+                self._wake.wait()
+            return not self._closing
+
+    def _take_inbox(self) -> list[Delivery]:
+        with self._wake:
+            submitted, self._submitted = self._submitted, []
+            cancelled, self._cancelled = self._cancelled, []
+            self._live.update((live.engine_id, live) for live in submitted)
+        outputs: list[Delivery] = []
+        for live in submitted:
+            try:
+                self._engine.add_request(_engine_request(live))
+            except RequestRejected as rejected:
+                outputs.append((live, Failure(rejected.code, rejected.message, rejected.param)))
+        ended = {live.engine_id for live, _ in outputs}
+        for live, instead in cancelled:
+            begun = live.first_token_at is not None
+            if live.engine_id not in self._live or live.engine_id in ended or (begun and isinstance(instead, HandedOver)):
+                continue
+            ended.add(live.engine_id)
+            output = self._engine.abort(live.engine_id)
+            outputs.append((live, instead or output or _nothing_done(live)))
+        return outputs
+
+    def _ours(self, outputs: Sequence[RequestOutput]) -> list[Delivery]:
+        now = time.monotonic()
+        deliveries: list[Delivery] = []
+        for output in outputs:
+            live = self._live[output.request_id]
+            if live.first_token_at is None and output.token_ids:
+                live.first_token_at = now
+            deliveries.append((live, output))
+        return deliveries
+
+    def _finish(self, deliveries: Sequence[Delivery]) -> None:
+        if not deliveries:
+            return
+        with self._wake:
+            for live, output in deliveries:
+                if not isinstance(output, RequestOutput) or output.finish_reason is not None:
+                    self._live.pop(live.engine_id, None)
+        self._deliver(deliveries)
+
+
+def _engine_request(live: Live) -> Request:
+    job = live.job
+    return Request(
+        request_id=live.engine_id,
+        prompt_token_ids=job.prompt_token_ids,
+        params=job.params,
+        cache_salt=job.cache_salt,
+        arrival=live.claimed_at,
+    )
+
+
+def _nothing_done(live: Live) -> RequestOutput:
+    return RequestOutput(live.engine_id, finish_reason="cancelled", usage=TokenUsage())

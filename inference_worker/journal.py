@@ -1,0 +1,145 @@
+"""The worker's journal: each leg's final counts are on disk before anybody is told of its end.
+
+A folder of append-only segments. A record is a usage event (`U`) or the word that the broker has taken one (`C`, with
+its key). A segment is deleted once the settler has acknowledged everything in it; what is left when a worker starts is
+replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from inference_worker.protocol import UsageEvent, decode_usage, encode
+
+SEGMENT_BYTES = 1 << 20
+_HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
+
+LegKey = tuple[str, int, int]  # request id, leg, attempt
+_decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
+
+
+class JournalBusy(Exception):
+    """Another worker uses this journal: two workers were given one name."""
+
+
+def leg_key(event: UsageEvent) -> LegKey:
+    return (event.envelope.request_id, event.envelope.leg, event.attempt)
+
+
+@dataclass
+class Segment:
+    """One file of the journal, and what of it is not settled yet."""
+
+    path: Path
+    events: dict[LegKey, UsageEvent] = field(default_factory=dict)
+    stream_ids: dict[LegKey, str] = field(default_factory=dict)  # broker's id of each event it has taken
+
+
+class Journal:
+    """Not thread-safe: one thread, the publisher's, owns it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JournalBusy(f"{folder} is in use: give each worker a MILLRACE_WORKER_NAME of its own") from None
+        self.segments: list[Segment] = []
+        paths = sorted(folder.glob("*.journal"))
+        confirmed: dict[LegKey, str] = {}
+        for path in paths:
+            self.segments.append(_read_segment(path, confirmed))
+        for segment in self.segments:
+            segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
+        self._next = int(paths[-1].stem) + 1 if paths else 1
+        self._open_segment()
+
+    def append(self, events: Iterable[UsageEvent]) -> None:
+        """Write the events and wait until they are on disk."""
+        for event in events:
+            self._write(b"U", encode(event))
+            self.segments[-1].events[leg_key(event)] = event
+        os.fdatasync(self._file.fileno())
+
+    def confirm(self, key: LegKey, stream_id: str) -> None:
+        """Note that the broker has the event. Not synced: losing this note costs a look, not an event."""
+        for segment in reversed(self.segments):
+            if key in segment.events:
+                segment.stream_ids[key] = stream_id
+                break
+        self._write(b"C", encode((*key, stream_id)))
+        if self._file.tell() > SEGMENT_BYTES:
+            self._file.close()
+            self._open_segment()
+
+    def drop(self, key: LegKey) -> None:
+        """Forget an event that must not be settled: its leg failed, or another attempt answered for it."""
+        for segment in self.segments:
+            segment.events.pop(key, None)
+            segment.stream_ids.pop(key, None)
+
+    def settled_below(self, watermark: tuple[int, int]) -> None:
+        """Forget events whose stream ids lie below the watermark, and delete segments with none left."""
+        for segment in self.segments:
+            for key, stream_id in list(segment.stream_ids.items()):
+                if parse_stream_id(stream_id) < watermark:
+                    del segment.events[key], segment.stream_ids[key]
+        for segment in [s for s in self.segments[:-1] if not s.events]:
+            segment.path.unlink(missing_ok=True)
+            self.segments.remove(segment)
+
+    def open_events(self) -> list[tuple[UsageEvent, str | None]]:
+        """Events not known to be settled, oldest first, with their stream ids where the broker had taken them."""
+        return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.close()
+
+    def _open_segment(self) -> None:
+        path = self._folder / f"{self._next:010d}.journal"
+        self._next += 1
+        self._file = path.open("ab", buffering=0)
+        self.segments.append(Segment(path))
+
+    def _write(self, kind: bytes, payload: bytes) -> None:
+        self._file.write(_HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload)
+
+
+def parse_stream_id(stream_id: str) -> tuple[int, int]:
+    milliseconds, _, sequence = stream_id.partition("-")
+    return int(milliseconds), int(sequence)
+
+
+def _read_segment(path: Path, confirmed: dict[LegKey, str]) -> Segment:
+    """Read a segment's events; confirmations, which may stand in a later segment than theirs, go to `confirmed`."""
+    segment = Segment(path)
+    for kind, payload in _records(path.read_bytes()):
+        if kind == b"U":
+            event = decode_usage(payload)
+            segment.events[leg_key(event)] = event
+        else:
+            request_id, leg, attempt, stream_id = _decode_confirmation(payload)
+            confirmed[request_id, leg, attempt] = stream_id
+    return segment
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    position = 0
+    while position + _HEADER.size <= len(data):
+        length, checksum, kind = _HEADER.unpack_from(data, position)
+        payload = data[position + _HEADER.size : position + _HEADER.size + length]
+        if len(payload) < length or zlib.crc32(kind + payload) != checksum:
+            return
+        yield kind, payload
+        position += _HEADER.size + length

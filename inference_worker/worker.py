@@ -1,0 +1,157 @@
+"""A worker process: one resident engine, what it owes the gateways, and how it stops.
+
+Celery's tasks are doorbells (tasks.py): they claim legs here and block until those have ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+
+import redis
+import structlog
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from inference_worker import claims
+from inference_worker.control import Control
+from inference_worker.engine.config import EngineConfig
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine_client import EngineClient, Failure, Live, ResidentEngine
+from inference_worker.journal import Journal
+from inference_worker.model_source import ensure_model
+from inference_worker.protocol import Claimed, Heartbeat, claim_key, decode_job
+from inference_worker.publisher import Publisher
+from inference_worker.settings import ModelSpec, WorkerSettings
+
+log = structlog.get_logger(__name__)
+
+Doorbell = tuple[str, int, int]  # request id, leg, attempt
+
+
+def model_spec(settings: WorkerSettings) -> ModelSpec:
+    """The one of MILLRACE_MODELS that this worker serves."""
+    by_name = {spec.name: spec for spec in settings.models}
+    name = settings.model or settings.models[0].name
+    if name not in by_name:
+        raise SystemExit(f"MILLRACE_MODEL: {name!r} is not in MILLRACE_MODELS ({', '.join(by_name)})")
+    return by_name[name]
+
+
+def worker_name(settings: WorkerSettings) -> str:
+    return settings.worker_name or f"{model_spec(settings).name}-0"
+
+
+def new_replica_id(settings: WorkerSettings) -> str:
+    """The worker's name and a part of this start's own: a restarted worker is another replica."""
+    return f"{worker_name(settings)}.{secrets.token_hex(4)}"
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for threads of one process; short outages are ridden out, longer ones raise."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
+    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
+
+
+class Worker:
+    """Everything resident in a worker process."""
+
+    def __init__(self, settings: WorkerSettings, replica_id: str) -> None:
+        self.settings = settings
+        self.replica_id = replica_id
+        self.spec = model_spec(settings)
+        self._broker = connect(settings.broker_url)
+        self._claim_script = self._broker.register_script(claims.CLAIM)
+        self._draining = threading.Event()
+        journal = Journal(settings.state_dir / "journal" / worker_name(settings))
+        self._publisher = Publisher(
+            self._broker,
+            journal,
+            replica_id=replica_id,
+            block_size=settings.block_size,
+            log_seconds=settings.request_seconds + settings.stream_keep_seconds,
+            keep_seconds=settings.stream_keep_seconds,
+        )
+        started = time.monotonic()
+        engine = LLMEngine(self._engine_config())
+        log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
+        self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
+        self.broken = threading.Event()
+        self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
+
+    def serve(self, doorbells: Sequence[Doorbell]) -> None:
+        """Claim what the doorbells name, and return when all that was claimed has ended."""
+        claimed = [live for doorbell in doorbells if (live := self._claim(doorbell)) is not None]
+        for live in claimed:
+            live.ended.wait()
+
+    def drain(self) -> None:
+        """Take no new work, hand over what has sent no token, let the rest run to the drain limit."""
+        if self._draining.is_set():
+            return
+        self._draining.set()
+        for live in self.engine.live():
+            self.engine.hand_over(live)
+        give_up_at = time.monotonic() + self.settings.drain_seconds
+        while self.engine.live() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        for live in self.engine.live():
+            self.engine.cancel(live, Failure("server_is_overloaded", "the worker was stopped before the answer was complete"))
+
+    def close(self) -> None:
+        """Stop for good; call after `drain`."""
+        while self.engine.live() and not self.broken.is_set():
+            time.sleep(0.02)
+        self.engine.close()
+        self._publisher.close()
+        self._control.close()
+
+    def _claim(self, doorbell: Doorbell) -> Live | None:
+        request_id, leg, attempt = doorbell
+        if self._draining.is_set():
+            return None  # the gateways see the replica drain, and ring again elsewhere
+        payload = self._claim_script(keys=[claim_key(request_id, leg)], args=[attempt, self.replica_id])
+        if payload is None:
+            return None
+        live = Live(decode_job(payload), attempt)
+        self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
+        self.engine.submit(live)
+        return live
+
+    def _engine_config(self) -> EngineConfig:
+        settings = self.settings
+        return EngineConfig(
+            model_dir=ensure_model(self.spec, settings.state_dir, None),
+            device=settings.device,
+            dtype=self.spec.dtype,
+            max_batch=settings.max_batch,
+            step_tokens=settings.step_tokens,
+            block_size=settings.block_size,
+            kv_memory=settings.kv_memory,
+            threads=settings.threads,
+        )
+
+    def _heartbeat(self, beat: int) -> Heartbeat:
+        stats = self.engine.stats()
+        return Heartbeat(
+            beat=beat,
+            model=self.spec.name,
+            ready=not self.broken.is_set(),
+            draining=self._draining.is_set(),
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            max_batch=self.settings.max_batch,
+            steps=stats.steps,
+            batched_sequences=stats.batched_sequences,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            output_tokens=stats.output_tokens,
+            preemptions=stats.preemptions,
+            kv_blocks=stats.kv_blocks,
+            kv_blocks_used=stats.kv_blocks_used,
+        )
+
+    def _on_broken(self) -> None:
+        self.broken.set()
