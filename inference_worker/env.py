@@ -54,7 +54,7 @@ def load(cls: type[T], environ: Mapping[str, str] | None = None) -> T:
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         var: EnvVar = field.metadata[_META]
         try:
-            values[field.name] = _read(var, environ)
+            values[field.name] = read(var, environ)
         except (ValueError, OSError) as fault:
             faults.append(f"{var.name}: {fault}")
     if faults:
@@ -68,7 +68,8 @@ def unknown_names(environ: Mapping[str, str], *classes: type[Any]) -> list[str]:
     return sorted(name for name in environ if name.startswith("MILLRACE_") and name not in known)
 
 
-def _read(var: EnvVar, environ: Mapping[str, str]) -> Any:
+def read(var: EnvVar, environ: Mapping[str, str]) -> Any:
+    """The value of one variable; ValueError says what is wrong with it."""
     text = environ.get(var.name)
     if text is None and (path := environ.get(f"{var.name}_FILE")):
         text = Path(path).read_text(encoding="utf-8").strip()

@@ -1,0 +1,54 @@
+"""What a service must remember between starts (port, passwords, folder), in one private file of the state folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Kept:
+    """The values of one service, read from and at each change written to `<state folder>/<name>.json`, mode 0600."""
+
+    def __init__(self, state_dir: Path, name: str) -> None:
+        self._path = state_dir / f"{name}.json"
+        try:
+            self._values: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self._values = {}
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def setdefault(self, name: str, value: str) -> str:
+        """The value of `name`; `value`, then kept, if there is none."""
+        if name not in self._values:
+            self._set(name, value)
+        return self._values[name]
+
+    def secret(self, name: str) -> str:
+        """The password `name`, generated when first asked for; safe in a URL, in SQL and in a configuration file."""
+        return self.setdefault(name, secrets.token_urlsafe(32))
+
+    def port(self, pick: Callable[[], int], usable: Callable[[int], bool]) -> int:
+        """The port of last time, or a new one if somebody else has it now."""
+        if "port" not in self._values or not usable(int(self._values["port"])):
+            self._set("port", str(pick()))
+        return int(self._values["port"])
+
+    def _set(self, name: str, value: str) -> None:
+        self._values[name] = value
+        write_private(self._path, json.dumps(self._values, indent=2) + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file only its owner can read, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,162 @@
+"""How a child process is started: as whom, with what, and tied to the life of the process that starts it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ServiceError(Exception):
+    """An embedded service cannot be set up or started; the message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class User:
+    """The ids a child runs under."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A long-running child process.
+
+    `ready` is called again and again until it says True; it must return at once and may touch the network only on
+    this machine. `orphan_signal` is what the child gets should its parent die.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    user: User | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_seconds: float = 10.0
+    orphan_signal: signal.Signals = signal.SIGKILL
+    ready: Callable[[], bool] | None = None
+    ready_seconds: float = 60.0
+
+    def popen_options(self) -> dict[str, Any]:
+        """Keyword arguments for `subprocess.Popen` and `asyncio.create_subprocess_exec`."""
+        options: dict[str, Any] = {
+            "cwd": self.cwd,
+            "env": dict(self.environ),
+            "stdin": subprocess.DEVNULL,
+            "start_new_session": True,
+            "preexec_fn": die_with_parent(self.orphan_signal),
+        }
+        if self.user:
+            options |= {"user": self.user.uid, "group": self.user.gid, "extra_groups": []}
+        return options
+
+    def start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the program and wait until it is ready.
+
+        Raises:
+            ServiceError: when it ends or is not ready in time; it is stopped then.
+        """
+        process = subprocess.Popen(  # noqa: S603  (our own argument vector, no shell)
+            self.argv, stdout=log, stderr=log, **self.popen_options()
+        )
+        until = time.monotonic() + self.ready_seconds
+        while self.ready and not self.ready():
+            if process.poll() is not None:
+                raise ServiceError(f"{self.name} ended with status {process.returncode}; see {log.name}")
+            if time.monotonic() > until:
+                self.stop(process)
+                raise ServiceError(f"{self.name} is not ready after {self.ready_seconds:.0f} s; see {log.name}")
+            time.sleep(0.02)
+        return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask it to end, and make it end when it does not."""
+        process.send_signal(self.stop_signal)
+        try:
+            process.wait(self.stop_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def die_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
+    """A `preexec_fn` that has the kernel send `signum` to the child when its parent dies; None where it cannot.
+
+    Popen calls it after it has changed ids, as it must: that change would clear the wish.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child, after fork, should do little
+    parent = os.getpid()
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return arrange
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on now."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
+
+
+def still_running(pid: int, marker: str) -> bool:
+    """Whether process `pid` lives and has `marker` in its command line; numbers are reused, names less so."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    proc = Path(f"/proc/{pid}")
+    if proc.parent.is_dir() and Path("/proc/self").exists():
+        try:
+            if (proc / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return False
+            return marker in (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            return False
+    listing = subprocess.run(  # noqa: S603
+        ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return marker in listing.stdout
+
+
+def end_leftover(pid: int, marker: str, signum: signal.Signals, seconds: float = 15.0) -> None:
+    """End what an earlier, killed run left behind, if process `pid` is that.
+
+    Raises:
+        ServiceError: when it will not end.
+    """
+    until = time.monotonic() + seconds
+    asked = False
+    while still_running(pid, marker):
+        if not asked:
+            os.kill(pid, signum)
+            asked = True
+        if time.monotonic() > until:
+            raise ServiceError(f"process {pid} of an earlier run ({marker}) does not end; end it by hand")
+        time.sleep(0.05)

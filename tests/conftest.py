@@ -1,0 +1,73 @@
+"""The tests' own PostgreSQL and Valkey, once a session, and the environment that points Django and all else at them.
+
+MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_BROKER_URL name servers to use instead. The database role must be able to
+create databases. The broker is emptied by tests: give it one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
+from millrace.services.program import Program  # noqa: E402
+from millrace.services.valkey import Valkey  # noqa: E402
+
+_running = ExitStack()
+
+
+def pytest_configure() -> None:
+    """Start the services and describe them in the environment, before pytest-django sets Django up."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
+    for name in given:
+        del os.environ[name]  # the tests' settings are their own, not those of a stack that runs here
+    state = Path(tempfile.mkdtemp(prefix="millrace-tests-"))
+    _running.callback(shutil.rmtree, state, ignore_errors=True)
+    if os.geteuid() == 0:
+        state.chmod(0o711)  # PostgreSQL runs as another user then and must reach its data below
+    os.environ.update(
+        MILLRACE_STATE_DIR=str(state),
+        MILLRACE_DATABASE_URL=given.get("MILLRACE_TEST_DATABASE_URL") or _database(state),
+        MILLRACE_BROKER_URL=given.get("MILLRACE_TEST_BROKER_URL") or _broker(state),
+        MILLRACE_SECRET_KEY="tests-" + "s" * 44,
+        MILLRACE_CACHE_SECRET="tests-" + "c" * 44,
+        MILLRACE_LOG_LEVEL="warning",
+        DJANGO_SETTINGS_MODULE="millrace.settings",
+    )
+    if not (ROOT / "tenants" / "models.py").exists():
+        return
+    from django.conf import settings
+
+    settings.DATABASES  # noqa: B018  (loads them: pytest-django sets Django up if they are)
+
+
+def pytest_unconfigure() -> None:
+    _running.close()
+
+
+def _database(state: Path) -> str:
+    server = Postgres(state, durable=False)
+    _start(server.prepare(), state)
+    return server.url
+
+
+def _broker(state: Path) -> str:
+    server = Valkey(state, durable=False)
+    _start(server.prepare(), state)
+    return server.url
+
+
+def _start(program: Program, state: Path) -> subprocess.Popen[bytes]:
+    log = _running.enter_context((state / f"{program.name}.log").open("ab"))
+    process = program.start(log)
+    _running.callback(program.stop, process)
+    return process
