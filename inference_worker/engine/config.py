@@ -52,9 +52,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values one token takes in all layers, at two bytes a number."""
-        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token's keys and values take in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @classmethod
     def from_dir(cls, path: str | Path) -> ModelConfig:

@@ -22,6 +22,15 @@ class RequestRejected(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestFault:
+    """Why a request that had been accepted ended without its answer; fields as in `RequestRejected`."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. Ranges are checked where a request enters the platform."""
 
@@ -33,6 +42,17 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # the answer ends before the first of these
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue. `arrival` is any clock's seconds: requests are served in its order."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: bytes = b""  # requests share cached prefixes only under the same salt
+    arrival: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +84,9 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for EOS
     usage: TokenUsage | None = None  # set when finished
+    error: RequestFault | None = None  # set, in place of finish_reason, when the request could not be served
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None or self.error is not None

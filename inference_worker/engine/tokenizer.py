@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ class Tokenizer:
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         added = core.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._bytes_table = self._make_bytes_table() if self.is_byte_level else []
         self._chat = ChatTemplate(chat_template, dict(special_tokens)) if chat_template else None
 
     @classmethod
@@ -107,7 +107,7 @@ class Tokenizer:
         """A detokenizer for one request that ends before the first of the strings `stop`."""
         return Detokenizer(self, stop)
 
-    @cached_property
+    @property
     def is_byte_level(self) -> bool:
         """Whether a text is its tokens' bytes in a row, so that each can be decoded by itself."""
         return isinstance(self._core.decoder, tokenizers.decoders.ByteLevel)
@@ -117,8 +117,7 @@ class Tokenizer:
         table = self._bytes_table
         return table[token_id] if 0 <= token_id < len(table) else b""
 
-    @cached_property
-    def _bytes_table(self) -> list[bytes]:
+    def _make_bytes_table(self) -> list[bytes]:
         alphabet = _byte_alphabet()
         table: list[bytes] = []
         size = max(self._core.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -1,0 +1,119 @@
+"""Attention backends: each owns its KV cache's layout, and knows how to write and read it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels import reference
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """A KV cache: blocks (0 is padding and is never read), tokens in each, heads and their size."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)
+class StepMetadata:
+    """What attention needs to know of one step's batch, made once and used by every layer. Decodes come first.
+
+    Tensors are int64 on the model's device, except cos and sin.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    num_decodes: int  # leading sequences with one new token
+    query_lens: list[int]  # new tokens of each sequence
+    lengths: list[int]  # tokens of each sequence, the new ones counted
+    query_start_loc: torch.Tensor  # [num_seqs + 1]
+    seq_lens: torch.Tensor  # [num_seqs]
+    block_table: torch.Tensor  # [num_seqs, max_blocks]
+    slot_mapping: torch.Tensor  # [num_tokens]
+    positions: torch.Tensor  # [num_tokens]
+    cos: torch.Tensor  # [num_tokens, head_dim / 2], float32
+    sin: torch.Tensor
+    plan: Any = None  # the backend's own
+
+
+class AttentionBackend(ABC):
+    """Rotary embedding, cache write and attention over pages, for all layers of one model."""
+
+    def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
+        self.shape = shape
+        self.num_heads = num_heads
+        self.scale = scale
+
+    def prepare(self, metadata: StepMetadata) -> None:
+        """Once a step, before the layers: what they will share goes to `metadata.plan`."""
+        metadata.plan = None
+
+    @abstractmethod
+    def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
+        """Rotate, write to the cache, attend.
+
+        Args:
+            layer: number of the layer, from 0.
+            qkv: [num_tokens, (num_heads + 2 × num_kv_heads) × head_dim]; may be overwritten.
+
+        Returns:
+            [num_tokens, num_heads × head_dim].
+        """
+
+
+class ReferenceBackend(AttentionBackend):
+    """The plain PyTorch oracle, on any device."""
+
+    def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
+        super().__init__(shape, num_heads, scale)
+        pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.key_cache = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
+        self.value_cache = torch.zeros_like(self.key_cache)
+
+    def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
+        heads, kv_heads = self.num_heads, self.shape.num_kv_heads
+        by_head = qkv.view(len(qkv), -1, self.shape.head_dim)
+        query = reference.apply_rope(by_head[:, :heads], metadata.cos, metadata.sin)
+        key = reference.apply_rope(by_head[:, heads : heads + kv_heads], metadata.cos, metadata.sin)
+        value = by_head[:, heads + kv_heads :]
+        keys, values = self.key_cache[layer], self.value_cache[layer]
+        reference.write_cache(key, value, keys, values, metadata.slot_mapping)
+        out = reference.paged_attention(
+            query, keys, values, metadata.block_table, metadata.seq_lens, metadata.query_start_loc, self.scale
+        )
+        return out.flatten(1)
+
+
+_BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {}
+
+
+def register(name: str, backend: Callable[[CacheShape, int, float], AttentionBackend]) -> None:
+    """Make `backend` selectable as EngineConfig.attention."""
+    _BACKENDS[name] = backend
+
+
+def make_backend(name: str, shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
+    """The backend `name`; "auto" is the best for the cache's device.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if name == "auto":
+        name = "cpu" if shape.device.type == "cpu" and "cpu" in _BACKENDS else "reference"
+    if name not in _BACKENDS:
+        raise ValueError(f"attention backend {name!r} is not known; there are {', '.join(sorted(_BACKENDS))}")
+    return _BACKENDS[name](shape, num_heads, scale)
+
+
+register("reference", ReferenceBackend)

@@ -1,0 +1,195 @@
+"""KV cache blocks: who holds which, and which cached one is given up next. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+
+class Block:
+    """One block of the KV cache. Block 0 is never given out: padding points at it."""
+
+    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "references")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.references = 0
+        self.block_hash: bytes | None = None  # set while the block holds exactly the tokens its hash stands for
+        self.prev_free: Block | None = None
+        self.next_free: Block | None = None
+
+    def __repr__(self) -> str:
+        return f"Block({self.block_id}, references={self.references})"
+
+
+class FreeList:
+    """Free blocks in the order they will be given out: a doubly linked list through the blocks themselves."""
+
+    def __init__(self) -> None:
+        self._ends = Block(-1)  # a sentinel: its neighbours are the list's head and tail
+        self._ends.prev_free = self._ends.next_free = self._ends
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._ends.next_free
+        while block is not None and block is not self._ends:
+            yield block
+            block = block.next_free
+
+    def append(self, block: Block) -> None:
+        """Put `block` where it is given out last."""
+        self._insert(block, self._ends)
+
+    def push(self, block: Block) -> None:
+        """Put `block` where it is given out next."""
+        head = self._ends.next_free
+        assert head is not None  # noqa: S101 - the sentinel always has neighbours
+        self._insert(block, head)
+
+    def pop(self) -> Block:
+        block = self._ends.next_free
+        if block is None or block is self._ends:
+            raise IndexError("no free block")
+        self.remove(block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        before, after = block.prev_free, block.next_free
+        if before is None or after is None:
+            raise ValueError(f"{block} is not in the free list")
+        before.next_free, after.prev_free = after, before
+        block.prev_free = block.next_free = None
+        self._count -= 1
+
+    def _insert(self, block: Block, after: Block) -> None:
+        before = after.prev_free
+        assert before is not None  # noqa: S101 - `after` is in the list
+        block.prev_free, block.next_free = before, after
+        before.next_free = after.prev_free = block
+        self._count += 1
+
+
+class BlockPool:
+    """All blocks of one KV cache, ids 1 to `num_blocks`.
+
+    A block whose last holder lets go keeps its hash, and can be found by it until it is given out anew.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError("a KV cache needs at least one block")
+        self.num_blocks = num_blocks
+        self._blocks = [Block(block_id) for block_id in range(num_blocks + 1)]
+        self._free = FreeList()
+        self._by_hash: dict[bytes, Block] = {}
+        for block in self._blocks[1:]:
+            self._free.append(block)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody holds; those that are cached count, since they can be given up."""
+        return len(self._free)
+
+    def free_ids(self) -> list[int]:
+        """Ids of the free blocks, next to be given out first."""
+        return [block.block_id for block in self._free]
+
+    def references(self, block_id: int) -> int:
+        return self._blocks[block_id].references
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block that holds what `block_hash` stands for, held or free."""
+        block = self._by_hash.get(block_hash)
+        return None if block is None else block.block_id
+
+    def is_free(self, block_id: int) -> bool:
+        return self._blocks[block_id].references == 0
+
+    def take(self, block_ids: Sequence[int]) -> None:
+        """Hold the cached blocks `block_ids` once more."""
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            if block.references == 0:
+                self._free.remove(block)
+            block.references += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Hold `count` blocks of no content. Cached ones among them are forgotten.
+
+        Raises:
+            IndexError: fewer than `count` are free; nothing has changed then.
+        """
+        if count > len(self._free):
+            raise IndexError(f"{count} blocks wanted, {len(self._free)} free")
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._forget(block)
+            block.references = 1
+        return [block.block_id for block in blocks]
+
+    def publish(self, block_id: int, block_hash: bytes) -> bool:
+        """Let a block be found by `block_hash`. False if another block has it already: then that one stays."""
+        if block_hash in self._by_hash:
+            return False
+        block = self._blocks[block_id]
+        self._forget(block)
+        block.block_hash = block_hash
+        self._by_hash[block_hash] = block
+        return True
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Let go of a request's blocks, given in the order of its tokens.
+
+        Its tail goes first, so that of a chain the end is given up before what leads to it; a block without a hash
+        is of no use to anyone and is the next to be given out.
+        """
+        for block_id in reversed(block_ids):
+            block = self._blocks[block_id]
+            block.references -= 1
+            if block.references:
+                continue
+            if block.block_hash is None:
+                self._free.push(block)
+            else:
+                self._free.append(block)
+
+    def reset(self) -> bool:
+        """Forget all cached content. Refused, with False, while any block is held."""
+        if len(self._free) != self.num_blocks:
+            return False
+        for block in self._blocks:
+            self._forget(block)
+        return True
+
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+        """Check counts, lists and hashes against the block lists of everyone who holds blocks.
+
+        Raises:
+            RuntimeError: something is not as it must be.
+        """
+        held = [0] * (self.num_blocks + 1)
+        for block_ids in holders:
+            for block_id in block_ids:
+                held[block_id] += 1
+        free = self.free_ids()
+        _require(held[0] == 0, "block 0 is held")
+        _require(len(free) == len(set(free)) == self.num_free, "the free list repeats or miscounts")
+        for block in self._blocks[1:]:
+            _require(block.references == held[block.block_id], f"{block} is held {held[block.block_id]} times")
+        _require(set(free) == {b.block_id for b in self._blocks[1:] if not b.references}, "the free list is wrong")
+        for block_hash, block in self._by_hash.items():
+            _require(block.block_hash == block_hash, f"{block} is found by a hash it does not have")
+        hashed = sum(block.block_hash is not None for block in self._blocks)
+        _require(hashed == len(self._by_hash), "a block's hash is not in the index")
+
+    def _forget(self, block: Block) -> None:
+        if block.block_hash is not None:
+            del self._by_hash[block.block_hash]
+            block.block_hash = None
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(f"KV cache integrity: {message}")

@@ -1,0 +1,100 @@
+"""The building blocks of the models, each in the form that is fastest on its device."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from inference_worker.engine.config import RopeConfig
+from kernels import reference
+
+
+class Linear:
+    """x @ weightᵀ + bias. On the CPU the weight is reordered once, in oneDNN's own layout for the machine.
+
+    oneDNN also takes what follows a product into the same pass: an activation, or another tensor added or multiplied.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        packs = weight.device.type == "cpu" and torch._C._has_mkldnn if pack is None else pack
+        self.bias = bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if packs else None
+        self.weight = None if packs else weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed is None:
+            return functional.linear(x, self._plain, self.bias)
+        return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
+
+    def silu(self, x: torch.Tensor) -> torch.Tensor:
+        """silu of the product."""
+        if self.packed is None:
+            return functional.silu(functional.linear(x, self._plain, self.bias))
+        return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "swish", [], ""))
+
+    def mul(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The product times `other`, element by element."""
+        if self.packed is None:
+            return functional.linear(x, self._plain, self.bias) * other
+        return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "mul"))
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The product plus `other`."""
+        if self.packed is None:
+            return functional.linear(x, self._plain, self.bias) + other
+        return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "add"))
+
+    @property
+    def _plain(self) -> torch.Tensor:
+        if self.weight is None:
+            raise RuntimeError("the weight is packed")
+        return self.weight
+
+
+def _tensor(value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError("want a tensor")
+    return value
+
+
+class RMSNorm:
+    """Root-mean-square normalisation with a weight."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return reference.rms_norm(x, self.weight, self.eps)
+
+
+class Rope:
+    """Rotary position embedding: tables of cos and sin up to the model's longest context."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
+        cos, sin = reference.rope_tables(_inverse_frequencies(config, head_dim), max_positions)
+        self._cos, self._sin = cos.to(device), sin.to(device)
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32 [num_tokens, head_dim / 2], at integer positions [num_tokens]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def _inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (config.theta**exponents)
+    if config.kind == "linear":
+        return frequencies / config.factor
+    if config.kind == "llama3":
+        return _llama3(frequencies, config)
+    return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Llama 3.1's: slow rotations are slowed by `factor`, fast ones stay, those between are blended."""
+    wavelengths = 2 * torch.pi / frequencies
+    turns = config.original_max_position / wavelengths
+    blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * frequencies / config.factor + blend * frequencies

@@ -1,0 +1,140 @@
+"""Runs one step's batch through the model: index tensors, forward pass, sampling."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from inference_worker.engine.attention import CacheShape, StepMetadata, make_backend
+from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.engine.layers import Rope
+from inference_worker.engine.loader import Weights
+from inference_worker.engine.models import load_model
+from inference_worker.engine.sampler import SampleRow, sample
+from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Runner(Protocol):
+    """What computes a step: the model, or in tests something that pretends to be one."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV cache blocks that can be given out; their ids begin at 1."""
+
+    def execute(self, output: SchedulerOutput) -> list[int]:
+        """Compute what was scheduled; one token for each entry that samples, in order."""
+
+
+class ModelRunner:
+    """A model with its KV cache on one device."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> None:
+        self.config = config
+        self.device = _device(config.device)
+        self.dtype = _dtype(config.dtype, self.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        with torch.inference_mode():
+            with Weights(config.model_dir, self.dtype, self.device) as weights:
+                self.model = load_model(model_config, weights)
+            self._rope = Rope(model_config.rope, model_config.head_dim, max_model_len, self.device)
+            block_bytes = model_config.kv_values_per_token * config.block_size * self.dtype.itemsize
+            self.num_blocks = config.num_blocks or config.kv_memory // block_bytes
+            if self.num_blocks < 1:
+                raise ValueError(f"{config.kv_memory} bytes of KV cache hold no block; one takes {block_bytes}")
+            shape = CacheShape(
+                num_layers=model_config.num_layers,
+                num_blocks=self.num_blocks + 1,  # block 0 is padding
+                block_size=config.block_size,
+                num_kv_heads=model_config.num_kv_heads,
+                head_dim=model_config.head_dim,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            self.attention = make_backend(config.attention, shape, model_config.num_heads, model_config.head_dim**-0.5)
+        log.info(
+            "model ready on %s in %s, %d KV blocks of %d tokens, attention %s",
+            self.device, self.dtype, self.num_blocks, config.block_size, type(self.attention).__name__,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> list[int]:
+        """Compute what was scheduled; one token for each entry that samples, in order."""
+        token_ids, metadata = self._inputs(output)
+        self.attention.prepare(metadata)
+        hidden = self.model.forward(token_ids, self.attention, metadata)
+        samples = [s for s in output.scheduled if s.samples]
+        if not samples:
+            return []
+        last = metadata.query_start_loc[1:] - 1
+        if len(samples) < len(output.scheduled):
+            last = last[torch.tensor([s.samples for s in output.scheduled], device=self.device)]
+        logits = self.model.logits(hidden.index_select(0, last) if len(last) < len(hidden) else hidden)
+        return sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.seq.num_tokens) for s in samples])
+
+    def _inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, StepMetadata]:
+        scheduled = output.scheduled
+        query_lens = np.array([s.num_new_tokens for s in scheduled])
+        starts = np.array([s.start for s in scheduled])
+        query_start_loc = np.zeros(len(scheduled) + 1, dtype=np.int64)
+        np.cumsum(query_lens, out=query_start_loc[1:])
+        # Position of each token: its sequence's start, plus its place among the sequence's new tokens.
+        positions = np.arange(output.num_tokens) + np.repeat(starts - query_start_loc[:-1], query_lens)
+        block_size = self.config.block_size
+        tables = [s.seq.block_ids for s in scheduled]
+        block_table = np.zeros((len(scheduled), max(map(len, tables))), dtype=np.int64)
+        for row, block_ids in zip(block_table, tables, strict=True):
+            row[: len(block_ids)] = block_ids
+        rows = np.repeat(np.arange(len(scheduled)), query_lens)
+        slots = block_table[rows, positions // block_size] * block_size + positions % block_size
+        places = self._to_device(positions)
+        cos, sin = self._rope(places)
+        metadata = StepMetadata(
+            num_seqs=len(scheduled),
+            num_tokens=output.num_tokens,
+            num_decodes=output.num_decodes,
+            query_lens=query_lens.tolist(),
+            lengths=(starts + query_lens).tolist(),
+            query_start_loc=self._to_device(query_start_loc),
+            seq_lens=self._to_device(starts + query_lens),
+            block_table=self._to_device(block_table),
+            slot_mapping=self._to_device(slots),
+            positions=places,
+            cos=cos,
+            sin=sin,
+        )
+        return self._to_device(np.array(_token_ids(scheduled), dtype=np.int64)), metadata
+
+    def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+
+def _token_ids(scheduled: list[ScheduledSequence]) -> list[int]:
+    ids: list[int] = []
+    for s in scheduled:
+        ids += s.seq.tokens[s.start : s.start + s.num_new_tokens]
+    return ids
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but PyTorch finds no CUDA device here")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    return torch.bfloat16

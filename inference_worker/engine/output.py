@@ -1,0 +1,45 @@
+"""What a new token means for its request: its text, and whether it ends the answer. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from inference_worker.engine.request import FinishReason, RequestFault, RequestOutput
+from inference_worker.engine.sequence import Sequence
+
+
+def append_token(seq: Sequence, token_id: int, eos_token_ids: Collection[int]) -> RequestOutput:
+    """Add `token_id` to `seq` and tell what it brought. Sets `seq.finish_reason` if it was the last."""
+    seq.tokens.append(token_id)
+    output = RequestOutput(seq.request_id, token_ids=[token_id])
+    params, text = seq.params, seq.detokenizer
+    # What ends an answer as a token is no part of its text.
+    if token_id in params.stop_token_ids:
+        return end(seq, output, "stop", token_id)
+    if token_id in eos_token_ids and not params.ignore_eos:
+        return end(seq, output, "stop")
+    if text is not None:
+        output.text = text.push(token_id)
+        if text.stopped_by is not None:
+            return end(seq, output, "stop", text.stopped_by)
+    if seq.num_output_tokens >= params.max_tokens:
+        return end(seq, output, "length")
+    return output
+
+
+def end(
+    seq: Sequence, output: RequestOutput, reason: FinishReason, stop_reason: str | int | None = None
+) -> RequestOutput:
+    """Make `output` the request's last: the text held back, the reason, the usage."""
+    if seq.detokenizer is not None:
+        output.text += seq.detokenizer.flush()
+        if stop_reason is None and seq.detokenizer.stopped_by is not None:
+            reason, stop_reason = "stop", seq.detokenizer.stopped_by
+    seq.finish_reason, seq.stop_reason = reason, stop_reason
+    output.finish_reason, output.stop_reason, output.usage = reason, stop_reason, seq.usage()
+    return output
+
+
+def fail(seq: Sequence, code: str, message: str) -> RequestOutput:
+    """The last output of a request that could not be served."""
+    return RequestOutput(seq.request_id, usage=seq.usage(), error=RequestFault(code, message))

@@ -1,0 +1,101 @@
+"""What every kernel must compute, in plain PyTorch: slow, readable, and the oracle of all tests."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension; in float32 inside.
+
+    Args:
+        x: [..., hidden].
+        weight: [hidden], dtype of x.
+    """
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return scaled.to(x.dtype) * weight
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up for x [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def rope_tables(inverse_frequencies: torch.Tensor, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [max_positions, head_dim / 2], for the rotary embedding."""
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies.float())
+    return angles.cos(), angles.sin()
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate by halves: dimension i turns with dimension i + head_dim/2.
+
+    Args:
+        x: [num_tokens, heads, head_dim].
+        cos, sin: [num_tokens, head_dim / 2], of each token's position.
+    """
+    cos, sin = cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def write_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Put each token's key and value into its slot.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim].
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        slot_mapping: integer [num_tokens], block × block_size + offset, all different.
+    """
+    slots = slot_mapping.long()
+    key_cache.flatten(0, 1)[slots] = key
+    value_cache.flatten(0, 1)[slots] = value
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of new tokens over their sequences' pages: prompt chunks and decodes in one ragged batch.
+
+    The new tokens of a sequence are its last ones, and their keys and values are in the cache already.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], sequence after sequence.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        block_table: integer [num_seqs, max_blocks]: the block of each block_size tokens of a sequence.
+        seq_lens: integer [num_seqs], tokens of each sequence, the new ones counted.
+        query_start_loc: integer [num_seqs + 1], where each sequence's queries begin.
+        scale: factor of the scores, usually head_dim ** −0.5.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], dtype of query.
+    """
+    out = torch.empty_like(query)
+    block_size = key_cache.shape[1]
+    group = query.shape[1] // key_cache.shape[2]
+    starts = query_start_loc.tolist()
+    for index, length in enumerate(seq_lens.tolist()):
+        begin, end = starts[index], starts[index + 1]
+        blocks = block_table[index, : -(-length // block_size)].long()
+        keys = key_cache[blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
+        values = value_cache[blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query[begin:end].float(), keys.float()) * scale
+        positions = torch.arange(length, device=query.device)
+        hidden = positions[None] > positions[length - (end - begin) :, None]
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, values.float()).to(query.dtype)
+    return out
