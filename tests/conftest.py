@@ -14,7 +14,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 

@@ -29,9 +29,7 @@ def service_user() -> User | None:
         except KeyError:
             continue
         return User(entry.pw_uid, entry.pw_gid)
-    raise ServiceError(
-        "PostgreSQL cannot run as root, and there is no user `nobody` to run it as: run as a user, please"
-    )
+    raise ServiceError("PostgreSQL cannot run as root and there is no user `nobody` to run it as; do not run as root")
 
 
 def owner(path: Path) -> User | None:

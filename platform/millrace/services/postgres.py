@@ -52,7 +52,7 @@ _QUICK = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
-}  # for tests: may lose all on a power cut
+}  # for tests: no care for power cuts
 
 
 @dataclass
