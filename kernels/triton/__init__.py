@@ -1,0 +1,26 @@
+"""The Triton kernels for CUDA GPUs: attention over a paged KV cache, and the small operations around it.
+
+The functions here check their arguments' shapes, launch on the current stream, never synchronise, and can be captured
+in a CUDA graph. Importing this package needs Triton; importing `kernels` does not.
+"""
+
+from __future__ import annotations
+
+from kernels.triton.activation import silu_mul
+from kernels.triton.decode import DecodePlan, decode_workspace, paged_decode, plan_decode
+from kernels.triton.norm import rms_norm
+from kernels.triton.prefill import PrefillConfig, paged_prefill, prefill_config
+from kernels.triton.rope import rope_write_cache
+
+__all__ = [
+    "DecodePlan",
+    "PrefillConfig",
+    "decode_workspace",
+    "paged_decode",
+    "paged_prefill",
+    "plan_decode",
+    "prefill_config",
+    "rms_norm",
+    "rope_write_cache",
+    "silu_mul",
+]

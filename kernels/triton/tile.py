@@ -1,0 +1,69 @@
+"""One step of attention over a paged cache: a tile of keys and values folded into a running softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _readable(start: tl.tensor, seq_len: tl.tensor, tile_keys: tl.constexpr) -> tl.tensor:
+    """Positions of a tile's keys; past the sequence's end, the last key's.
+
+    So no load needs a mask, and nothing uninitialised is read from the cache (a NaN there would survive a weight of 0).
+    """
+    return tl.minimum(start + tl.arange(0, tile_keys), tl.maximum(seq_len - 1, 0))
+
+
+@triton.jit
+def tile_blocks(
+    table_ptr: tl.tensor, start: tl.tensor, seq_len: tl.tensor, block_size: tl.constexpr, tile_keys: tl.constexpr
+) -> tl.tensor:
+    """The cache block of each key start … start + tile_keys − 1.
+
+    Load them one tile ahead: then the loads of keys and values wait for no other load, and the compiler pipelines them
+    as deep as `num_stages` says (with the table's load before them in the same step it keeps one tile only).
+    """
+    return tl.load(table_ptr + _readable(start, seq_len, tile_keys) // block_size)
+
+
+@triton.jit
+def attend_tile(
+    acc: tl.tensor,  # [rows, head_dim] float32: the weighted sum of values so far, relative to `top`
+    total: tl.tensor,  # [rows] float32: the sum of weights so far, relative to `top`
+    top: tl.tensor,  # [rows] float32: the largest score so far, in powers of two
+    query: tl.tensor,  # [rows, head_dim]
+    last_key: tl.tensor,  # [rows] int32: the last position each row may see; read only when `masked`
+    start: tl.tensor,  # position of the tile's first key
+    seq_len: tl.tensor,
+    block: tl.tensor,  # [tile_keys] int32, from `tile_blocks`
+    key_ptr: tl.tensor,  # this head's first key in block 0
+    value_ptr: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    block_size: tl.constexpr,
+    head_dim: tl.constexpr,
+    tile_keys: tl.constexpr,
+    masked: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Fold keys start … start + tile_keys − 1 into (acc, total, top) and return them.
+
+    Every row must see at least one key of the first tile it is given, or `top` stays −inf and the result is NaN.
+    """
+    positions = start + tl.arange(0, tile_keys)
+    readable = _readable(start, seq_len, tile_keys) if masked else positions
+    # int64: a big cache has over 2³¹ elements.
+    rows = block.to(tl.int64) * block_stride + (readable % block_size) * token_stride
+    dims = tl.arange(0, head_dim)
+    key = tl.load(key_ptr + rows[:, None] + dims[None, :])
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+    if masked:
+        scores = tl.where(positions[None, :] <= last_key[:, None], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_top[:, None])
+    fade = tl.exp2(top - new_top)
+    value = tl.load(value_ptr + rows[:, None] + dims[None, :])
+    acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+    total = total * fade + tl.sum(weights, 1)
+    return acc, total, new_top
