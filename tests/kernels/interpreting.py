@@ -59,7 +59,10 @@ def _send(stream: BinaryIO, message: object) -> None:
 
 
 def _receive(stream: BinaryIO) -> Any:
-    (length,) = struct.unpack("<Q", stream.read(8))
+    header = stream.read(8)
+    if len(header) < 8:
+        raise EOFError("the interpreter's process died: a kernel read or wrote outside its tensors?")
+    (length,) = struct.unpack("<Q", header)
     return pickle.loads(stream.read(length))  # noqa: S301 (from our own child)
 
 

@@ -66,10 +66,11 @@ def test_empty_splits_and_padding_rows(interpreter: Interpreter, plan: DecodePla
     torch.testing.assert_close(out, expected(query, cache))
 
 
-def test_a_long_sequence_beside_a_short_one(interpreter: Interpreter) -> None:
+@pytest.mark.parametrize("plan", [DecodePlan(20), DecodePlan(24, 128)])
+def test_a_long_sequence_beside_a_short_one(interpreter: Interpreter, plan: DecodePlan) -> None:
     cache = paged([3000, 5], num_kv_heads=1, head_dim=64)
     query = query_for(cache, 4)
-    torch.testing.assert_close(decode(interpreter, query, cache, DecodePlan(20)), expected(query, cache))
+    torch.testing.assert_close(decode(interpreter, query, cache, plan), expected(query, cache))
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish(interpreter: Interpreter) -> None:
