@@ -22,6 +22,9 @@ class Kept:
     def __getitem__(self, name: str) -> str:
         return self._values[name]
 
+    def get(self, name: str) -> str | None:
+        return self._values.get(name)
+
     def setdefault(self, name: str, value: str) -> str:
         """The value of `name`; `value`, then kept, if there is none."""
         if name not in self._values:

@@ -75,7 +75,12 @@ class Postgres:
         binaries = self._binaries(user)
         data = folder / "data"
         if not (data / "PG_VERSION").exists():
+            if kept.get("initialised"):
+                raise ServiceError(
+                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.state_dir} to start anew"
+                )
             self._initialise(kept, binaries, folder, user)
+            kept.setdefault("initialised", "yes")
         self._end_leftover(data)
         port = kept.port(free_port, port_is_free)
         settings = _TUNING | ({} if self.durable else _QUICK) | {"port": str(port)}

@@ -1,0 +1,44 @@
+"""The `millrace` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from millrace.cli.reference import as_markdown, as_text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; ends the process with a status of 0 or 1 (2: wrong usage)."""
+    options = _parser().parse_args(arguments)
+    if options.command == "settings":
+        print(as_markdown() if options.markdown else as_text())
+        return
+    if options.state:
+        os.environ["MILLRACE_STATE_DIR"] = str(Path(options.state).expanduser().absolute())
+    if options.port:
+        os.environ["MILLRACE_PORT"] = options.port
+    from millrace.cli.up import up  # here, so that --help is quick
+
+    sys.exit(up(check_only=options.check))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="millrace", description="A multi-tenant managed LLM inference platform.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser(
+        "up",
+        help="start everything on this machine, and stop it on Ctrl-C",
+        description="Start everything on this machine, wait until it serves, and stop it on Ctrl-C.",
+        epilog=as_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    up.add_argument("--state", metavar="DIR", help="folder for all data and logs (MILLRACE_STATE_DIR)")
+    up.add_argument("--port", metavar="N", help="port the gateway listens on (MILLRACE_PORT)")
+    up.add_argument("--check", action="store_true", help="run the checks alone, and start nothing")
+    settings = commands.add_parser("settings", help="list every setting", description="List every setting.")
+    settings.add_argument("--markdown", action="store_true", help="as the table in docs/configuration.md")
+    return parser

@@ -1,0 +1,3 @@
+from millrace.cli import main
+
+main()

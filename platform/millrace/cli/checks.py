@@ -1,0 +1,123 @@
+"""What must hold before anything is started: each fault has a message that says what to do."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.util
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TextIO
+
+from inference_worker.settings import ModelSpec
+
+_PACKAGES = ("celery", "channels", "django", "gguf", "psycopg", "redis", "tokenizers", "torch", "uvicorn")
+_FREE_BYTES = 2**30
+
+
+class CheckFailed(Exception):
+    """Something is missing or in the way; the message says what to do."""
+
+
+def packages() -> None:
+    """See that what the platform imports is installed (pip has seen to the version of Python)."""
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise CheckFailed(f"not installed: {', '.join(missing)}; run `make setup`")
+
+
+def state_folder(folder: Path) -> None:
+    """Make the state folder, and see that it can be used and has room."""
+    try:
+        # Root's services run as another user, who must be able to pass through; what is secret is private by itself.
+        folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        for path in (folder, folder / "logs"):
+            probe = path / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        os.listdir(folder)
+    except OSError as fault:
+        raise CheckFailed(
+            f"the state folder {folder} cannot be used ({fault.strerror}: {fault.filename});"
+            " mend its owner or mode, or name another with --state or MILLRACE_STATE_DIR"
+        ) from None
+    free = shutil.disk_usage(folder).free
+    if free < _FREE_BYTES:
+        raise CheckFailed(f"{folder}: {free // 2**20} MiB are free; at least {_FREE_BYTES // 2**20} MiB are needed")
+
+
+def only_one(folder: Path) -> TextIO:
+    """Take the state folder's lock; it is held until the returned file is closed or this process ends."""
+    path = folder / "lock"
+    try:
+        file = path.open("a+", encoding="utf-8")
+    except OSError as fault:
+        raise CheckFailed(f"{path}: {fault.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise CheckFailed(
+            f"another `millrace up` (process {holder}) runs on {folder};"
+            " stop it, or name another folder with --state or MILLRACE_STATE_DIR"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def port_free(host: str, port: int) -> None:
+    """See that the gateway will be able to listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family):
+            return
+    except OSError as fault:
+        if fault.errno == errno.EADDRINUSE:
+            problem = f"port {port} on {host} is in use; stop what uses it, or take another"
+        elif fault.errno == errno.EACCES:
+            problem = f"port {port} on {host} is not allowed to this user; take one above 1023"
+        else:
+            problem = f"cannot listen on {host} port {port} ({fault}); check MILLRACE_HOST, or take another"
+    raise CheckFailed(f"{problem}: make up PORT={port + 1 if port < 65_535 else 8000}, --port or MILLRACE_PORT")
+
+
+def models_there(models: tuple[ModelSpec, ...]) -> None:
+    """See that each model's source can be read."""
+    for spec in models:
+        if spec.source == "embedded":
+            continue
+        path = Path(spec.source).expanduser()
+        if not path.exists():
+            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: no such file or folder")
+        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: this user may not read it")
+
+
+def database_answers(url: str) -> None:
+    """See that the PostgreSQL the user named takes connections."""
+    import psycopg
+
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.Error as fault:
+        raise CheckFailed(f"MILLRACE_DATABASE_URL: no connection: {str(fault).strip()}") from None
+
+
+def broker_answers(url: str) -> None:
+    """See that the Valkey or Redis the user named answers."""
+    import redis
+
+    client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5)
+    try:
+        client.ping()
+    except (redis.RedisError, ValueError) as fault:
+        raise CheckFailed(f"MILLRACE_BROKER_URL: no connection: {fault}") from None
+    finally:
+        client.close()

@@ -1,0 +1,45 @@
+"""Short-lived child processes of `millrace up`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from millrace.cli.supervisor import ended, tail
+from millrace.services.program import Program
+
+
+class CommandFailed(Exception):
+    """A command ended with a fault; the message holds the end of what it said."""
+
+
+async def run(program: Program, logs: Path, on_line: Callable[[str], None] | None = None) -> list[str]:
+    """Run a program to its end; returns the lines of its output. What it says besides goes to its log.
+
+    Raises:
+        CommandFailed: its status is not 0.
+    """
+    name = program.argv[3] if program.name == "django" else program.name.rpartition(".")[2]
+    path = logs / f"{name}.log"
+    lines: list[str] = []
+    with path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *program.argv, stdout=asyncio.subprocess.PIPE, stderr=log, **program.popen_options()
+        )
+        assert process.stdout is not None  # noqa: S101  (asked for above)
+        try:
+            async for raw in process.stdout:
+                lines.append(raw.decode(errors="replace").rstrip("\n"))
+                if on_line:
+                    on_line(lines[-1])
+            status = await process.wait()
+        finally:
+            if process.returncode is None:  # we were cancelled
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+    if status:
+        raise CommandFailed(f"{name} {ended(status)}\n{tail(path)}")
+    return lines
