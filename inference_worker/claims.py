@@ -53,11 +53,19 @@ redis.call('XADD', KEYS[2], '*', 'e', ARGV[2])
 return 1
 """
 
-# KEYS claim. The replica to be told, or '' if none works on it: then it is cancelled by this, and nothing was used.
+# KEYS claim. The replica to be told and its attempt, or nil if none works on it: then it is cancelled by this, and
+# nothing was used.
 CANCEL = """
-local claim = redis.call('HMGET', KEYS[1], 'state', 'owner')
+local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt')
 if claim[1] == 'queued' then redis.call('HSET', KEYS[1], 'state', 'cancelled') end
-if claim[1] ~= 'running' then return '' end
+if claim[1] ~= 'running' then return false end
 redis.call('HSET', KEYS[1], 'cancel', 1)
-return claim[2]
+return {claim[2], claim[3]}
+"""
+
+# KEYS claim. 1 if the leg was still waiting for a worker and now no longer is, else 0.
+WITHDRAW = """
+if redis.call('HGET', KEYS[1], 'state') ~= 'queued' then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'cancelled')
+return 1
 """

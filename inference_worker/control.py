@@ -10,7 +10,8 @@ import msgspec
 import redis
 import structlog
 
-from inference_worker.engine_client import EngineClient, Failure, Live
+from inference_worker.engine.request import RequestFault
+from inference_worker.engine_client import EngineClient, Live
 from inference_worker.protocol import HEARTBEAT_SECONDS, REPLICAS_KEY, Heartbeat, claim_key, control_channel, encode
 
 log = structlog.get_logger(__name__)
@@ -60,7 +61,7 @@ class Control:
         now = time.time()
         for live in self._engine.live():
             if live.job.deadline < now:
-                self._engine.cancel(live, Failure("timeout", "the request ran past its deadline"))
+                self._engine.cancel(live, RequestFault("timeout", "the request ran past its deadline"))
 
     def _listen(self) -> None:
         while not self._closing.is_set():

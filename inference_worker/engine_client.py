@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from inference_worker.engine.engine import EngineStats, LLMEngine
-from inference_worker.engine.request import Request, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.engine.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
 from inference_worker.protocol import Job
 
 log = structlog.get_logger(__name__)
@@ -30,6 +30,7 @@ class Live:
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    cached_tokens: int = 0  # of the prompt
     next_seq: int = 0  # the publisher's: number of the leg's next stream event
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -40,20 +41,11 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A leg ends without an answer, for the reason given (`code` of the public error table)."""
-
-    code: str
-    message: str
-    param: str | None = None
-
-
-@dataclass(frozen=True)
 class HandedOver:
     """A leg goes back, unbegun, for another worker to claim."""
 
 
-Outcome = RequestOutput | Failure | HandedOver
+Outcome = RequestOutput | RequestFault | HandedOver
 Delivery = tuple[Live, Outcome]
 Deliver = Callable[[Sequence[Delivery]], None]
 
@@ -63,7 +55,7 @@ class EngineClient(Protocol):
 
     def submit(self, live: Live) -> None: ...
 
-    def cancel(self, live: Live, failure: Failure | None = None) -> None:
+    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
         """Stop within two steps. The leg ends as cancelled, with its usage, or with `failure` if given."""
 
     def hand_over(self, live: Live) -> None:
@@ -86,7 +78,7 @@ class ResidentEngine:
         self._on_broken = on_broken
         self._wake = threading.Condition()
         self._submitted: list[Live] = []
-        self._cancelled: list[tuple[Live, Failure | HandedOver | None]] = []
+        self._cancelled: list[tuple[Live, RequestFault | HandedOver | None]] = []
         self._live: dict[str, Live] = {}
         self._closing = False
         self._stats = engine.stats()
@@ -98,13 +90,13 @@ class ResidentEngine:
             self._submitted.append(live)
             self._wake.notify()
 
-    def cancel(self, live: Live, failure: Failure | None = None) -> None:
+    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
         self._take_out(live, failure)
 
     def hand_over(self, live: Live) -> None:
         self._take_out(live, HandedOver())
 
-    def _take_out(self, live: Live, instead: Failure | HandedOver | None) -> None:
+    def _take_out(self, live: Live, instead: RequestFault | HandedOver | None) -> None:
         with self._wake:
             self._cancelled.append((live, instead))
             self._wake.notify()
@@ -130,9 +122,9 @@ class ResidentEngine:
                     outputs += self._ours(self._engine.step())
                 self._stats = self._engine.stats()
                 self._finish(outputs)
-        except Exception:  # noqa: BLE001 - whatever it was, nobody may be left waiting on a dead engine
+        except Exception:
             log.exception("engine_broken")
-            failure = Failure("internal_error", "the engine failed; the request can be sent again")
+            failure = RequestFault("internal_error", "the engine failed; the request can be sent again")
             self._finish([(live, failure) for live in self.live()])
             self._on_broken()
 
@@ -152,11 +144,15 @@ class ResidentEngine:
             try:
                 self._engine.add_request(_engine_request(live))
             except RequestRejected as rejected:
-                outputs.append((live, Failure(rejected.code, rejected.message, rejected.param)))
+                outputs.append((live, RequestFault(rejected.code, rejected.message, rejected.param)))
         ended = {live.engine_id for live, _ in outputs}
         for live, instead in cancelled:
             begun = live.first_token_at is not None
-            if live.engine_id not in self._live or live.engine_id in ended or (begun and isinstance(instead, HandedOver)):
+            if (
+                live.engine_id not in self._live
+                or live.engine_id in ended
+                or (begun and isinstance(instead, HandedOver))
+            ):
                 continue
             ended.add(live.engine_id)
             output = self._engine.abort(live.engine_id)
@@ -170,7 +166,8 @@ class ResidentEngine:
             live = self._live[output.request_id]
             if live.first_token_at is None and output.token_ids:
                 live.first_token_at = now
-            deliveries.append((live, output))
+                live.scheduled_at = output.scheduled_at
+            deliveries.append((live, output.error or output))
         return deliveries
 
     def _finish(self, deliveries: Sequence[Delivery]) -> None:

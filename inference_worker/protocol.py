@@ -104,6 +104,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     seq: int
     token_ids: list[int]
     text: str
+    cached_tokens: int  # of the prompt, the same in each event
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):

@@ -19,8 +19,8 @@ import redis
 import structlog
 
 from inference_worker import claims
-from inference_worker.engine.request import RequestOutput, TokenUsage
-from inference_worker.engine_client import Delivery, Failure, HandedOver, Live, Outcome
+from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
+from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome
 from inference_worker.journal import Journal, leg_key, parse_stream_id
 from inference_worker.protocol import (
     USAGE_GROUP,
@@ -61,7 +61,14 @@ class Publisher:
     """Owns the journal. `deliver` and `tell_claimed` may be called from any thread and return at once."""
 
     def __init__(
-        self, broker: redis.Redis, journal: Journal, *, replica_id: str, block_size: int, log_seconds: int, keep_seconds: int
+        self,
+        broker: redis.Redis,
+        journal: Journal,
+        *,
+        replica_id: str,
+        block_size: int,
+        log_seconds: int,
+        keep_seconds: int,
     ) -> None:
         self._broker = broker
         self._journal = journal
@@ -99,7 +106,11 @@ class Publisher:
             round_ = self._sort(items)
             self._journal_ends(round_)
             self._until_done(lambda: self._write(round_))  # noqa: B023 - called before round_ changes
-            for live in [*(end[0] for end in round_.ends), *(failure[0] for failure in round_.failures), *round_.handed_over]:
+            for live in [
+                *(end[0] for end in round_.ends),
+                *(failure[0] for failure in round_.failures),
+                *round_.handed_over,
+            ]:
                 live.ended.set()
             self._keep_house()
 
@@ -123,6 +134,7 @@ class Publisher:
             for live, output in item or ():
                 _, _, ids, texts = merged.setdefault(live.engine_id, (live, output, [], []))
                 if isinstance(output, RequestOutput):
+                    live.cached_tokens = output.cached_tokens
                     ids += output.token_ids
                     texts.append(output.text)
                 merged[live.engine_id] = (live, output, ids, texts)
@@ -133,13 +145,13 @@ class Publisher:
     def _number(self, round_: _Round, live: Live, last: Outcome, ids: list[int], text: str) -> None:
         envelope, attempt, gateway = live.job.envelope, live.attempt, live.job.gateway_id
         if ids or text:
-            tokens = Tokens(envelope.request_id, attempt, live.next_seq, ids, text)
+            tokens = Tokens(envelope.request_id, attempt, live.next_seq, ids, text, live.cached_tokens)
             round_.by_gateway[gateway].append(tokens)
             round_.logs.append((request_log(envelope.request_id, attempt), tokens, live.next_seq == 0))
             live.next_seq += 1
         if isinstance(last, HandedOver):
             round_.handed_over.append(live)
-        elif isinstance(last, Failure):
+        elif isinstance(last, RequestFault):
             failed = Failed(envelope.request_id, attempt, live.next_seq, last.code, last.message, last.param)
             round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
         elif last.finish_reason is not None:
@@ -173,7 +185,9 @@ class Publisher:
         pipe = self._broker.pipeline(transaction=False)
         for gateway_id, events in round_.by_gateway.items():
             batch = {"e": encode(events)}
-            pipe.xadd(gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
+            pipe.xadd(
+                gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
+            )
         for key, event, is_first in round_.logs:
             pipe.rpush(key, encode(event))
             if is_first:
@@ -281,7 +295,9 @@ class Publisher:
     def _end_of(self, usage: UsageEvent) -> End:
         envelope = usage.envelope
         seq = self._broker.llen(request_log(envelope.request_id, usage.attempt))
-        reason = "stop" if usage.finish_reason == "stop" else "length" if usage.finish_reason == "length" else "cancelled"
+        reason = (
+            "stop" if usage.finish_reason == "stop" else "length" if usage.finish_reason == "length" else "cancelled"
+        )
         return End(envelope.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
 
     def _keep_house(self) -> None:

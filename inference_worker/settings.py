@@ -83,22 +83,36 @@ class SharedSettings:
 class WorkerSettings(SharedSettings):
     """What a worker reads besides."""
 
-    model: str = env.env("MILLRACE_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first")
-    worker_name: str = env.env(
-        "MILLRACE_WORKER_NAME", str, default="", help="stable name of this worker, which its journal goes by; empty: <model>-0"
+    model: str = env.env(
+        "MILLRACE_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first"
     )
-    device: str = env.env("MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs")
+    worker_name: str = env.env(
+        "MILLRACE_WORKER_NAME",
+        str,
+        default="",
+        help="stable name of this worker, which its journal goes by; empty: <model>-0",
+    )
+    device: str = env.env(
+        "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
+    )
     max_batch: int = env.env(
         "MILLRACE_MAX_BATCH", env.integer(1, 4096), default="64", help="most requests in one step of the engine"
     )
     step_tokens: int = env.env(
         "MILLRACE_STEP_TOKENS", env.integer(16, 65_536), default="512", help="most tokens in one step of the engine"
     )
-    block_size: int = env.env("MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block")
+    block_size: int = env.env(
+        "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"
+    )
     kv_memory: int = env.env("MILLRACE_KV_MEMORY", env.size, default="1GiB", help="memory for the KV cache")
-    threads: int = env.env("MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores")
+    threads: int = env.env(
+        "MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
+    )
     drain_seconds: int = env.env(
-        "MILLRACE_DRAIN_SECONDS", env.integer(0, 3600), default="30", help="how long begun streams may run after SIGTERM"
+        "MILLRACE_DRAIN_SECONDS",
+        env.integer(0, 3600),
+        default="30",
+        help="how long begun streams may run after SIGTERM",
     )
 
 

@@ -19,7 +19,8 @@ from inference_worker import claims
 from inference_worker.control import Control
 from inference_worker.engine.config import EngineConfig
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine_client import EngineClient, Failure, Live, ResidentEngine
+from inference_worker.engine.request import RequestFault
+from inference_worker.engine_client import EngineClient, Live, ResidentEngine
 from inference_worker.journal import Journal
 from inference_worker.model_source import ensure_model
 from inference_worker.protocol import Claimed, Heartbeat, claim_key, decode_job
@@ -98,7 +99,9 @@ class Worker:
         while self.engine.live() and time.monotonic() < give_up_at:
             time.sleep(0.05)
         for live in self.engine.live():
-            self.engine.cancel(live, Failure("server_is_overloaded", "the worker was stopped before the answer was complete"))
+            self.engine.cancel(
+                live, RequestFault("server_is_overloaded", "the worker was stopped before the answer was complete")
+            )
 
     def close(self) -> None:
         """Stop for good; call after `drain`."""

@@ -187,6 +187,7 @@ class LLMEngine:
         self._batched_sequences += len(batch.scheduled)
         self._batched_tokens += batch.num_tokens
         for seq in batch.started:
+            seq.scheduled_at = time.monotonic()
             self._prompt_tokens += seq.num_prompt_tokens
             self._cached_tokens += seq.cache_read or 0
 

@@ -11,7 +11,9 @@ from inference_worker.engine.sequence import Sequence
 def append_token(seq: Sequence, token_id: int, eos_token_ids: Collection[int]) -> RequestOutput:
     """Add `token_id` to `seq` and tell what it brought. Sets `seq.finish_reason` if it was the last."""
     seq.tokens.append(token_id)
-    output = RequestOutput(seq.request_id, token_ids=[token_id])
+    output = RequestOutput(
+        seq.request_id, token_ids=[token_id], cached_tokens=seq.cache_read or 0, scheduled_at=seq.scheduled_at
+    )
     params, text = seq.params, seq.detokenizer
     # What ends an answer as a token is no part of its text.
     if token_id in params.stop_token_ids:

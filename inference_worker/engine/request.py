@@ -84,6 +84,8 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for EOS
     usage: TokenUsage | None = None  # set when finished
+    cached_tokens: int = 0  # of the prompt, read from the cache
+    scheduled_at: float | None = None  # monotonic seconds of the request's first step
     error: RequestFault | None = None  # set, in place of finish_reason, when the request could not be served
 
     @property

@@ -36,6 +36,7 @@ class Sequence:
         self.preemptions = 0
         self.seed = request.params.seed if request.params.seed is not None else secrets.randbits(63)
         self.cache_read: int | None = None  # billed as read; fixed when first scheduled
+        self.scheduled_at: float | None = None  # monotonic seconds of its first step
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 

@@ -1,0 +1,147 @@
+"""The gateway process: what its endpoints share, from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import psycopg
+import redis.asyncio as redis
+import structlog
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from millrace.config import PlatformSettings, platform_settings
+from millrace.gateway.admission import OpenAdmission
+from millrace.gateway.authentication import KeyStore
+from millrace.gateway.catalogue import ServedModel, load_catalogue
+from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.metrics import GatewayMetrics
+from millrace.gateway.routing import Router
+from millrace.gateway.service import InferenceService
+
+log = structlog.get_logger(__name__)
+
+CHECK_SECONDS = 1.0  # a dependency that does not answer within this is not ready
+SETTLER_STATUS = "settler:status"
+
+
+class Gateway:
+    """One per process. Made and started by the ASGI server's lifespan."""
+
+    def __init__(self, settings: PlatformSettings, models: Mapping[str, ServedModel]) -> None:
+        self.settings = settings
+        self.id = f"gw-{secrets.token_hex(6)}"
+        self.broker = _connect(settings.broker_url)
+        # The reader blocks on its connection, so it does not share the pool with requests.
+        self._stream_broker = _connect(settings.broker_url)
+        self.database = AsyncConnectionPool(
+            settings.database_url, min_size=1, max_size=4, open=False, kwargs={"autocommit": True}
+        )
+        self.keys = KeyStore(self.broker, self.database)
+        self.router = Router(models)
+        self.dispatcher = Dispatcher(
+            self._stream_broker,
+            settings.broker_url,
+            self.id,
+            queue_seconds=settings.queue_seconds,
+            keep_seconds=settings.stream_keep_seconds,
+        )
+        self.metrics = GatewayMetrics(self.dispatcher.replicas)
+        self.service = InferenceService(
+            self.broker,
+            self.router,
+            OpenAdmission(),
+            self.dispatcher,
+            self.metrics,
+            gateway_id=self.id,
+            cache_secret=settings.cache_secret,
+            request_seconds=settings.request_seconds,
+        )
+
+    async def start(self) -> None:
+        # Not waiting: a database that comes up later is found later, and /readyz says so until then.
+        await self.database.open(wait=False)
+        await self.dispatcher.start()
+        log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
+
+    async def stop(self) -> None:
+        await self.service.drain()
+        await self.dispatcher.stop()
+        await self.database.close()
+        await self.broker.aclose()
+        await self._stream_broker.aclose()
+
+    async def readiness(self) -> dict[str, str]:
+        """Each thing this gateway needs, and `ok` or what is wrong with it."""
+        database, broker = await asyncio.gather(self._check_database(), self._check_broker())
+        checks = {"postgres": database, "valkey": broker}
+        for spec in self.settings.models:
+            ready = len(self.dispatcher.replicas.serving(spec.name))
+            checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
+        return checks
+
+    async def read_settler_status(self) -> None:
+        """Fetch what /metrics tells of the settler."""
+        try:
+            payload = await self.broker.get(SETTLER_STATUS)
+        except redis.RedisError:
+            return
+        if payload is not None:
+            status: dict[str, Any] = msgspec.msgpack.decode(payload, type=dict[str, Any])
+            self.metrics.settler.settled = status.get("settled", 0)
+            self.metrics.settler.lag_seconds = status.get("lag_seconds", 0.0)
+
+    async def _check_database(self) -> str:
+        try:
+            async with asyncio.timeout(CHECK_SECONDS), self.database.connection(timeout=CHECK_SECONDS) as connection:
+                await connection.execute("SELECT 1")
+        except (psycopg.Error, PoolTimeout, TimeoutError):
+            return "unreachable"
+        return "ok"
+
+    async def _check_broker(self) -> str:
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await self.broker.ping()
+        except (redis.RedisError, OSError, TimeoutError):
+            return "unreachable"
+        return "ok"
+
+
+def _connect(url: str) -> redis.Redis:
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.02), 2)
+    return redis.Redis.from_url(
+        url, retry=retry, socket_timeout=5, socket_connect_timeout=1, health_check_interval=10, max_connections=256
+    )
+
+
+_running: list[Gateway] = []
+
+
+def running_gateway() -> Gateway:
+    """This process' gateway, between the lifespan's start and stop."""
+    return _running[0]
+
+
+async def lifespan(scope: Any, receive: Any, send: Any) -> None:
+    """ASGI lifespan: start the gateway before the first request, stop it after the last."""
+    await receive()
+    try:
+        settings = platform_settings()
+        gateway = Gateway(settings, load_catalogue(settings.models, settings.state_dir))
+        await gateway.start()
+    except Exception as fault:
+        log.exception("gateway_start_failed")
+        await send({"type": "lifespan.startup.failed", "message": str(fault)})
+        return
+    _running.append(gateway)
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    _running.remove(gateway)
+    await gateway.stop()
+    await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,43 @@
+"""The models this platform serves, as the gateway needs them: to count, check and name, not to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference_worker.engine.config import ModelConfig
+from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.model_source import ensure_model
+from inference_worker.settings import ModelSpec
+
+DEFAULT_MAX_OUTPUT = 1024  # tokens, for a request that does not say
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One deployment."""
+
+    name: str
+    tokenizer: Tokenizer
+    context_length: int  # tokens, prompt and answer together
+    vocab_size: int
+    created: int  # Unix seconds
+    default_max_output: int = DEFAULT_MAX_OUTPUT
+
+
+def load_catalogue(specs: Sequence[ModelSpec], state_dir: Path) -> Mapping[str, ServedModel]:
+    """Read each model's tokenizer and limits."""
+    return {spec.name: _load(spec, state_dir) for spec in specs}
+
+
+def _load(spec: ModelSpec, state_dir: Path) -> ServedModel:
+    folder = ensure_model(spec, state_dir, None)
+    config = ModelConfig.from_dir(folder)
+    return ServedModel(
+        name=spec.name,
+        tokenizer=Tokenizer.from_dir(folder),
+        context_length=config.max_model_len,
+        vocab_size=config.vocab_size,
+        created=int((folder / "config.json").stat().st_mtime),
+    )

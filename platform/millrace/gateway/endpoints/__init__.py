@@ -1,0 +1,1 @@
+"""The data plane's endpoints, a consumer each."""

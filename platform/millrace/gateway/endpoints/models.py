@@ -1,0 +1,44 @@
+"""GET /v1/models and /v1/models/{id}: only what this key may use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.errors import ApiError
+from millrace.gateway.http import HttpConsumer
+
+
+class Models(HttpConsumer):
+    endpoint = "models"
+    method = "GET"
+
+    async def handle(self, body: bytes) -> None:
+        key = await self.gateway.keys.authenticate(self.headers, "models")
+        models = [_model_object(model) for model in self.gateway.router.visible(key)]
+        await self.respond_json(200, {"object": "list", "data": models})
+
+
+class Model(HttpConsumer):
+    endpoint = "models"
+    method = "GET"
+
+    async def handle(self, body: bytes) -> None:
+        key = await self.gateway.keys.authenticate(self.headers, "models")
+        name = self.scope["url_route"]["kwargs"]["name"]
+        for model in self.gateway.router.visible(key):
+            if model.name == name:
+                return await self.respond_json(200, _model_object(model))
+        raise ApiError(
+            "model_not_found", f"The model {name!r} does not exist or you do not have access to it.", "model"
+        )
+
+
+def _model_object(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "millrace",
+        "context_length": model.context_length,
+    }

@@ -1,0 +1,96 @@
+"""Which replicas live. A heartbeat is news only if it has changed, and time is this gateway's own clock: no two
+machines' clocks are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from inference_worker.protocol import REPLICA_DEAD_SECONDS, Heartbeat, decode_heartbeat
+
+log = structlog.get_logger(__name__)
+
+FORGET_SECONDS = 60.0
+
+
+@dataclass
+class Replica:
+    heartbeat: Heartbeat
+    changed_at: float
+    seen_alive: bool = False  # its beat has changed under our eyes: the entry is no leftover of a dead process
+    dead: bool = False
+
+
+class ReplicaBoard:
+    """The replicas' last heartbeats, and who has died."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replicas: dict[str, Replica] = {}
+
+    def update(self, beats: Mapping[bytes, bytes]) -> set[str]:
+        """Take in the contents of the `replicas` hash; the replicas that died or left since the last call."""
+        now = self._clock()
+        for raw_id, payload in beats.items():
+            self._see(raw_id.decode(), payload, now)
+        gone: set[str] = set()
+        for replica_id in list(self._replicas):
+            replica = self._replicas[replica_id]
+            left = replica_id.encode() not in beats  # it said goodbye
+            if not replica.dead and (left or now - replica.changed_at > REPLICA_DEAD_SECONDS):
+                replica.dead = True
+                gone.add(replica_id)
+            if left:
+                del self._replicas[replica_id]
+        return gone
+
+    def reprieve(self) -> None:
+        """The broker was away: nobody could be heard, so nobody is counted silent for that time."""
+        now = self._clock()
+        for replica in self._replicas.values():
+            if not replica.dead:
+                replica.changed_at = now
+
+    def is_dead(self, replica_id: str) -> bool:
+        """Whether the replica is known to be gone. One never heard of is not: its first beat may be on its way."""
+        replica = self._replicas.get(replica_id)
+        return replica is not None and replica.dead
+
+    def knows(self, replica_id: str) -> bool:
+        return replica_id in self._replicas
+
+    def forgotten(self) -> list[str]:
+        """Dead long enough to be taken off the broker's list."""
+        now = self._clock()
+        return [i for i, r in self._replicas.items() if r.dead and now - r.changed_at > FORGET_SECONDS]
+
+    def serving(self, model: str) -> list[Heartbeat]:
+        """Heartbeats of the live replicas that take requests for `model`."""
+        return [
+            r.heartbeat
+            for r in self._replicas.values()
+            if r.seen_alive
+            and not r.dead
+            and r.heartbeat.model == model
+            and r.heartbeat.ready
+            and not r.heartbeat.draining
+        ]
+
+    def live(self) -> dict[str, Heartbeat]:
+        return {i: r.heartbeat for i, r in self._replicas.items() if r.seen_alive and not r.dead}
+
+    def _see(self, replica_id: str, payload: bytes, now: float) -> None:
+        try:
+            beat = decode_heartbeat(payload)
+        except msgspec.MsgspecError:
+            log.warning("heartbeat_unreadable", replica_id=replica_id)
+            return
+        known = self._replicas.get(replica_id)
+        if known is None:
+            self._replicas[replica_id] = Replica(beat, now)
+        elif beat.beat != known.heartbeat.beat:
+            self._replicas[replica_id] = Replica(beat, now, seen_alive=True)
