@@ -59,7 +59,7 @@ def _decode_kernel(
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     seq = tl.program_id(2).to(tl.int64)
-    seq_len = tl.load(seq_lens_ptr + seq)
+    seq_len = tl.load(seq_lens_ptr + seq).to(tl.int32)
     split_len = _split_length(seq_len, num_splits, split_tokens, tile_keys)
     begin = split * split_len
     end = tl.minimum(begin + split_len, seq_len)
@@ -114,7 +114,7 @@ def _combine_kernel(
     """One program: one sequence, one query head; weighs its splits' results by their sums of exponentials."""
     seq = tl.program_id(1)
     row = seq.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    seq_len = tl.load(seq_lens_ptr + seq)
+    seq_len = tl.load(seq_lens_ptr + seq).to(tl.int32)
     split_len = _split_length(seq_len, num_splits, split_tokens, tile_keys)
     used = tl.cdiv(seq_len, tl.maximum(split_len, 1))
     dims = tl.arange(0, head_dim)
@@ -202,8 +202,9 @@ def paged_decode(
     Args:
         query: [num_seqs, num_heads, head_dim]; the row stride is free.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.
-        block_table: int32 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not read.
-        seq_lens: int32 [num_seqs], in tokens, the new one counted; 0 marks a padding row, whose output is zero.
+        block_table: int32 or int64 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not
+            read.
+        seq_lens: int32 or int64 [num_seqs], in tokens, the new one counted; 0 marks a padding row: its output is 0.
         scale: factor of the scores, usually head_dim ** −0.5; above 0.
         plan: from `plan_decode`; every length must be within the `max_seq_len` it was made for.
         out: [num_seqs, num_heads, head_dim], contiguous; made when absent.
@@ -213,8 +214,8 @@ def paged_decode(
         ValueError, TypeError: a shape, stride or dtype is not as above. Values on the device are not checked.
     """
     require_cache(query, key_cache, value_cache)
-    require_dtype("block_table", block_table, torch.int32)
-    require_dtype("seq_lens", seq_lens, torch.int32)
+    require_dtype("block_table", block_table, torch.int32, torch.int64)
+    require_dtype("seq_lens", seq_lens, torch.int32, torch.int64)
     num_seqs, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     require(seq_lens.shape == (num_seqs,), f"seq_lens must be [{num_seqs}], not {list(seq_lens.shape)}")

@@ -85,12 +85,12 @@ def _prefill_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles see the most keys: start them first
     kv_head = tl.program_id(1)
     seq = _find_sequence(query_start_ptr, num_seqs, tile, tile_tokens)
-    query_begin = tl.load(query_start_ptr + seq)
-    query_len = tl.load(query_start_ptr + seq + 1) - query_begin
+    query_begin = tl.load(query_start_ptr + seq).to(tl.int32)
+    query_len = tl.load(query_start_ptr + seq + 1).to(tl.int32) - query_begin
     first = (tile - query_begin // tile_tokens - seq) * tile_tokens
     if first >= query_len:
         return  # a spare tile between two sequences
-    seq_len = tl.load(seq_lens_ptr + seq)
+    seq_len = tl.load(seq_lens_ptr + seq).to(tl.int32)
     first_position = seq_len - query_len + first
 
     rows = tl.arange(0, tile_rows)
@@ -148,10 +148,11 @@ def paged_prefill(
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences' new tokens one after another; the row stride is free.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.
-        block_table: int32 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not read.
-        seq_lens: int32 [num_seqs], in tokens, the new ones counted; at least the number of new ones.
-        query_start_loc: int32 [num_seqs + 1]: where each sequence's tokens begin in `query`; starts at 0, ends at most
-            at num_tokens. Rows past its end (padding) are left as they are in `out`.
+        block_table: int32 or int64 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not
+            read.
+        seq_lens: int32 or int64 [num_seqs], in tokens, the new ones counted; at least the number of new ones.
+        query_start_loc: int32 or int64 [num_seqs + 1]: where each sequence's tokens begin in `query`; starts at 0,
+            ends at most at num_tokens. Rows past its end (padding) are left as they are in `out`.
         scale: factor of the scores, usually head_dim ** −0.5; above 0.
         max_query_len: upper bound of the new tokens of a sequence; it only chooses tile sizes.
         out: [num_tokens, num_heads, head_dim]; the row stride is free; made when absent.
@@ -162,7 +163,7 @@ def paged_prefill(
     """
     require_cache(query, key_cache, value_cache)
     for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens), ("query_start_loc", query_start_loc)):
-        require_dtype(name, tensor, torch.int32)
+        require_dtype(name, tensor, torch.int32, torch.int64)
         require(tensor.stride(-1) == 1, f"{name} must be contiguous in its last dimension")
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape

@@ -24,7 +24,7 @@ def tile_blocks(
     Load them one tile ahead: then the loads of keys and values wait for no other load, and the compiler pipelines them
     as deep as `num_stages` says (with the table's load before them in the same step it keeps one tile only).
     """
-    return tl.load(table_ptr + _readable(start, seq_len, tile_keys) // block_size)
+    return tl.load(table_ptr + _readable(start, seq_len, tile_keys) // block_size).to(tl.int32)
 
 
 @triton.jit

@@ -100,6 +100,13 @@ def test_fixed_splits_make_a_row_independent_of_its_neighbours(interpreter: Inte
     )
 
 
+def test_int64_indices(interpreter: Interpreter) -> None:
+    cache = paged([40, 90], num_kv_heads=1, head_dim=64)
+    cache.block_table, cache.seq_lens = cache.block_table.long(), cache.seq_lens.long()
+    query = query_for(cache, 4)
+    torch.testing.assert_close(decode(interpreter, query, cache, DecodePlan(2)), expected(query, cache))
+
+
 def test_the_grid_does_not_depend_on_the_lengths() -> None:
     grids = []
     for lengths in ([1, 1], [500, 3]):
@@ -152,7 +159,7 @@ def test_a_plan_never_makes_splits_shorter_than_two_tiles() -> None:
         ({"query": torch.zeros(2, 4, 64, dtype=torch.bfloat16)}, TypeError, "key_cache must be bfloat16"),
         ({"query": torch.zeros(2, 64, 4).transpose(1, 2)}, ValueError, "packed"),
         ({"block_table": torch.zeros(3, 1, dtype=torch.int32)}, ValueError, "block_table must have 2 rows"),
-        ({"block_table": torch.zeros(2, 1)}, TypeError, "block_table must be int32"),
+        ({"block_table": torch.zeros(2, 1)}, TypeError, "block_table must be int32 or int64"),
         ({"seq_lens": torch.zeros(3, dtype=torch.int32)}, ValueError, "seq_lens must be"),
         ({"value_cache": torch.zeros(1, 16, 2, 64)}, ValueError, "one shape"),
         ({"out": torch.zeros(2, 4, 128)}, ValueError, "out must be contiguous"),

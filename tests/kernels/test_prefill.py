@@ -77,6 +77,13 @@ def test_a_sequence_without_new_tokens(interpreter: Interpreter) -> None:
     torch.testing.assert_close(prefill(interpreter, query, starts, cache), expected(query, starts, cache))
 
 
+def test_int64_indices(interpreter: Interpreter) -> None:
+    cache = paged([40, 90], num_kv_heads=1, head_dim=64)
+    query, starts = chunks_for(cache, [10, 70], 4)
+    cache.block_table, cache.seq_lens = cache.block_table.long(), cache.seq_lens.long()
+    torch.testing.assert_close(prefill(interpreter, query, starts.long(), cache), expected(query, starts, cache))
+
+
 def test_padding_rows_stay_as_they_are(interpreter: Interpreter) -> None:
     cache = paged([20], num_kv_heads=1, head_dim=64)
     query, starts = chunks_for(cache, [20], 2)
@@ -131,7 +138,7 @@ def test_small_chunks_take_small_tiles(max_query_len: int, group: int, rows: int
         ({"key_cache": torch.zeros(1, 12, 2, 64), "value_cache": torch.zeros(1, 12, 2, 64)}, ValueError, "block_size"),
         ({"key_cache": torch.zeros(1, 16, 64, 2).transpose(2, 3)}, ValueError, "packed"),
         ({"query_start_loc": torch.zeros(2, dtype=torch.int32)}, ValueError, "query_start_loc must be"),
-        ({"query_start_loc": torch.zeros(3, dtype=torch.int64)}, TypeError, "query_start_loc must be int32"),
+        ({"query_start_loc": torch.zeros(3)}, TypeError, "query_start_loc must be int32 or int64"),
         ({"block_table": torch.zeros(2, 8, dtype=torch.int32)[:, ::2]}, ValueError, "block_table must be contiguous"),
         ({"out": torch.zeros(9, 2, 64)}, ValueError, "shaped like query"),
         ({"config": PrefillConfig(1, 64, 4, 1)}, ValueError, "cannot hold 2 heads"),
