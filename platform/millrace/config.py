@@ -126,11 +126,12 @@ def refuse_unknown(environ: Mapping[str, str] | None = None) -> None:
     unknown = env.unknown_names(os.environ if environ is None else environ, *SETTINGS_CLASSES)
     if not unknown:
         return
-    known = [var.name for var in env.variables(*SETTINGS_CLASSES)]
+    known = [var.name.removeprefix("MILLRACE_") for var in env.variables(*SETTINGS_CLASSES)]
     lines = []
     for name in unknown:
-        near = difflib.get_close_matches(name.removesuffix("_FILE"), known, n=1, cutoff=0.7)
-        lines.append(f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+        bare = name.removeprefix("MILLRACE_").removesuffix("_FILE")
+        near = difflib.get_close_matches(bare, known, n=1)
+        lines.append(f"{name}: no such setting" + (f"; did you mean MILLRACE_{near[0]}?" if near else ""))
     raise env.SettingsError("unknown settings:\n  " + "\n  ".join(lines))
 
 

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """An empty state folder that any user can pass through, as root's PostgreSQL must (pytest's own are private)."""
+    folder = Path(tempfile.mkdtemp(prefix="millrace-state-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)

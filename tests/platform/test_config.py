@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference_worker.env import SettingsError, load
+from millrace import config
+from millrace.cli.stack import check_all
+
+GOOD = {
+    "MILLRACE_DATABASE_URL": "postgresql://u:p@db.example.com:5433/millrace?sslmode=require",
+    "MILLRACE_BROKER_URL": "redis://127.0.0.1:6379/0",
+    "MILLRACE_SECRET_KEY": "s" * 32,
+    "MILLRACE_CACHE_SECRET": "c" * 32,
+}
+
+
+def test_defaults_hold_where_nothing_is_said() -> None:
+    settings = load(config.PlatformSettings, GOOD)
+    assert (settings.host, settings.port, settings.debug) == ("127.0.0.1", 8000, False)
+    assert settings.allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
+    assert settings.max_body_bytes == 8 * 2**20
+    assert settings.base_url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MILLRACE_DATABASE_URL", "mysql://u@h/db"),
+        ("MILLRACE_DATABASE_URL", "postgresql://u:p@host"),
+        ("MILLRACE_DATABASE_URL", "postgresql://u:p@host:port/db"),
+        ("MILLRACE_BROKER_URL", "amqp://localhost"),
+        ("MILLRACE_SECRET_KEY", "short"),
+        ("MILLRACE_CACHE_SECRET", ""),
+        ("MILLRACE_PORT", "0"),
+        ("MILLRACE_PORT", "http"),
+        ("MILLRACE_DEBUG", "maybe"),
+        ("MILLRACE_PUBLIC_URL", "example.com"),
+        ("MILLRACE_MAX_BODY", "lots"),
+        ("MILLRACE_QUEUE_SECONDS", "0"),
+        ("MILLRACE_MODELS", "nameless"),
+        ("MILLRACE_LOG_LEVEL", "loud"),
+        ("MILLRACE_DEVICE", "tpu"),
+    ],
+)
+def test_a_wrong_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: .*(is not valid|required)"):
+        check_all(GOOD | {name: value})
+
+
+def test_every_fault_is_told_at_once_and_no_secret_is() -> None:
+    wrong = {"MILLRACE_PORT": "x", "MILLRACE_DEVICE": "y", "MILLRACE_SECRET_KEY": "do-not-tell"}
+    with pytest.raises(SettingsError) as caught:
+        check_all(GOOD | wrong)
+    assert all(name in str(caught.value) for name in wrong)
+    assert "do-not-tell" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_what_has_no_default_is_required(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: is required"):
+        check_all({other: value for other, value in GOOD.items() if other != name})
+
+
+def test_an_unknown_name_is_refused_with_the_likeliest_known_one() -> None:
+    with pytest.raises(SettingsError, match=r"MILLRACE_PROT: no such setting; did you mean MILLRACE_PORT\?"):
+        config.refuse_unknown({"MILLRACE_PROT": "1"})
+    with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: no such setting$"):
+        config.refuse_unknown({"MILLRACE_XYZZY": "1"})
+    config.refuse_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
+
+
+def test_a_value_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("f" * 40 + "\n")
+    environ = {name: value for name, value in GOOD.items() if name != "MILLRACE_SECRET_KEY"}
+    settings = load(config.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(path)})
+    assert settings.secret_key == "f" * 40
+    with pytest.raises(SettingsError, match=r"MILLRACE_SECRET_KEY: .*No such file"):
+        load(config.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(tmp_path / "none")})
+
+
+def test_the_state_folders_file_fills_what_the_environment_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("# a note\n\nMILLRACE_PORT=9000\nMILLRACE_SECRET_KEY=a=b\nMILLRACE_HOST=::1\n")
+    place = {"MILLRACE_STATE_DIR": str(tmp_path)}
+    assert config.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
+    mine = config.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
+    assert mine["MILLRACE_PORT"] == "1"
+    assert mine["MILLRACE_HOST"] == "::1"
+    assert "MILLRACE_SECRET_KEY" not in mine  # the file the environment names wins too
+
+
+def test_a_database_url_becomes_djangos_parameters() -> None:
+    assert config.database_parameters("postgresql://a%40b:p%2Fq@[::1]:5433/m%20r?sslmode=require") == {
+        "NAME": "m r",
+        "USER": "a@b",
+        "PASSWORD": "p/q",
+        "HOST": "::1",
+        "PORT": "5433",
+        "OPTIONS": {"sslmode": "require"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "public", "url"),
+    [
+        ("0.0.0.0", "", "http://127.0.0.1:8000"),  # noqa: S104  (a setting's value; nothing is bound)
+        ("::", "", "http://[::1]:8000"),
+        ("gateway", "", "http://gateway:8000"),
+        ("127.0.0.1", "https://llm.example.com/", "https://llm.example.com"),
+    ],
+)
+def test_the_base_url_is_one_a_customer_can_use(host: str, public: str, url: str) -> None:
+    settings = load(config.PlatformSettings, GOOD | {"MILLRACE_HOST": host, "MILLRACE_PUBLIC_URL": public})
+    assert settings.base_url == url

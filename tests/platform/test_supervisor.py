@@ -1,0 +1,183 @@
+"""The supervisor with tiny real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from millrace.cli import supervisor as module
+from millrace.cli.supervisor import ChildFailed, Supervisor
+from millrace.services.program import Program, still_running
+
+Made = tuple[Supervisor, list[str]]
+
+
+def shell(name: str, script: str, **options: object) -> Program:
+    return Program(name, ("/bin/sh", "-c", script), environ={"PATH": os.defpath}, **options)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], object], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[Made]:
+    told: list[str] = []
+    supervisor = Supervisor(tmp_path, told.append)
+    yield supervisor, told
+    hurry = asyncio.Event()
+    hurry.set()
+    await supervisor.stop(hurry)
+
+
+async def test_a_child_that_dies_is_started_again(made: Made) -> None:
+    supervisor, told = made
+    supervisor.add([shell("a", "exec sleep 60")])
+    await supervisor.start("a")
+    first = supervisor.pid("a")
+    assert first
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: supervisor.pid("a") not in (None, first))
+    assert len(told) == 1
+    assert "a was killed by SIGKILL; starting it again in 0.25 s" in told[0]
+
+
+async def test_the_pause_grows_and_the_fifth_death_ends_all_with_the_logs_end(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    supervisor, told = made
+    supervisor.add([shell("good", "exec sleep 60"), shell("bad", "echo the reason; exit 3")])
+    await supervisor.start("good")
+    await supervisor.start("bad")
+    with pytest.raises(ChildFailed, match=r"bad ended with status 3, 5 times within a minute\n(.|\n)*the reason"):
+        await asyncio.wait_for(supervisor.watch(), 10)
+    assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01", "0.02", "0.04", "0.08"]
+    assert supervisor.pid("good")  # ended by whoever called, in order
+
+
+async def test_starting_what_keeps_dying_fails(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    supervisor, _ = made
+    supervisor.add([shell("bad", "exit 1", ready=lambda: False)])
+    with pytest.raises(ChildFailed, match="bad ended with status 1"):
+        await supervisor.start("bad")
+
+
+async def test_a_program_that_is_not_there_fails_by_name(made: Made) -> None:
+    supervisor, _ = made
+    supervisor.add([Program("ghost", ("/nowhere/ghost",))])
+    with pytest.raises(ChildFailed, match=r"ghost cannot be started: .*No such file"):
+        await supervisor.start("ghost")
+
+
+async def test_start_waits_until_the_child_is_ready_and_no_longer_than_its_time(made: Made, tmp_path: Path) -> None:
+    supervisor, _ = made
+    flag = tmp_path / "flag"
+    supervisor.add(
+        [
+            shell("slow", f"sleep 0.3; touch {flag}; exec sleep 60", ready=flag.exists),
+            shell("never", "echo thinking; exec sleep 60", ready=lambda: False, ready_seconds=0.3),
+        ]
+    )
+    await supervisor.start("slow")
+    assert flag.exists()
+    with pytest.raises(ChildFailed, match=r"never is not ready after 0 s\n(.|\n)*thinking"):
+        await supervisor.start("never")
+
+
+async def test_all_are_stopped_last_first(made: Made, tmp_path: Path) -> None:
+    supervisor, told = made
+    record = tmp_path / "record"
+    script = "trap 'echo {0} >> {1}; exit 0' TERM; touch {1}.{0}; while :; do sleep 0.02; done"
+    names = ["a", "b", "c"]
+    supervisor.add([shell(name, script.format(name, record)) for name in names])
+    for name in ("b", "c", "a"):  # the order of starting does not matter
+        await supervisor.start(name)
+    await until(lambda: all(Path(f"{record}.{name}").exists() for name in names))
+    await supervisor.stop(asyncio.Event())
+    assert record.read_text().split() == ["c", "b", "a"]
+    assert not any(supervisor.pid(name) for name in names)
+    assert told == []  # none was taken for dead
+
+
+async def test_a_child_that_will_not_end_is_killed(made: Made, tmp_path: Path) -> None:
+    supervisor, told = made
+    flag = tmp_path / "flag"
+    script = f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done"
+    supervisor.add([shell("deaf", script, stop_seconds=0.2)])
+    await supervisor.start("deaf")
+    await until(flag.exists)
+    await supervisor.stop(asyncio.Event())
+    assert supervisor.pid("deaf") is None
+    assert told == ["deaf does not end; killing it"]
+
+
+async def test_a_second_ctrl_c_does_not_wait(made: Made, tmp_path: Path) -> None:
+    supervisor, _ = made
+    flag = tmp_path / "flag"
+    supervisor.add([shell("deaf", f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done", stop_seconds=60)])
+    await supervisor.start("deaf")
+    await until(flag.exists)
+    hurry = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, hurry.set)
+    await asyncio.wait_for(supervisor.stop(hurry), 5)
+    assert supervisor.pid("deaf") is None
+
+
+async def test_what_a_dead_child_left_behind_is_killed(made: Made, tmp_path: Path) -> None:
+    supervisor, _ = made
+    note = tmp_path / "pid"
+    supervisor.add([shell("parent", f"sleep 77 & echo $! > {note}; exec sleep 60")])
+    await supervisor.start("parent")
+    await until(lambda: note.exists() and note.read_text().strip())
+    left, parent = int(note.read_text()), supervisor.pid("parent")
+    assert still_running(left, "sleep 77")
+    assert parent
+    os.kill(parent, signal.SIGKILL)
+    await until(lambda: not still_running(left, "sleep 77"))
+
+
+HOST = """
+import asyncio, sys
+from pathlib import Path
+from millrace.cli.supervisor import Supervisor
+from millrace.services.program import Program, User
+async def main():
+    supervisor = Supervisor(Path(sys.argv[1]), print)
+    user = User(int(sys.argv[2]), int(sys.argv[2])) if sys.argv[2] else None
+    supervisor.add([Program("child", ("/bin/sleep", "78"), user=user)])
+    await supervisor.start("child")
+    print(supervisor.pid("child"), flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children of their parent's death")
+@pytest.mark.parametrize("user", ["", "65534"])
+def test_children_die_with_a_killed_supervisor(tmp_path: Path, user: str) -> None:
+    mine = "" if os.geteuid() else user  # only root can run a child as somebody else
+    host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), mine], stdout=subprocess.PIPE, text=True)
+    assert host.stdout
+    child = int(host.stdout.readline())
+    assert still_running(child, "sleep 78")
+    assert os.stat(f"/proc/{child}").st_uid == (int(mine) if mine else os.geteuid())
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    deadline = time.monotonic() + 5
+    while still_running(child, "sleep 78"):
+        assert time.monotonic() < deadline, "the orphan lives on"
+        time.sleep(0.01)
