@@ -11,6 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging
 
+from billing.schedule import BEAT_SCHEDULE
 from millrace import logs
 from millrace.config import platform_settings
 
@@ -24,6 +25,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "web:"},
     accept_content=["json"],
+    beat_schedule=BEAT_SCHEDULE,
     beat_schedule_filename=str(_settings.state_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

@@ -1,0 +1,112 @@
+"""What was used: one row per leg, for ever; and the messages that could not become one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+
+MOST_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
+TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
+
+
+class Verdict(models.TextChoices):
+    """How a leg ended. A failed one is never billed."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+def _counts() -> Q:
+    """Every count is a possible one."""
+    tokens = Q(*((f"{name}__range", (0, MOST_TOKENS)) for name in TOKEN_CLASSES))
+    times = Q(queue_us__gte=0, ttft_us__gte=0, duration_us__gte=0)
+    return tokens & times & Q(leg__gte=0, attempt__gte=0, block_size__gte=0)
+
+
+class UsageEvent(models.Model):
+    """What one leg of one request used. Written by the settler alone, never changed (triggers see to that).
+
+    NOTE: (request_id, leg) is what must be unique, and it is, though PostgreSQL wants the partition column in the key:
+    the gateway stamps `admitted_at` once, when it admits the leg, and the stamp travels in the leg's envelope through
+    every attempt, replay and redelivery. So a leg has one `admitted_at`, and the key tells legs apart as
+    (request_id, leg) alone would. Whoever makes an envelope anew for a leg that has one breaks this.
+
+    Ids of tenant, project and key are no foreign keys: events outlive what they name.
+    """
+
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")
+    admitted_at = models.DateTimeField()
+    request_id = models.CharField(max_length=64)
+    leg = models.SmallIntegerField()
+    tenant_id = models.BigIntegerField()
+    project_id = models.BigIntegerField()
+    key_id = models.BigIntegerField()
+    model = models.CharField(max_length=128)
+    attempt = models.IntegerField()
+    verdict = models.CharField(max_length=16, choices=Verdict)
+    finish_reason = models.CharField(max_length=64)
+    uncached = models.IntegerField()
+    cache_read = models.IntegerField()
+    cache_write_5m = models.IntegerField()
+    cache_write_1h = models.IntegerField()
+    output = models.IntegerField()
+    replica_id = models.CharField(max_length=128)
+    block_size = models.IntegerField()
+    queue_us = models.BigIntegerField()
+    ttft_us = models.BigIntegerField()
+    duration_us = models.BigIntegerField()
+    price_version = models.BigIntegerField(null=True)
+    slice_id = models.BigIntegerField(null=True)
+    fence = models.BigIntegerField(null=True)
+    hold = models.BigIntegerField(null=True, help_text="nano-USD held at admission")
+    settled_at = models.DateTimeField()
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(F("tenant_id"), F("admitted_at").desc(), name="billing_usage_tenant_time"),
+            models.Index(F("key_id"), F("admitted_at").desc(), name="billing_usage_key_time"),
+            models.Index(F("request_id"), name="billing_usage_request"),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(name="billing_usage_counts", condition=_counts()),
+            models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=Verdict.values)),
+            models.CheckConstraint(name="billing_usage_hold", condition=Q(hold__isnull=True) | Q(hold__gte=0)),
+            models.CheckConstraint(
+                name="billing_usage_ids",
+                condition=Q(tenant_id__gt=0, project_id__gt=0, key_id__gt=0) & ~Q(request_id="") & ~Q(model=""),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.leg}"
+
+
+class UsageQuarantine(models.Model):
+    """A message of the usage stream that could not become an event: kept as it came, for a person to look at."""
+
+    class Reason(models.TextChoices):
+        UNDECODABLE = "undecodable"  # not a usage event at all
+        REFUSED = "refused"  # decodes, but breaks a rule of the table: see `detail`
+        UNPLACEABLE = "unplaceable"  # of a month that has no partition
+        CONFLICT = "conflict"  # of a leg that has been settled, with other counts
+
+    received_at = models.DateTimeField()
+    stream_id = models.CharField(max_length=64)
+    reason = models.CharField(max_length=16, choices=Reason)
+    detail = models.TextField()
+    payload = models.BinaryField()
+    payload_hash = models.BinaryField(unique=True)  # SHA-256: a message that comes again is one row still
+    resolved_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(
+                F("received_at").desc(), condition=Q(resolved_at__isnull=True), name="billing_quarantine_open"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} ({self.reason})"
