@@ -1,0 +1,144 @@
+"""Checks and times the kernels and the engine on one CUDA GPU, in one call of at most eight minutes.
+
+    python -m benchmarks.gpu --out results             # from the repository's root; needs no network
+    python -m benchmarks.gpu --out results --dry-run   # tiny shapes on the CPU, in Triton's interpreter
+
+Copy bandwidth and the bf16 matrix rate are measured first; all else is given as shares of them. The results file is
+rewritten after each section, so that a fault in one, or the time limit, does not lose the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import logging
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SECTIONS = ("machine", "checks", "decode", "prefill", "small", "tuning", "engine")
+LIMIT_SECONDS = 470.0
+
+log = logging.getLogger("benchmarks.gpu")
+
+
+class Report:
+    """The results, on disk after every section."""
+
+    def __init__(self, path: Path, limit_seconds: float) -> None:
+        self.path = path
+        self.data: dict[str, Any] = {"started": datetime.datetime.now(datetime.UTC).isoformat(), "sections": {}}
+        self._deadline = time.monotonic() + limit_seconds
+        self.failed = False
+
+    def seconds_left(self) -> float:
+        """Seconds until the whole run must end."""
+        return self._deadline - time.monotonic()
+
+    def run(self, name: str, section: Callable[[], object]) -> None:
+        """Run one section and keep what it returns, or its fault."""
+        begin = time.monotonic()
+        if self.seconds_left() <= 0:
+            entry: dict[str, Any] = {"error": "not begun: the time was up"}
+        else:
+            try:
+                entry = {"result": section()}
+            except Exception:  # noqa: BLE001 (a section's fault must not lose the others)
+                entry = {"error": traceback.format_exc()}
+        self.failed |= "error" in entry
+        entry["seconds"] = round(time.monotonic() - begin, 2)
+        self.data["sections"][name] = entry
+        self.write()
+        log.info("%s: %s in %.1f s", name, "failed" if "error" in entry else "done", entry["seconds"])
+        if "error" in entry:
+            log.error("%s", entry["error"])
+
+    def write(self) -> None:
+        """Rewrite the results file; a reader never sees half of it."""
+        scratch = self.path.with_suffix(".partial")
+        scratch.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        scratch.replace(self.path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the sections. Returns 0 if all went well, 1 if one failed or a check was wrong, 2 without a GPU."""
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    if options.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    import torch
+
+    if not options.dry_run and not torch.cuda.is_available():
+        log.error("PyTorch finds no CUDA device here; --dry-run needs none")
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = "dry-run" if options.dry_run else torch.cuda.get_device_name().lower().replace(" ", "-")
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    report = Report(options.out / f"{today}-{device.removeprefix('nvidia-')}.json", options.limit)
+    from benchmarks.gpu_bench import Bench
+
+    bench = Bench(dry_run=options.dry_run, seconds_left=report.seconds_left)
+    for name in options.sections:
+        report.run(name, partial(_run_section, name, bench))
+    checks = report.data["sections"].get("checks", {}).get("result", [])
+    wrong = [check["name"] for check in checks if not check["ok"]]
+    if wrong:
+        log.error("wrong results: %s", ", ".join(wrong))
+    log.info("%s", report.path)
+    return int(report.failed or bool(wrong))
+
+
+def _run_section(name: str, bench: Any) -> object:
+    return _section(name)(bench)
+
+
+def _section(name: str) -> Callable[[Any], object]:
+    """The function that makes a section; imported late, so that one that cannot be imported fails alone."""
+    if name == "machine":
+        return machine
+    module = importlib.import_module("benchmarks.gpu_engine" if name == "engine" else "benchmarks.gpu_kernels")
+    section: Callable[[Any], object] = getattr(module, name)
+    return section
+
+
+def machine(bench: Any) -> dict[str, Any]:
+    """What the machine is, and the two rates that everything else is measured against."""
+    import torch
+    import triton
+
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    if not bench.dry_run:
+        properties = torch.cuda.get_device_properties(0)
+        facts |= {
+            "device": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return facts | {"copy_gb_s": round(bench.copy_rate / 1e9, 1), "matrix_tflop_s": round(bench.matrix_rate / 1e12, 1)}
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results file <date>-<device>.json")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: shows that everything runs")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="only these; all by default")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for the whole run (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
