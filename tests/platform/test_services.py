@@ -1,0 +1,251 @@
+"""The embedded PostgreSQL and Valkey, really started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from millrace.services import place
+from millrace.services.kept import Kept
+from millrace.services.postgres import Postgres
+from millrace.services.program import Program, ServiceError, User
+from millrace.services.valkey import Valkey
+
+NOBODY = User(65534, 65534)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what only root does, only root can test")
+
+
+@contextmanager
+def running(program: Program, state: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (state / f"{program.name}.log").open("ab") as log:
+        process = program.start(log)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                program.stop(process)
+
+
+def ask(url: str, query: str) -> Any:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(query.encode()).fetchone()
+        return row[0] if row and len(row) == 1 else row
+
+
+def keep_seven(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 7 AS n")
+
+
+def test_the_platforms_role_owns_its_database_and_is_no_superuser(state_dir: Path) -> None:
+    server = Postgres(state_dir, durable=False)
+    with running(server.prepare(), state_dir):
+        traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = current_user"
+        assert ask(server.url, traits) == (False, False, False, True)
+        assert (
+            ask(server.url, "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'millrace'") == "millrace"
+        )
+        assert ask(server.url, "SELECT datlocale FROM pg_database WHERE datname = 'millrace'") == "C.UTF-8"
+        assert ask(server.superuser_url, "SELECT usesuper FROM pg_user WHERE usename = current_user") is True
+        assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
+        assert ask(server.superuser_url, "SHOW unix_socket_directories") == ""
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            ask(server.url.replace(":" + Kept(state_dir, "postgres")["password"], ":wrong"), "SELECT 1")
+
+
+def test_a_warm_start_keeps_data_port_and_passwords(state_dir: Path) -> None:
+    server = Postgres(state_dir)
+    with running(server.prepare(), state_dir):
+        url = server.url
+        keep_seven(url)
+    with running(server.prepare(), state_dir) as process:
+        assert server.url == url
+        assert ask(url, "SELECT n FROM kept") == 7
+    assert process.returncode == 0
+
+
+def test_postgres_starts_after_everything_was_killed(state_dir: Path) -> None:
+    server = Postgres(state_dir)
+    with running(server.prepare(), state_dir) as process:
+        keep_seven(server.url)
+        process.kill()
+        process.wait()
+    lock = next(Path(Kept(state_dir, "postgres")["folder"]).glob("data/postmaster.pid"))
+    # As after a restart of the machine: the number now belongs to a process that has nothing to do with it.
+    lines = lock.read_text().splitlines()
+    lock.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
+    with running(server.prepare(), state_dir):
+        assert ask(server.url, "SELECT n FROM kept") == 7
+
+
+def test_a_server_left_running_is_ended_before_the_next_starts(state_dir: Path) -> None:
+    server = Postgres(state_dir)
+    with running(server.prepare(), state_dir) as old:
+        assert ask(server.url, "SELECT 1") == 1
+        with running(server.prepare(), state_dir):
+            assert old.wait(5) == 0
+            assert ask(server.url, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize("kind", [Postgres, Valkey])
+def test_a_port_that_somebody_took_is_replaced(state_dir: Path, kind: type[Postgres] | type[Valkey]) -> None:
+    server = kind(state_dir)
+    server.prepare()
+    kept = Kept(state_dir, "postgres" if kind is Postgres else "valkey")
+    with socket.create_server(("127.0.0.1", int(kept["port"]))), running(server.prepare(), state_dir) as process:
+        assert f":{kept['port']}/" not in server.url
+        assert process.poll() is None
+
+
+def test_lost_data_is_not_taken_for_a_first_start(state_dir: Path) -> None:
+    server = Postgres(state_dir, durable=False)
+    server.prepare()
+    shutil.rmtree(Kept(state_dir, "postgres")["folder"])
+    with pytest.raises(ServiceError, match="data is gone"):
+        server.prepare()
+
+
+def test_an_interrupted_first_start_is_made_good(state_dir: Path) -> None:
+    server = Postgres(state_dir, durable=False)
+    server.prepare()
+    folder = Path(Kept(state_dir, "postgres")["folder"])
+    (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
+    (folder / "data.new" / "PG_VERSION").unlink()
+    values = Kept(state_dir, "postgres")._path
+    values.write_text(values.read_text().replace('"initialised": "yes"', '"initialised": ""'))
+    with running(server.prepare(), state_dir):
+        assert ask(server.url, "SELECT 1") == 1
+
+
+@as_root
+def test_root_keeps_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    before = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents)}
+    server = Postgres(tmp_path, durable=False)
+    program = server.prepare()
+    folder = Path(Kept(tmp_path, "postgres")["folder"])
+    try:
+        assert tmp_path not in folder.parents
+        assert program.user
+        assert folder.stat().st_uid == program.user.uid != 0
+        assert folder.stat().st_mode & 0o777 == 0o700
+        with running(program, tmp_path) as process:
+            assert ask(server.url, "SELECT 1") == 1
+            assert Path(f"/proc/{process.pid}").stat().st_uid == program.user.uid
+    finally:
+        shutil.rmtree(folder)
+    assert {path: path.stat().st_mode for path in before} == before
+
+
+@as_root
+def test_root_runs_a_copy_of_a_program_out_of_the_users_reach(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(place, "_OUTSIDE", (state_dir / "outside",))
+    monkeypatch.setattr(place, "reachable", lambda path, user: "site-packages" not in str(path))
+    server = Postgres(state_dir, durable=False)
+    program = server.prepare()
+    assert program.argv[0].startswith(str(state_dir / "outside"))
+    with running(program, state_dir):
+        assert ask(server.url, "SELECT 1") == 1
+
+
+def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
+    stranger = User(54321, 54321)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    root = Path(tempfile.mkdtemp())
+    try:
+        target = root / "x" / "y"
+        target.mkdir(parents=True)
+        for mode, reached in ((0o700, False), (0o711, True), (0o755, True), (0o744, False)):
+            root.chmod(mode)
+            assert place.reachable(target, stranger) is reached
+        assert place.reachable(target, None)
+    finally:
+        shutil.rmtree(root)
+
+
+def test_a_folder_of_somebody_elses_making_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(ServiceError, match="belongs to somebody else"):
+        place.make_owned(tmp_path / "link", None)
+
+
+def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(state_dir: Path) -> None:
+    server = Valkey(state_dir)
+    with running(server.prepare(), state_dir):
+        client = redis.Redis.from_url(server.url)
+        client.set("kept", "7")
+        settings = client.config_get("append*") | client.config_get("maxmemory-policy") | client.config_get("bind")
+        assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
+        assert (settings["maxmemory-policy"], settings["bind"]) == ("noeviction", "127.0.0.1")
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=int(Kept(state_dir, "valkey")["port"])).ping()
+        client.close()
+    with running(server.prepare(), state_dir) as process:
+        assert redis.Redis.from_url(server.url).get("kept") == b"7"
+    assert process.returncode == 0
+
+
+def test_valkey_starts_after_a_kill_and_ends_what_was_left(state_dir: Path) -> None:
+    server = Valkey(state_dir)
+    with running(server.prepare(), state_dir) as process:
+        redis.Redis.from_url(server.url).set("kept", "7")
+        time.sleep(0.1)
+        process.kill()
+        process.wait()
+    with running(server.prepare(), state_dir) as old, running(server.prepare(), state_dir):
+        assert old.wait(5) == 0
+        assert redis.Redis.from_url(server.url).get("kept") == b"7"
+
+
+def test_secrets_are_private(state_dir: Path) -> None:
+    Postgres(state_dir, durable=False).prepare()
+    Valkey(state_dir).prepare()
+    for name in ("postgres.json", "valkey.json", "valkey/valkey.conf"):
+        assert (state_dir / name).stat().st_mode & 0o777 == 0o600
+
+
+def _serve_as_user(state: Path, results: Any) -> None:
+    """In a forked process: become an ordinary user, and start both services."""
+    os.setgroups([])
+    os.setgid(NOBODY.gid)
+    os.setuid(NOBODY.uid)
+    server, broker = Postgres(state, durable=False), Valkey(state)
+    with running(server.prepare(), state), running(broker.prepare(), state):
+        client = redis.Redis.from_url(broker.url)
+        results.put((ask(server.url, "SELECT current_user"), client.ping(), Kept(state, "postgres")["folder"]))
+
+
+@as_root
+def test_an_ordinary_user_runs_them_as_itself(state_dir: Path) -> None:
+    # Forked, with all modules in memory: the interpreter itself may lie where that user cannot go. The servers may not.
+    if not place.reachable(Path(psycopg.__file__), NOBODY):
+        pytest.skip("this clone lies where an ordinary user cannot go")
+    os.chown(state_dir, NOBODY.uid, NOBODY.gid)
+    fork = multiprocessing.get_context("fork")
+    results = fork.Queue()
+    process = fork.Process(target=_serve_as_user, args=(state_dir, results))
+    process.start()
+    assert results.get(timeout=30) == ("millrace", True, str(state_dir / "postgres"))
+    process.join(15)
+    assert process.exitcode == 0
+    assert (state_dir / "postgres" / "data").stat().st_uid == NOBODY.uid
