@@ -5,13 +5,14 @@ Start it with `python -m inference_worker`.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 from typing import Any
 
 from celery import Celery, signals
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from inference_worker.logs import configure_logging
 from inference_worker.protocol import model_queue, replica_queue
@@ -43,9 +44,15 @@ def make_app(settings: WorkerSettings) -> Celery:
 
 
 settings = worker_settings()
+configure_logging(settings.log_level, settings.log_format)
+for chatty in ("celery.worker.strategy", "celery.app.trace"):  # two lines a request, of no interest
+    logging.getLogger(chatty).setLevel(logging.WARNING)
 replica_id = new_replica_id(settings)
 app = make_app(settings)
-app.conf.task_queues = [Queue(model_queue(model_spec(settings).name)), Queue(replica_queue(replica_id), expires=3600)]
+app.conf.task_queues = [
+    Queue(name, Exchange(name), routing_key=name)
+    for name in (model_queue(model_spec(settings).name), replica_queue(replica_id))
+]
 
 
 _resident: list[Worker] = []  # the process' one worker, once its model is loaded

@@ -26,7 +26,7 @@ LegKey = tuple[str, int, int]  # request id, leg, attempt
 _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
 
 
-class JournalBusy(Exception):
+class JournalBusyError(Exception):
     """Another worker uses this journal: two workers were given one name."""
 
 
@@ -53,7 +53,7 @@ class Journal:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise JournalBusy(f"{folder} is in use: give each worker a MILLRACE_WORKER_NAME of its own") from None
+            raise JournalBusyError(f"{folder} is in use: give each worker a MILLRACE_WORKER_NAME of its own") from None
         self.segments: list[Segment] = []
         paths = sorted(folder.glob("*.journal"))
         confirmed: dict[LegKey, str] = {}

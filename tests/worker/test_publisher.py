@@ -1,0 +1,207 @@
+"""From an engine's outputs to streams, logs and usage events, over a real Valkey."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from inference_worker import claims
+from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
+from inference_worker.engine_client import Delivery, HandedOver, Live
+from inference_worker.journal import Journal, leg_key
+from inference_worker.protocol import (
+    USAGE_GROUP,
+    USAGE_STREAM,
+    Claimed,
+    End,
+    Failed,
+    Job,
+    Released,
+    StreamEvent,
+    Tokens,
+    UsageEvent,
+    claim_key,
+    decode_event,
+    decode_events,
+    decode_usage,
+    encode,
+    gateway_stream,
+    request_log,
+)
+from inference_worker.publisher import Publisher
+from tests.worker.conftest import make_job, make_usage
+
+Queued = Callable[[Job], str]
+USAGE = TokenUsage(uncached=2, cache_read=1, output=2)
+
+
+@pytest.fixture
+def publisher(broker: redis.Redis, tmp_path: Path) -> Iterator[Publisher]:
+    broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
+    publisher = make_publisher(broker, tmp_path)
+    yield publisher
+    publisher.close()
+
+
+def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
+    journal = Journal(folder / "journal")
+    return Publisher(broker, journal, replica_id="r", block_size=32, log_seconds=100, keep_seconds=50)
+
+
+def begin(broker: redis.Redis, queued: Queued, job: Job) -> Live:
+    broker.eval(claims.CLAIM, 1, queued(job), 1, "r")
+    return Live(job, 1)
+
+
+def tokens(live: Live, *ids: int) -> Delivery:
+    return live, RequestOutput(live.engine_id, list(ids), "".join(f"<{i}>" for i in ids))
+
+
+def last(live: Live, *ids: int) -> Delivery:
+    text = "".join(f"<{i}>" for i in ids)
+    return live, RequestOutput(live.engine_id, list(ids), text, finish_reason="stop", usage=USAGE)
+
+
+def gateway_events(broker: redis.Redis) -> list[StreamEvent]:
+    entries = broker.xrange(gateway_stream("gw-a"))
+    return [event for _, fields in entries for event in decode_events(fields[b"e"])]
+
+
+def usage_events(broker: redis.Redis) -> list[UsageEvent]:
+    return [decode_usage(fields[b"e"]) for _, fields in broker.xrange(USAGE_STREAM)]
+
+
+def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[StreamEvent]:
+    return [decode_event(payload) for payload in broker.lrange(request_log(request_id, attempt), 0, -1)]
+
+
+def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.tell_claimed("gw-a", Claimed("req_1", 1, "r"))
+    publisher.deliver([tokens(live, 7)])
+    publisher.deliver([last(live, 8)])
+    assert live.ended.wait(5)
+
+    told = gateway_events(broker)
+    assert told[0] == Claimed("req_1", 1, "r")
+    events = told[1:]
+    assert events == log_of(broker, "req_1")
+    assert [event.seq for event in events if not isinstance(event, Claimed | Released)] == list(range(len(events)))
+    assert "".join(event.text for event in events if isinstance(event, Tokens)) == "<7><8>"
+    end = events[-1]
+    assert isinstance(end, End)
+    assert end.usage == USAGE
+    (usage,) = usage_events(broker)
+    assert (usage.usage, usage.verdict, usage.envelope) == (USAGE, "completed", live.job.envelope)
+    assert 0 < broker.ttl(request_log("req_1", 1)) <= 50
+
+
+def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """When the broker is slow, rounds grow: nothing piles up."""
+    live = begin(broker, queued, make_job())
+    publisher = make_publisher(broker, tmp_path)
+    broker.client_pause(300)  # type: ignore[no-untyped-call]
+    for token in range(20):
+        publisher.deliver([tokens(live, token)])
+        time.sleep(0.005)
+    publisher.deliver([last(live)])
+    assert live.ended.wait(5)
+    publisher.close()
+    events = [event for event in log_of(broker, "req_1") if isinstance(event, Tokens)]
+    assert [token for event in events for token in event.token_ids] == list(range(20))
+    assert len(events) <= 3
+
+
+def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.deliver([(live, RequestFault("context_length_exceeded", "too long", "messages"))])
+    assert live.ended.wait(5)
+    failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
+    assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
+    (usage,) = usage_events(broker)
+    assert (usage.verdict, usage.usage) == ("failed", TokenUsage())
+
+
+def test_a_leg_handed_over_goes_back_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.deliver([(live, HandedOver())])
+    assert live.ended.wait(5)
+    assert gateway_events(broker) == [Released("req_1", 2)]
+    assert broker.hmget(claim_key("req_1", 0), "attempt", "state") == [b"2", b"queued"]
+    assert usage_events(broker) == []
+
+
+def test_a_superseded_end_is_neither_told_nor_metered(
+    broker: redis.Redis, queued: Queued, publisher: Publisher
+) -> None:
+    live = begin(broker, queued, make_job())
+    broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r")
+    publisher.deliver([last(live, 1)])
+    assert live.ended.wait(5)
+    assert usage_events(broker) == []
+    assert not any(isinstance(event, End) for event in gateway_events(broker))
+
+
+def test_an_end_survives_a_broker_outage(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    for _ in range(3):
+        broker.client_kill_filter(_type="normal", skipme=True)
+        publisher.deliver([tokens(live, 1)])
+        time.sleep(0.05)
+    publisher.deliver([last(live, 2)])
+    assert live.ended.wait(10)
+    assert len(usage_events(broker)) == 1
+    seqs = {event.seq for event in log_of(broker, "req_1") if isinstance(event, Tokens | End)}
+    assert seqs == set(range(len(seqs)))
+
+
+def test_what_was_journalled_and_never_told_failed(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """Killed between the journal and the end: nothing billed, also after the replay."""
+    job = make_job()
+    begin(broker, queued, job)
+    journal = Journal(tmp_path / "journal")
+    journal.append([make_usage(job)])
+    journal.close()
+    make_publisher(broker, tmp_path).close()
+    assert [usage.verdict for usage in usage_events(broker)] == ["failed"]
+    assert broker.hget(claim_key("req_1", 0), "state") == b"failed"
+
+
+def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """The broker took the end, then crashed and forgot its last second."""
+    job = make_job()
+    usage = make_usage(job)
+    begin(broker, queued, job)  # the claim is what an older state of the broker says: still running
+    journal = Journal(tmp_path / "journal")
+    journal.append([usage])
+    journal.confirm(leg_key(usage), "1-1")
+    journal.close()
+    make_publisher(broker, tmp_path).close()
+    assert usage_events(broker) == [usage]
+    make_publisher(broker, tmp_path).close()
+    assert usage_events(broker) == [usage]  # once is enough
+
+
+def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference_worker.publisher.TRIM_SECONDS", 0.05)
+    journal = Journal(tmp_path / "journal")
+    publisher = Publisher(broker, journal, replica_id="r", block_size=32, log_seconds=100, keep_seconds=50)
+    live = begin(broker, queued, make_job())
+    broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
+    publisher.deliver([last(live, 1)])
+    assert live.ended.wait(5)
+    ((_, entries),) = broker.xreadgroup(USAGE_GROUP, "s", {USAGE_STREAM: ">"})
+    time.sleep(0.3)
+    assert len(journal.open_events()) == 1  # delivered to the settler is not settled
+    broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
+    give_up_at = time.monotonic() + 5
+    while journal.open_events() and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    assert journal.open_events() == []
+    publisher.close()
