@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,27 +92,3 @@ class ReferenceBackend(AttentionBackend):
             query, keys, values, metadata.block_table, metadata.seq_lens, metadata.query_start_loc, self.scale
         )
         return out.flatten(1)
-
-
-_BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {}
-
-
-def register(name: str, backend: Callable[[CacheShape, int, float], AttentionBackend]) -> None:
-    """Make `backend` selectable as EngineConfig.attention."""
-    _BACKENDS[name] = backend
-
-
-def make_backend(name: str, shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
-    """The backend `name`; "auto" is the best for the cache's device.
-
-    Raises:
-        ValueError: there is no such backend.
-    """
-    if name == "auto":
-        name = "cpu" if shape.device.type == "cpu" and "cpu" in _BACKENDS else "reference"
-    if name not in _BACKENDS:
-        raise ValueError(f"attention backend {name!r} is not known; there are {', '.join(sorted(_BACKENDS))}")
-    return _BACKENDS[name](shape, num_heads, scale)
-
-
-register("reference", ReferenceBackend)

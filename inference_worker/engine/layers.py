@@ -12,7 +12,7 @@ from kernels import reference
 class Linear:
     """x @ weightᵀ + bias. On the CPU the weight is reordered once, in oneDNN's own layout for the machine.
 
-    oneDNN also takes what follows a product into the same pass: an activation, or another tensor added or multiplied.
+    oneDNN also takes an addition that follows the product into the same pass.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
@@ -26,18 +26,6 @@ class Linear:
         if self.packed is None:
             return functional.linear(x, self._plain, self.bias)
         return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
-
-    def silu(self, x: torch.Tensor) -> torch.Tensor:
-        """silu of the product."""
-        if self.packed is None:
-            return functional.silu(functional.linear(x, self._plain, self.bias))
-        return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "swish", [], ""))
-
-    def mul(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product times `other`, element by element."""
-        if self.packed is None:
-            return functional.linear(x, self._plain, self.bias) * other
-        return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "mul"))
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """The product plus `other`."""
@@ -66,7 +54,7 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return reference.rms_norm(x, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Rope:

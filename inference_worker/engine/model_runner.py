@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from inference_worker.engine.attention import CacheShape, StepMetadata, make_backend
+from inference_worker.engine.attention import CacheShape, StepMetadata
+from inference_worker.engine.backends import make_backend
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.layers import Rope
 from inference_worker.engine.loader import Weights

@@ -53,8 +53,7 @@ class _Layer:
         self._qkv = linear(attention, (queries, keys, keys), hidden, config.attention_bias)
         self._out = linear(("self_attn.o_proj",), (hidden,), queries, config.attention_bias)
         self._post_norm = norm("post_attention_layernorm")
-        self._gate = linear(("mlp.gate_proj",), (inner,), hidden, config.mlp_bias)
-        self._up = linear(("mlp.up_proj",), (inner,), hidden, config.mlp_bias)
+        self._gate_up = linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias)
         self._down = linear(("mlp.down_proj",), (hidden,), inner, config.mlp_bias)
 
     def forward(
@@ -62,5 +61,5 @@ class _Layer:
     ) -> torch.Tensor:
         attended = attention.attend(index, self._qkv(self._input_norm(hidden)), metadata)
         hidden = self._out.add(attended, hidden)
-        x = self._post_norm(hidden)
-        return self._down.add(self._up.mul(x, self._gate.silu(x)), hidden)
+        gate, up = self._gate_up(self._post_norm(hidden)).chunk(2, dim=-1)
+        return self._down.add(functional.silu(gate).mul_(up), hidden)

@@ -1,0 +1,26 @@
+"""The attention backends, by the names EngineConfig.attention may give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from inference_worker.engine.attention import AttentionBackend, CacheShape, ReferenceBackend
+from inference_worker.engine.cpu_attention import CpuBackend
+
+BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {
+    "cpu": CpuBackend,
+    "reference": ReferenceBackend,
+}
+
+
+def make_backend(name: str, shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
+    """The backend `name`; "auto" is the best for the cache's device.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if name == "auto":
+        name = "cpu" if shape.device.type == "cpu" else "reference"
+    if name not in BACKENDS:
+        raise ValueError(f"attention backend {name!r} is not known; there are {', '.join(sorted(BACKENDS))}")
+    return BACKENDS[name](shape, num_heads, scale)

@@ -1,0 +1,219 @@
+"""Attention over a paged KV cache on the CPU, in large batched products of plain PyTorch.
+
+Pages are [2 × num_kv_heads × num_blocks, block_size × head_dim]: first all heads' keys, then all heads' values, so that
+one gather brings a batch of sequences as [2 × heads × batch, tokens, head_dim], ready for one product over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+MAX_QUERY = 128  # queries of one sequence in one product: it bounds the scores' memory and skips what comes later
+# What one group costs, in microseconds as measured: to begin with, and per key for itself and for each query.
+_GROUP_COST = 60.0
+_KEY_COST = 0.035
+_QUERY_KEY_COST = 0.015
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive new tokens of one sequence, which attend to its first `length` tokens and are the last of these."""
+
+    first_row: int  # row of the first of them in the batch
+    queries: int
+    length: int
+    table_row: int  # row of the block table
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pieces computed together, padded to the longest."""
+
+    pieces: int
+    queries: int  # of each piece, padded
+    keys: int  # of each piece, padded to whole blocks
+    pages: torch.Tensor  # [2 × kv_heads × pieces × blocks], rows of the paged cache
+    mask: torch.Tensor  # [kv_heads × pieces, 1 or group × queries, keys], 0 or −inf, to be added to the scores
+    rows: torch.Tensor | None  # [pieces × queries] rows of the batch, padding repeats one; None: all rows, in order
+    out_rows: torch.Tensor | None  # rows of the batch that are no padding
+    out_valid: torch.Tensor | None  # their places among the [pieces × queries]; None: all of them
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """Sizes of a paged cache and of the queries' heads."""
+
+    num_blocks: int
+    block_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def pieces_of(query_lens: Sequence[int], lengths: Sequence[int]) -> list[Piece]:
+    """Cut a step's sequences into pieces of at most MAX_QUERY queries."""
+    pieces: list[Piece] = []
+    row = 0
+    for table_row, (count, length) in enumerate(zip(query_lens, lengths, strict=True)):
+        for start in range(0, count, MAX_QUERY):
+            queries = min(MAX_QUERY, count - start)
+            pieces.append(Piece(row + start, queries, length - count + start + queries, table_row))
+        row += count
+    return pieces
+
+
+def split(pieces: list[Piece]) -> list[list[Piece]]:
+    """Cut `pieces`, in order of size, where the padding saved is worth another group."""
+    if len(pieces) < 2:
+        return [pieces]
+    longest = _running_max([p.length for p in pieces])
+    longest_after = _running_max([p.length for p in reversed(pieces)])[::-1]
+    count, widest = len(pieces), pieces[-1].queries
+    costs = [
+        _cost(i, pieces[i - 1].queries, longest[i - 1]) + _cost(count - i, widest, longest_after[i])
+        for i in range(1, count)
+    ]
+    best = min(range(1, count), key=lambda i: costs[i - 1])
+    if costs[best - 1] >= _cost(count, widest, longest[-1]):
+        return [pieces]
+    return split(pieces[:best]) + split(pieces[best:])
+
+
+def _running_max(values: list[int]) -> list[int]:
+    result: list[int] = np.maximum.accumulate(values).tolist()
+    return result
+
+
+def _cost(pieces: int, queries: int, length: int) -> float:
+    return _GROUP_COST + pieces * length * (_KEY_COST + _QUERY_KEY_COST * (queries - 1))
+
+
+def plan(
+    query_lens: Sequence[int],
+    lengths: Sequence[int],
+    block_table: torch.Tensor,
+    shape: PageShape,
+    dtype: torch.dtype,
+) -> list[Group]:
+    """What every layer of a step shares.
+
+    Args:
+        query_lens, lengths: new tokens, and all tokens with these, of each sequence.
+        block_table: int64 [num_seqs, max_blocks], padded with block 0.
+        dtype: of the cache.
+    """
+    pieces = pieces_of(query_lens, lengths)
+    ordered = sorted(pieces, key=lambda p: (p.queries, p.length))
+    groups = split(ordered)
+    if len(groups) == 1 and len({p.queries for p in pieces}) == 1:
+        return [_group(pieces, block_table, shape, dtype, whole=True)]  # all rows in the batch's own order
+    return [_group(group, block_table, shape, dtype, whole=False) for group in groups]
+
+
+def _group(pieces: list[Piece], block_table: torch.Tensor, shape: PageShape, dtype: torch.dtype, whole: bool) -> Group:
+    count, queries = len(pieces), max(p.queries for p in pieces)
+    blocks = -(-max(p.length for p in pieces) // shape.block_size)
+    keys = blocks * shape.block_size
+    tables = block_table[torch.tensor([p.table_row for p in pieces]), :blocks]
+    heads = torch.arange(2 * shape.num_kv_heads)[:, None] * shape.num_blocks
+    pages = (heads + tables.reshape(1, -1)).reshape(-1)
+    places = torch.arange(queries)
+    used = torch.tensor([p.queries for p in pieces])
+    first = torch.tensor([p.first_row for p in pieces])
+    # Padding queries repeat their piece's last one: any real query will do, their results are dropped.
+    within = torch.minimum(places[None], used[:, None] - 1)
+    positions = torch.tensor([p.length for p in pieces])[:, None] - used[:, None] + within
+    hidden = torch.arange(keys)[None, None] > positions[:, :, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    group = shape.num_heads // shape.num_kv_heads if queries > 1 else 1
+    mask = mask[None, :, None].expand(shape.num_kv_heads, count, group, queries, keys)
+    rows = (first[:, None] + within).reshape(-1)
+    valid = (places[None] < used[:, None]).reshape(-1)
+    padded = queries * count != sum(p.queries for p in pieces)
+    return Group(
+        pieces=count,
+        queries=queries,
+        keys=keys,
+        pages=pages,
+        mask=mask.reshape(shape.num_kv_heads * count, group * queries, keys),
+        rows=None if whole else rows,
+        out_rows=None if whole else rows[valid],
+        out_valid=valid.nonzero()[:, 0] if padded else None,
+    )
+
+
+def write(kv: torch.Tensor, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Put keys and values into their slots.
+
+    Args:
+        kv: [num_tokens, 2 × num_kv_heads, head_dim], keys before values.
+        pages: one layer's cache, [2 × num_kv_heads × num_blocks, block_size × head_dim].
+        slot_mapping: int64 [num_tokens], block × block_size + offset, all different.
+    """
+    heads, head_dim = kv.shape[1:]
+    pages.view(heads, -1, head_dim).index_copy_(1, slot_mapping, kv.transpose(0, 1))
+
+
+def attend(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    groups: Sequence[Group],
+    shape: PageShape,
+    scale: float,
+    workspace: torch.Tensor,
+) -> torch.Tensor:
+    """Causal attention of a step's new tokens over their sequences' pages.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim].
+        pages: one layer's cache; the new tokens' keys and values are in it.
+        groups: from `plan`.
+        workspace: flat, dtype of the cache, at least `workspace_size(groups)` long.
+
+    Returns:
+        [num_tokens, num_heads × head_dim].
+    """
+    if len(groups) == 1 and groups[0].rows is None:
+        return _attend_group(query, pages, groups[0], shape, scale, workspace)
+    out = torch.empty(query.shape[0], shape.num_heads * shape.head_dim, dtype=query.dtype)
+    for group in groups:
+        some = _attend_group(query[group.rows], pages, group, shape, scale, workspace)
+        if group.out_valid is not None:
+            some = some[group.out_valid]
+        out[group.out_rows] = some
+    return out
+
+
+def workspace_size(groups: Sequence[Group], shape: PageShape) -> int:
+    """Numbers `attend` needs room for."""
+    return max(g.pages.numel() for g in groups) * shape.block_size * shape.head_dim
+
+
+def _attend_group(
+    query: torch.Tensor, pages: torch.Tensor, group: Group, shape: PageShape, scale: float, workspace: torch.Tensor
+) -> torch.Tensor:
+    """[pieces × queries, num_heads × head_dim] for query [pieces × queries, num_heads, head_dim]."""
+    count, queries, keys = group.pieces, group.queries, group.keys
+    kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
+    share = shape.num_heads // kv_heads
+    rows = group.pages.numel()
+    gathered = workspace[: rows * pages.shape[1]].view(rows, pages.shape[1])
+    torch.index_select(pages, 0, group.pages, out=gathered)
+    cached = gathered.view(2, kv_heads * count, keys, head_dim)
+    # The queries that share a KV head become rows of one product with it.
+    packed = query.unflatten(0, (count, queries)).unflatten(2, (kv_heads, share)).permute(2, 0, 3, 1, 4)
+    packed = packed.reshape(kv_heads * count, share * queries, head_dim)
+    if count * queries == 1:  # one decode: the fused kernel has less to set up than three products
+        out = functional.scaled_dot_product_attention(
+            packed[None], cached[:1], cached[1:], attn_mask=group.mask[None], scale=scale
+        )[0]
+    else:
+        scores = torch.baddbmm(group.mask, packed, cached[0].transpose(1, 2), alpha=scale)
+        out = torch.bmm(scores.softmax(-1), cached[1])
+    unpacked = out.view(kv_heads, count, share, queries, head_dim).permute(1, 3, 0, 2, 4)
+    return unpacked.reshape(count * queries, shape.num_heads * head_dim)

@@ -1,0 +1,85 @@
+"""An engine without a model: the scheduler and the caches are real, the tokens are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.request import Request, RequestOutput, SamplingParams
+from inference_worker.engine.scheduler import SchedulerOutput
+from inference_worker.engine.sequence import Sequence
+
+EOS = 2
+TINY = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=1000,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    max_model_len=4096,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    mlp_bias=False,
+    dtype="float32",
+    eos_token_ids=(EOS,),
+)
+
+
+def counting(seq: Sequence) -> int:
+    """The default tokens: 100, 101, …"""
+    return 100 + seq.num_output_tokens % 800
+
+
+class FakeRunner:
+    """Answers each step with tokens from `choose`, and remembers the batches it was given."""
+
+    def __init__(self, num_blocks: int, choose: Callable[[Sequence], int] = counting) -> None:
+        self.num_blocks = num_blocks
+        self.choose = choose
+        self.steps: list[dict[str, int]] = []  # request id -> tokens computed
+        self.during: Callable[[SchedulerOutput], None] = lambda _: None
+
+    def execute(self, output: SchedulerOutput) -> list[int]:
+        self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
+        tokens = [self.choose(s.seq) for s in output.scheduled if s.samples]
+        self.during(output)
+        return tokens
+
+
+def fake_engine(
+    num_blocks: int = 10, *, block_size: int = 16, choose: Callable[[Sequence], int] = counting, **settings: int
+) -> tuple[LLMEngine, FakeRunner]:
+    config = EngineConfig(model_dir=Path(), block_size=block_size, **settings)  # type: ignore[arg-type]
+    runner = FakeRunner(num_blocks, choose)
+    return LLMEngine(config, runner=runner, model_config=TINY), runner
+
+
+def request(
+    name: str, prompt: int | list[int], *, salt: bytes = b"", arrival: float = 0.0, **params: object
+) -> Request:
+    """A request whose prompt is `prompt`, or that many tokens 10, 11, …"""
+    ids = prompt if isinstance(prompt, list) else [10 + i % 900 for i in range(prompt)]
+    params.setdefault("max_tokens", 1)
+    return Request(name, ids, SamplingParams(**params), salt, arrival)  # type: ignore[arg-type]
+
+
+def run(engine: LLMEngine, steps: int = 10_000) -> dict[str, list[RequestOutput]]:
+    """Step until all is done, checking every account after every step; the outputs by request."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    for _ in range(steps):
+        if not engine.has_unfinished():
+            break
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.check_integrity()
+    return outputs
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
