@@ -1,0 +1,117 @@
+"""Heartbeats out, cancels in, deadlines watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from inference_worker.control import Control
+from inference_worker.engine.request import RequestFault
+from inference_worker.engine_client import Live
+from inference_worker.protocol import REPLICAS_KEY, Heartbeat, control_channel, decode_heartbeat, encode
+from tests.worker.conftest import make_job
+
+
+class RecordingEngine:
+    """Holds legs and notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.legs: list[Live] = []
+        self.cancelled: list[tuple[Live, RequestFault | None]] = []
+
+    def submit(self, live: Live) -> None:
+        self.legs.append(live)
+
+    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+        self.cancelled.append((live, failure))
+        self.legs.remove(live)
+
+    def hand_over(self, live: Live) -> None:
+        self.legs.remove(live)
+
+    def live(self) -> list[Live]:
+        return list(self.legs)
+
+    def stats(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def heartbeat(beat: int) -> Heartbeat:
+    return Heartbeat(beat, "m", True, False, 0, 0, 8, 0, 0, 0, 0, 0, 0, 10, 0)
+
+
+@pytest.fixture
+def engine() -> RecordingEngine:
+    return RecordingEngine()
+
+
+@pytest.fixture
+def control(broker: redis.Redis, engine: RecordingEngine) -> Iterator[Control]:
+    control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
+    yield control
+    control.close()
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def beat_of(broker: redis.Redis) -> int:
+    payload = broker.hget(REPLICAS_KEY, "r")
+    return decode_heartbeat(payload).beat if payload else 0
+
+
+def test_its_beats_are_news_and_end_with_it(broker: redis.Redis, engine: RecordingEngine) -> None:
+    control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
+    wait_until(lambda: beat_of(broker))
+    first = beat_of(broker)
+    wait_until(lambda: beat_of(broker) > first)
+    control.close()
+    assert not broker.hexists(REPLICAS_KEY, "r")
+
+
+@pytest.mark.usefixtures("control")
+def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis, engine: RecordingEngine) -> None:
+    wanted, other, newer = Live(make_job("req_1"), 1), Live(make_job("req_2"), 1), Live(make_job("req_3"), 2)
+    for live in (wanted, other, newer):
+        engine.submit(live)
+    channel = control_channel("r")
+    wait_until(lambda: broker.publish(channel, encode(("req_3", 0, 1))))
+    broker.publish(channel, b"\xc1 not msgpack")
+    broker.publish(channel, encode(("req_1", 0, 1)))
+    wait_until(lambda: engine.cancelled)
+    assert engine.cancelled == [(wanted, None)]
+
+
+@pytest.mark.usefixtures("control")
+def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
+    broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]
+) -> None:
+    wait_until(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
+    live, superseded = Live(make_job("req_1"), 1), Live(make_job("req_2"), 1)
+    broker.hset(queued(live.job), mapping={"state": "running", "cancel": 1})
+    broker.hset(queued(superseded.job), mapping={"state": "queued", "attempt": 2})
+    engine.submit(live)
+    engine.submit(superseded)
+    broker.client_kill_filter(_type="pubsub")
+    wait_until(lambda: len(engine.cancelled) == 2)
+    assert {cancelled.engine_id for cancelled, _ in engine.cancelled} == {live.engine_id, superseded.engine_id}
+
+
+@pytest.mark.usefixtures("control")
+def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
+    late, on_time = Live(make_job("req_1", deadline=time.time() + 0.2), 1), Live(make_job("req_2"), 1)
+    engine.submit(late)
+    engine.submit(on_time)
+    wait_until(lambda: engine.cancelled)
+    ((cancelled, failure),) = engine.cancelled
+    assert cancelled is late
+    assert failure is not None
+    assert failure.code == "timeout"

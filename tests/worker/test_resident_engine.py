@@ -1,0 +1,180 @@
+"""The engine's thread: what goes in and comes out, and how legs leave it. The model is fake, the engine real."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.request import RequestFault, RequestOutput, SamplingParams
+from inference_worker.engine.scheduler import SchedulerOutput
+from inference_worker.engine_client import Delivery, HandedOver, Live, ResidentEngine
+from inference_worker.protocol import Envelope, Job
+
+
+class StepwiseRunner:
+    """Computes nothing, and each step only when the test allows it. Token n of a request is 100 + n."""
+
+    num_blocks = 64
+
+    def __init__(self) -> None:
+        self.allowed = threading.Semaphore(0)
+        self.broken = False
+
+    def execute(self, batch: SchedulerOutput) -> list[int]:
+        self.allowed.acquire()
+        return [100 + s.seq.num_output_tokens for s in batch.scheduled if s.samples]
+
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=1000,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    max_model_len=512,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    mlp_bias=False,
+    dtype="float32",
+)
+
+
+class Harness:
+    def __init__(self) -> None:
+        self.runner = StepwiseRunner()
+        config = EngineConfig(model_dir=Path("."), block_size=16, max_batch=8, step_tokens=64)
+        self.engine = LLMEngine(config, runner=self.runner, model_config=MODEL)
+        self.delivered: queue.Queue[Delivery] = queue.Queue()
+        self.broken = threading.Event()
+        self.client = ResidentEngine(self.engine, self._deliver, self.broken.set)
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self.delivered.put(delivery)
+
+    def submit(self, name: str, prompt: int = 20, max_tokens: int = 5) -> Live:
+        envelope = Envelope(1, name, 0, 1, 1, 1, "m")
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        live = Live(Job(envelope, "gw", list(range(prompt)), params, b"salt", time.time() + 60), 1)
+        self.client.submit(live)
+        return live
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.runner.allowed.release()
+
+    def next(self) -> Delivery:
+        return self.delivered.get(timeout=5)
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    harness = Harness()
+    yield harness
+    harness.steps(1000)
+    harness.client.close()
+    harness.engine.check_integrity()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
+
+
+def test_it_works(harness: Harness) -> None:
+    live = harness.submit("req_1", max_tokens=3)
+    harness.steps(3)
+    outputs = [harness.next() for _ in range(3)]
+    assert all(delivered is live for delivered, _ in outputs)
+    results = [output for _, output in outputs if isinstance(output, RequestOutput)]
+    assert [token for result in results for token in result.token_ids] == [100, 101, 102]
+    assert results[-1].finish_reason == "length"
+    assert harness.client.live() == []
+    assert live.first_token_at is not None
+    assert live.scheduled_at is not None
+    assert live.claimed_at <= live.scheduled_at <= live.first_token_at
+
+
+def test_what_can_never_fit_is_refused_with_its_reason(harness: Harness) -> None:
+    live = harness.submit("req_1", prompt=500, max_tokens=100)
+    refused, fault = harness.next()
+    assert refused is live
+    assert isinstance(fault, RequestFault)
+    assert fault.code == "context_length_exceeded"
+    assert harness.client.live() == []
+
+
+def test_a_cancel_takes_effect_within_two_steps(harness: Harness) -> None:
+    live = harness.submit("req_1", max_tokens=50)
+    harness.steps(4)
+    for _ in range(4):
+        harness.next()
+    harness.client.cancel(live)
+    harness.steps(2)
+    outputs = [harness.next()]
+    while not (isinstance(outputs[-1][1], RequestOutput) and outputs[-1][1].finish_reason):
+        outputs.append(harness.next())
+    assert len(outputs) <= 3
+    final = outputs[-1][1]
+    assert isinstance(final, RequestOutput)
+    assert final.finish_reason == "cancelled"
+    assert final.usage is not None
+    assert final.usage.prompt == 20
+    assert 4 <= final.usage.output <= 6
+    wait_until(lambda: harness.client.stats().kv_blocks_used == 0)
+
+
+def test_cancelling_twice_or_after_the_end_does_nothing(harness: Harness) -> None:
+    live = harness.submit("req_1", max_tokens=1)
+    harness.steps(1)
+    harness.next()
+    harness.client.cancel(live)
+    harness.client.cancel(live)
+    other = harness.submit("req_2", max_tokens=1)
+    harness.steps(1)
+    assert harness.next()[0] is other
+    assert harness.delivered.empty()
+
+
+def test_an_unbegun_leg_can_be_handed_over_and_a_begun_one_goes_on(harness: Harness) -> None:
+    begun = harness.submit("req_begun", max_tokens=3)
+    harness.steps(1)
+    harness.next()
+    waiting = harness.submit("req_waiting")
+    for live in (begun, waiting):
+        harness.client.hand_over(live)
+    harness.steps(3)
+    outcomes = [harness.next() for _ in range(3)]
+    assert (waiting, HandedOver()) in outcomes
+    ended = [o for live, o in outcomes if live is begun and isinstance(o, RequestOutput) and o.finish_reason]
+    assert [output.finish_reason for output in ended] == ["length"]
+
+
+def test_a_broken_engine_leaves_nobody_waiting(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = harness.submit("req_1", max_tokens=50)
+    harness.steps(1)
+    harness.next()
+
+    def broken() -> list[RequestOutput]:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(harness.engine, "step", broken)
+    harness.steps(2)
+    while not isinstance((delivered := harness.next())[1], RequestFault):
+        pass
+    assert delivered[0] is live
+    assert harness.broken.wait(5)
+    assert harness.client.live() == []
