@@ -70,8 +70,7 @@ def _statements(month: date) -> list[str]:
     name, start, end = partition_name(month), month.isoformat(), shifted(month, 1).isoformat()
     return [
         f"CREATE TABLE {name} (LIKE {TABLE} INCLUDING ALL)",
-        f"ALTER TABLE {TABLE} ATTACH PARTITION {name}"
-        f" FOR VALUES FROM ('{start} 00:00:00+00') TO ('{end} 00:00:00+00')",
+        f"ALTER TABLE {TABLE} ATTACH PARTITION {name} FOR VALUES FROM ('{start} 00:00:00+00') TO ('{end} 00:00:00+00')",
         f"CREATE TRIGGER billing_usage_no_truncate BEFORE TRUNCATE ON {name}"
         " FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_truncate()",
     ]
