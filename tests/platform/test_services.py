@@ -22,7 +22,7 @@ from millrace.services import place
 from millrace.services.kept import Kept
 from millrace.services.postgres import Postgres
 from millrace.services.program import Program, ServiceError, User
-from millrace.services.valkey import Valkey
+from millrace.services.valkey import ONCE, Valkey
 
 NOBODY = User(65534, 65534)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what only root does, only root can test")
@@ -198,7 +198,7 @@ def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(state_dir: Path
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
         assert (settings["maxmemory-policy"], settings["bind"]) == ("noeviction", "127.0.0.1")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=int(Kept(state_dir, "valkey")["port"])).ping()
+            redis.Redis(port=int(Kept(state_dir, "valkey")["port"]), retry=ONCE).ping()
         client.close()
     with running(server.prepare(), state_dir) as process:
         assert redis.Redis.from_url(server.url).get("kept") == b"7"

@@ -114,7 +114,9 @@ def broker_answers(url: str) -> None:
     """See that the Valkey or Redis the user named answers."""
     import redis
 
-    client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5)
+    from millrace.services.valkey import ONCE
+
+    client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5, retry=ONCE)
     try:
         client.ping()
     except (redis.RedisError, ValueError) as fault:

