@@ -14,6 +14,8 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
@@ -22,6 +24,26 @@ from millrace.services.program import Program  # noqa: E402
 from millrace.services.valkey import Valkey  # noqa: E402
 
 _running = ExitStack()
+_browser_tests: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--browser-must-run", action="store_true", help="fail if every browser test skipped")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and "browser" in report.keywords and not report.skipped:
+        _browser_tests.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--browser-must-run") and not _browser_tests:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--browser-must-run"):
+        terminalreporter.write_line(f"browser tests that ran: {len(_browser_tests)}", bold=True)
 
 
 def pytest_configure() -> None:
@@ -55,7 +77,9 @@ def pytest_unconfigure() -> None:
 
 def _database(state: Path) -> str:
     server = Postgres(state, durable=False)
-    _start(server.prepare(), state)
+    program = server.prepare()
+    _running.callback(shutil.rmtree, server.folder, ignore_errors=True)
+    _start(program, state)
     return server.url
 
 

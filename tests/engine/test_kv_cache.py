@@ -64,13 +64,13 @@ def test_a_wholly_cached_prompt_computes_its_last_block_again(cache: KVCacheMana
 
 
 def test_a_block_given_out_anew_loses_its_hash(cache: KVCacheManager) -> None:
-    first = sequence("first", SHARED + [1])
+    first = sequence("first", [*SHARED, 1])
     compute(cache, first)
     cache.free(first)
     cache.pool.allocate(7)  # all but the three cached ones
-    assert cache.lookup(sequence("again", SHARED + [1])).num_cached_tokens == 48
+    assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 48
     cache.pool.allocate(1)  # takes the chain's tail
-    assert cache.lookup(sequence("again", SHARED + [1])).block_ids == [1, 2]
+    assert cache.lookup(sequence("again", [*SHARED, 1])).block_ids == [1, 2]
 
 
 def test_a_failed_allocation_changes_nothing(cache: KVCacheManager) -> None:
@@ -84,18 +84,18 @@ def test_a_failed_allocation_changes_nothing(cache: KVCacheManager) -> None:
 
 
 def test_reset_is_refused_while_blocks_are_held(cache: KVCacheManager) -> None:
-    seq = sequence("first", SHARED + [1])
+    seq = sequence("first", [*SHARED, 1])
     compute(cache, seq)
     assert not cache.reset_prefix_cache()
     cache.free(seq)
     assert cache.reset_prefix_cache()
-    assert cache.lookup(sequence("again", SHARED + [1])).num_cached_tokens == 0
+    assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 0
 
 
 def test_another_salt_hits_nothing(cache: KVCacheManager) -> None:
-    compute(cache, sequence("ours", SHARED + [1], salt=b"ours"))
-    assert cache.lookup(sequence("ours too", SHARED + [1], salt=b"ours")).num_cached_tokens == 48
-    assert cache.lookup(sequence("theirs", SHARED + [1], salt=b"theirs")).num_cached_tokens == 0
+    compute(cache, sequence("ours", [*SHARED, 1], salt=b"ours"))
+    assert cache.lookup(sequence("ours too", [*SHARED, 1], salt=b"ours")).num_cached_tokens == 48
+    assert cache.lookup(sequence("theirs", [*SHARED, 1], salt=b"theirs")).num_cached_tokens == 0
 
 
 def test_the_salt_enters_the_first_block_only() -> None:
@@ -114,24 +114,24 @@ def test_the_hash_depends_on_every_token_and_on_what_came_before() -> None:
 
 
 def test_nothing_is_found_before_its_step_has_succeeded(cache: KVCacheManager) -> None:
-    first = sequence("first", SHARED + [1])
+    first = sequence("first", [*SHARED, 1])
     cache.start(first, cache.lookup(first))
     assert cache.grow(first, 49)
-    follower = sequence("follower", SHARED + [2])
+    follower = sequence("follower", [*SHARED, 2])
     hit = cache.lookup(follower)
     assert hit.pending
     assert not hit.block_ids
     cache.publish(first, 32)  # a chunk of it is done: the third block is still to come
     assert cache.lookup(follower).pending
     cache.publish(first, 48)
-    assert cache.lookup(follower) == cache.lookup(sequence("other", SHARED + [3]))
+    assert cache.lookup(follower) == cache.lookup(sequence("other", [*SHARED, 3]))
     assert cache.lookup(follower).block_ids == [1, 2, 3]
 
 
 def test_a_follower_takes_over_when_its_leader_is_gone(cache: KVCacheManager) -> None:
-    leader = sequence("leader", SHARED + [1])
+    leader = sequence("leader", [*SHARED, 1])
     cache.start(leader, cache.lookup(leader))
-    follower = sequence("follower", SHARED + [2])
+    follower = sequence("follower", [*SHARED, 2])
     assert cache.lookup(follower).pending
     cache.free(leader)
     assert not cache.lookup(follower).pending
@@ -139,15 +139,15 @@ def test_a_follower_takes_over_when_its_leader_is_gone(cache: KVCacheManager) ->
 
 
 def test_another_tenants_computation_is_not_waited_for(cache: KVCacheManager) -> None:
-    leader = sequence("leader", SHARED + [1], salt=b"a")
+    leader = sequence("leader", [*SHARED, 1], salt=b"a")
     cache.start(leader, cache.lookup(leader))
-    assert not cache.lookup(sequence("other", SHARED + [1], salt=b"b")).pending
+    assert not cache.lookup(sequence("other", [*SHARED, 1], salt=b"b")).pending
 
 
 def test_without_the_prefix_cache_nothing_is_shared() -> None:
     cache = KVCacheManager(10, 16, prefix_cache=False)
-    compute(cache, sequence("first", SHARED + [1]))
-    assert cache.lookup(sequence("again", SHARED + [1])).num_cached_tokens == 0
+    compute(cache, sequence("first", [*SHARED, 1]))
+    assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 0
 
 
 def test_integrity_notices_a_lost_block(cache: KVCacheManager) -> None:

@@ -83,7 +83,7 @@ def test_postgres_starts_after_everything_was_killed(state_dir: Path) -> None:
         keep_seven(server.url)
         process.kill()
         process.wait()
-    lock = next(Path(Kept(state_dir, "postgres")["folder"]).glob("data/postmaster.pid"))
+    lock = next(server.folder.glob("data/postmaster.pid"))
     # As after a restart of the machine: the number now belongs to a process that has nothing to do with it.
     lines = lock.read_text().splitlines()
     lock.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
@@ -113,7 +113,7 @@ def test_a_port_that_somebody_took_is_replaced(state_dir: Path, kind: type[Postg
 def test_lost_data_is_not_taken_for_a_first_start(state_dir: Path) -> None:
     server = Postgres(state_dir, durable=False)
     server.prepare()
-    shutil.rmtree(Kept(state_dir, "postgres")["folder"])
+    shutil.rmtree(server.folder)
     with pytest.raises(ServiceError, match="data is gone"):
         server.prepare()
 
@@ -121,7 +121,7 @@ def test_lost_data_is_not_taken_for_a_first_start(state_dir: Path) -> None:
 def test_an_interrupted_first_start_is_made_good(state_dir: Path) -> None:
     server = Postgres(state_dir, durable=False)
     server.prepare()
-    folder = Path(Kept(state_dir, "postgres")["folder"])
+    folder = server.folder
     (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
     (folder / "data.new" / "PG_VERSION").unlink()
     values = Kept(state_dir, "postgres")._path
@@ -136,7 +136,7 @@ def test_root_keeps_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> 
     before = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents)}
     server = Postgres(tmp_path, durable=False)
     program = server.prepare()
-    folder = Path(Kept(tmp_path, "postgres")["folder"])
+    folder = server.folder
     try:
         assert tmp_path not in folder.parents
         assert program.user

@@ -29,7 +29,7 @@ def up(*, check_only: bool = False) -> int:
                 print("All checks pass.")
                 return 0
             stack.keep_secrets()
-            return asyncio.run(_Run(stack).until_told())
+            return asyncio.run(_run(stack))
     except (SettingsError, checks.CheckFailed, ServiceError) as fault:
         print(f"millrace up: {fault}", file=sys.stderr)
         return 1
@@ -44,6 +44,10 @@ def _check(stack: Stack) -> None:
         checks.database_answers(stack.settings.database_url)
     if stack.valkey is None:
         checks.broker_answers(stack.settings.broker_url)
+
+
+async def _run(stack: Stack) -> int:
+    return await _Run(stack).until_told()
 
 
 class _Run:

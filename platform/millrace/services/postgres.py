@@ -98,6 +98,11 @@ class Postgres:
         )
 
     @property
+    def folder(self) -> Path:
+        """Where the data lies: below the state folder, or elsewhere if the server's user cannot reach that."""
+        return Path(Kept(self.state_dir, "postgres")["folder"])
+
+    @property
     def url(self) -> str:
         """The database, as the role the platform runs as."""
         kept = Kept(self.state_dir, "postgres")
