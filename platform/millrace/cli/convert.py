@@ -5,24 +5,28 @@ Each line of its output is `<model> <bytes done> <bytes in all>`.
 
 from __future__ import annotations
 
+import os
 import sys
 
-from inference_worker.env import SettingsError, load
+from inference_worker import env
 from inference_worker.model_source import ModelError, ensure_model
-from inference_worker.settings import SharedSettings
+from inference_worker.settings import ModelSpec, SharedSettings
+from millrace.config import state_dir
 
 
 def main() -> None:
-    try:
-        settings = load(SharedSettings)
-        for spec in settings.models:
+    # Only what is needed here: the services' URLs are not known yet.
+    models = next(var for var in env.variables(SharedSettings) if var.name == "MILLRACE_MODELS")
+    specs: tuple[ModelSpec, ...] = env.read(models, os.environ)
+    for spec in specs:
 
-            def progress(done: int, total: int, name: str = spec.name) -> None:
-                print(name, done, total, flush=True)
+        def progress(done: int, total: int, name: str = spec.name) -> None:
+            print(name, done, total, flush=True)
 
-            ensure_model(spec, settings.state_dir, progress)
-    except (ModelError, SettingsError) as fault:
-        sys.exit(str(fault))
+        try:
+            ensure_model(spec, state_dir(), progress)
+        except ModelError as fault:
+            sys.exit(str(fault))
 
 
 if __name__ == "__main__":

@@ -56,23 +56,17 @@ class Stack:
                 self._made[name] = kept.get(name) or secrets.token_urlsafe(48)
         self._write()
 
-    def prepare_postgres(self) -> Program | None:
-        """The embedded database's program, made ready to run; None if the user named a server."""
-        if self.postgres is None:
-            return None
-        program = self.postgres.prepare()
-        self._made["MILLRACE_DATABASE_URL"] = self.postgres.url
+    def prepare_services(self) -> list[Program]:
+        """The embedded services' programs, made ready to run; none for a server the user named."""
+        programs = []
+        if self.postgres:
+            programs.append(self.postgres.prepare())
+            self._made["MILLRACE_DATABASE_URL"] = self.postgres.url
+        if self.valkey:
+            programs.append(self.valkey.prepare())
+            self._made["MILLRACE_BROKER_URL"] = self.valkey.url
         self._write()
-        return program
-
-    def prepare_valkey(self) -> Program | None:
-        """The embedded broker's program, made ready to run; None if the user named a server."""
-        if self.valkey is None:
-            return None
-        program = self.valkey.prepare()
-        self._made["MILLRACE_BROKER_URL"] = self.valkey.url
-        self._write()
-        return program
+        return programs
 
     def _write(self) -> None:
         """Tell `manage.py` typed by hand what this stack runs with, as far as the environment does not."""
@@ -110,6 +104,11 @@ class Stack:
             self._platform("beat", *_celery("beat", "--pidfile=")),
             self._gateway(),
         ]
+
+    @property
+    def embedded(self) -> dict[str, Postgres | Valkey | None]:
+        """The embedded services by name; None for those the user has a server for."""
+        return {"PostgreSQL": self.postgres, "Valkey": self.valkey}
 
     @property
     def worker_names(self) -> list[str]:

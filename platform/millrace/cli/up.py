@@ -105,11 +105,11 @@ class _Run:
             await run(self._stack.command("millrace.cli.convert"), self._logs, lambda line: _show(step, line))
 
     async def _services(self) -> None:
-        async with self._progress.step("PostgreSQL and Valkey"):
-            prepared = await asyncio.gather(
-                asyncio.to_thread(self._stack.prepare_postgres), asyncio.to_thread(self._stack.prepare_valkey)
-            )
-            programs = [program for program in prepared if program]
+        embedded = [name for name, server in self._stack.embedded.items() if server]
+        if not embedded:
+            return
+        async with self._progress.step(" and ".join(embedded)):
+            programs = await asyncio.to_thread(self._stack.prepare_services)
             self._supervisor.add(programs)
             await asyncio.gather(*(self._supervisor.start(program.name) for program in programs))
 
