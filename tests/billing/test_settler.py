@@ -1,0 +1,316 @@
+"""The settler: each leg once, whatever comes, breaks or comes twice."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+from django.db import ProgrammingError, connection
+
+from billing import status
+from billing.models import UsageEvent, UsageQuarantine
+from billing.settler import Settler
+from inference_worker.protocol import USAGE_GROUP, USAGE_STREAM, encode
+
+Reason = UsageQuarantine.Reason
+
+
+@pytest.fixture
+def settler(broker, table):
+    def make(consumer: str = "a", **options: object) -> Settler:
+        return Settler(broker, consumer=consumer, stopping=threading.Event(), **options)
+
+    return make
+
+
+def pending(broker: redis.Redis) -> int:
+    return int(broker.xpending(USAGE_STREAM, USAGE_GROUP)["pending"])
+
+
+def quarantined() -> list[tuple[str, bytes]]:
+    return [(item.reason, bytes(item.payload)) for item in UsageQuarantine.objects.order_by("id")]
+
+
+def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
+    at = datetime.now(UTC)
+    sent = event(
+        at=at,
+        leg=1,
+        price_version=4,
+        slice_id=5,
+        fence=6,
+        hold=7,
+        cache_write_5m=8,
+        queue_us=1,
+        ttft_us=2,
+        duration_us=3,
+    )
+    send(sent)
+    assert settler().drain() == 1
+    row = UsageEvent.objects.get()
+    assert (row.admitted_at, row.request_id, row.leg) == (at, sent.envelope.request_id, 1)
+    assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
+    assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
+    assert (row.price_version, row.slice_id, row.fence, row.hold) == (4, 5, 6, 7)
+    assert (row.queue_us, row.ttft_us, row.duration_us, row.block_size) == (1, 2, 3, 32)
+    assert (row.attempt, row.verdict, row.finish_reason) == (1, "completed", "stop")
+    assert abs(row.settled_at - at) < timedelta(minutes=1)
+
+
+def test_settled_events_leave_the_stream(settler, send, event, broker):
+    send(*(event() for _ in range(5)))
+    settler(batch=2).drain()
+    assert broker.xlen(USAGE_STREAM) == 0
+    assert pending(broker) == 0
+
+
+def test_three_times_each_in_random_order_is_once_each(settler, send, event):
+    events = [event() for _ in range(400)] * 3
+    random.Random(7).shuffle(events)
+    send(*events)
+    settler(batch=170).drain()
+    assert UsageEvent.objects.count() == 400
+    assert quarantined() == []
+
+
+def test_two_legs_of_a_request_are_two_rows(settler, send, event):
+    send(event(request_id="r", leg=0), event(request_id="r", leg=1))
+    settler().drain()
+    assert UsageEvent.objects.count() == 2
+
+
+def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, monkeypatch):
+    class Crash(BaseException):
+        pass
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    send(*(event() for _ in range(10)))
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(Settler, "_acknowledge", crash)
+        settler().drain()
+    assert UsageEvent.objects.count() == 10
+    assert pending(broker) == 10  # so no worker has trimmed its journal
+    send(event())
+    settler().drain()
+    assert UsageEvent.objects.count() == 11
+    assert pending(broker) == 0
+
+
+def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, broker):
+    send(event())
+    one = settler()
+    one._resume()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE billing_usageevent RENAME TO hidden")
+    try:
+        with pytest.raises(ProgrammingError, match="does not exist"):
+            one._round()
+        assert pending(broker) == 1
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE hidden RENAME TO billing_usageevent")
+    settler().drain()
+    assert UsageEvent.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("poison", "reason"),
+    [
+        (b"\xc1 not msgpack", Reason.UNDECODABLE),
+        (encode({"envelope": 1}), Reason.UNDECODABLE),
+        (b"\x81\xa3\xed\xa0\x80\x01", Reason.UNDECODABLE),  # a name that is no UTF-8
+        (b"\x91" * 5000, Reason.UNDECODABLE),  # very deep
+        ({"uncached": -1}, Reason.REFUSED),
+        ({"output": 10**12}, Reason.REFUSED),
+        ({"output": 2**63 + 1}, Reason.REFUSED),
+        ({"verdict": "splendid"}, Reason.REFUSED),
+        ({"hold": -5}, Reason.REFUSED),
+        ({"tenant_id": 0}, Reason.REFUSED),
+        ({"request_id": "r" * 65}, Reason.REFUSED),
+        ({"request_id": "nul\x00"}, Reason.REFUSED),
+        ({"leg": 40_000}, Reason.REFUSED),
+        ({"admitted_at": 2**62}, Reason.REFUSED),
+        ({"at": datetime(2031, 1, 1, tzinfo=UTC)}, Reason.REFUSED),
+        ({"at": datetime(2019, 1, 1, tzinfo=UTC)}, Reason.UNPLACEABLE),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, reason):
+    payload = poison if isinstance(poison, bytes) else encode(event(**poison))
+    before, after = [event() for _ in range(20)], [event() for _ in range(20)]
+    send(*before, payload, *after)
+    settler().drain()
+    assert UsageEvent.objects.count() == 40
+    assert quarantined() == [(reason, payload)]
+    assert broker.xlen(USAGE_STREAM) == 0
+
+
+def test_a_message_without_an_event_is_kept(settler, broker):
+    broker.xadd(USAGE_STREAM, {"x": "y"})
+    settler().drain()
+    assert quarantined() == [(Reason.UNDECODABLE, encode({b"x": b"y"}))]
+
+
+def test_poison_that_comes_again_is_kept_once(settler, send):
+    for _ in range(2):
+        send(b"poison")
+        settler().drain()
+    assert UsageQuarantine.objects.get().payload_hash == hashlib.sha256(b"poison").digest()
+
+
+def test_a_leg_settled_otherwise_before_is_not_forgotten(settler, send, event):
+    at = datetime.now(UTC)
+    send(event(at=at, request_id="r", output=7))
+    settler().drain()
+    other = event(at=at, request_id="r", output=8)
+    send(other, event(at=at, request_id="r", output=7))
+    settler().drain()
+    assert UsageEvent.objects.get().output == 7
+    assert quarantined() == [(Reason.CONFLICT, encode(other))]
+
+
+def test_of_one_batch_the_failure_counts(settler, send, event):
+    at = datetime.now(UTC)
+    send(
+        event(at=at, request_id="r"), event(at=at, request_id="r", verdict="failed", uncached=0, cache_read=0, output=0)
+    )
+    settler().drain()
+    assert UsageEvent.objects.get().verdict == "failed"
+
+
+def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
+    stopping = threading.Event()
+    settler = Settler(broker, consumer="a", stopping=stopping)
+    thread = threading.Thread(target=settler.run)
+    thread.start()
+    try:
+        send(event())
+        until(lambda: UsageEvent.objects.count() == 1)
+        broker.flushdb()
+        send(event(), event())  # a stream again, with no group
+        until(lambda: UsageEvent.objects.count() == 3)
+        until(lambda: broker.xlen(USAGE_STREAM) == 0)
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def test_what_a_dead_settler_left_is_taken_over(broker, settler, send, event, until):
+    send(event(), event())
+    settler("dead")._make_group()
+    broker.xreadgroup(USAGE_GROUP, "dead", {USAGE_STREAM: ">"})
+    time.sleep(0.05)
+    living = settler("living", claim_idle_ms=20)
+    living._take_over()
+    assert UsageEvent.objects.count() == 2
+    assert pending(broker) == 0
+
+
+def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, send, event):
+    send(event(), event())
+    settler()._make_group()
+    ids = [entry for entry, _ in broker.xreadgroup(USAGE_GROUP, "a", {USAGE_STREAM: ">"})[0][1]]
+    broker.xdel(USAGE_STREAM, ids[0])
+    settler().drain()
+    assert UsageEvent.objects.count() == 1
+    assert quarantined() == []
+    assert pending(broker) == 0
+
+
+def test_the_database_goes_away_and_comes_back(broker, table, send, event, until):
+    stopping = threading.Event()
+    thread = threading.Thread(target=Settler(broker, consumer="a", stopping=stopping).run)
+    thread.start()
+    try:
+        send(event())
+        until(lambda: UsageEvent.objects.count() == 1)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        send(event())
+        until(lambda: UsageEvent.objects.count() == 2)
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def test_status_tells_how_it_goes(settler, send, event, broker):
+    one = settler()
+    send(event(), b"poison")
+    one.drain()
+    send(event())
+    time.sleep(0.01)
+    one._report()
+    report = status.decode(broker.get(status.STATUS_KEY))
+    assert (report.settled, report.repeated, report.quarantined, report.backlog) == (1, 0, 1, 1)
+    assert report.lag_ms >= 10
+    assert report.last_batch_at is not None
+    assert report.at >= report.last_batch_at
+    assert report.consumer == "a"
+
+
+@pytest.mark.fault
+def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, until):
+    events = [event() for _ in range(6000)]
+    send(*events, *events)
+    first, second = start_settler("first"), start_settler("second")
+    until(lambda: UsageEvent.objects.exists())
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    start_settler("first")  # as the supervisor does: same name, so it finds what it had read
+    until(lambda: broker.xlen(USAGE_STREAM) == 0)
+    assert UsageEvent.objects.count() == 6000
+    assert quarantined() == []
+    assert second.poll() is None
+
+
+@pytest.mark.fault
+def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
+    send(*(event() for _ in range(5000)))
+    process = start_settler("only")
+    until(lambda: UsageEvent.objects.exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 0
+    assert pending(broker) == 0  # all that was read is acknowledged
+    assert UsageEvent.objects.count() + broker.xlen(USAGE_STREAM) == 5000
+
+
+@pytest.mark.fault
+def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
+    """A server of its own, so that the tests' is left alone."""
+    import subprocess
+
+    from billing.settler import connect
+    from millrace.services.valkey import Valkey
+
+    folder = tmp_path_factory.mktemp("valkey")
+    server = Valkey(folder)
+    program = server.prepare()
+    with (folder / "log").open("ab") as log:
+        process: subprocess.Popen[bytes] = program.start(log)
+        stopping = threading.Event()
+        thread = threading.Thread(target=Settler(connect(server.url), consumer="a", stopping=stopping).run)
+        try:
+            connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
+            thread.start()
+            until(lambda: UsageEvent.objects.count() == 1)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            process = program.start(log)
+            connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
+            until(lambda: UsageEvent.objects.count() == 2)
+        finally:
+            stopping.set()
+            thread.join()
+            program.stop(process)
