@@ -49,7 +49,7 @@ class GGUFFile:
             cursor = _Cursor(self._map)
             self.fields, self.tensors = _read_header(cursor)
             self.header_bytes = cursor.at
-        except (ValueError, OverflowError, struct.error) as fault:
+        except (ValueError, KeyError, OverflowError, struct.error) as fault:
             self._file.close()
             raise GGUFError(f"{path}: {fault}") from None
 

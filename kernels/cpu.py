@@ -206,7 +206,7 @@ def _attend_group(
     torch.index_select(pages, 0, group.pages, out=gathered)
     cached = gathered.view(2, kv_heads * count, keys, head_dim)
     # The queries that share a KV head become rows of one product with it.
-    packed = query.unflatten(0, (count, queries)).unflatten(2, (kv_heads, share)).permute(2, 0, 3, 1, 4)
+    packed = query.view(count, queries, kv_heads, share, head_dim).permute(2, 0, 3, 1, 4)
     packed = packed.reshape(kv_heads * count, share * queries, head_dim)
     if count * queries == 1:  # one decode: the fused kernel has less to set up than three products
         out = functional.scaled_dot_product_attention(

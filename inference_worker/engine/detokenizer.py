@@ -23,8 +23,6 @@ class TokenText(Protocol):
 
 # Four bytes make the longest character, so no honest text leaves more than three tokens waiting for their character.
 _MAX_PENDING_TOKENS = 8
-# Tokens before the new ones that are decoded with them, since a token's text can depend on its neighbours.
-_CONTEXT_TOKENS = 6
 
 
 class Detokenizer:
@@ -36,7 +34,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TokenText, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._ids: list[int] = []  # the window of the slow way
+        self._ids: list[int] = []  # the window of the slow way: a token's text can depend on its neighbours
         self._read = 0  # of the window, the tokens whose text is out
         self._stop = tuple(s for s in stop if s)
         self._held = ""
@@ -68,8 +66,10 @@ class Detokenizer:
         text = self._window_text()
         if text.endswith("\ufffd") and len(self._ids) - self._read < _MAX_PENDING_TOKENS:
             return ""
-        drop = max(len(self._ids) - _CONTEXT_TOKENS, 0)
-        self._ids, self._read = self._ids[drop:], len(self._ids) - drop
+        # The tokens whose text is out now stay as context. They begin where a text was whole: cut anywhere else, the
+        # window could begin within a character.
+        self._ids = self._ids[self._read :]
+        self._read = len(self._ids)
         return text
 
     def _window_text(self) -> str:

@@ -1,0 +1,97 @@
+"""Templates render as transformers renders them, and can do no harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from inference_worker.engine.chat_template import ChatTemplate, ChatTemplateError
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief. <b>&</b>"},
+    {"role": "user", "content": "Wie heißt du? 漢字"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é<&>"}}}]},
+    {"role": "tool", "content": "42"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TEMPLATES = {
+    "chatml": """{% for m in messages %}
+<|im_start|>{{ m['role'] }}
+{{ m.content or '' }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}""",
+    "tools": """{{ bos_token }}{%- if tools %}
+    {%- for tool in tools %}{{ tool | tojson }}
+{{ tool | tojson(indent=2) }}{% endfor %}
+{%- endif %}
+{%- for m in messages if m.tool_calls is defined %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}""",
+    "loops": """{%- set ns = namespace(n=0) -%}
+{%- for m in messages -%}
+  {%- if m.role == 'tool' -%}{%- break -%}{%- endif -%}
+  {%- if m.role == 'system' -%}{%- continue -%}{%- endif -%}
+  {%- set ns.n = ns.n + 1 -%}
+  {{ loop.index0 }}/{{ loop.length }}{{ loop.last }}{{ loop.previtem.role }}
+{%- endfor -%}
+{{ ns.n }}{{ messages | map(attribute='role') | join(',') }}{{ (messages | first).role }}{{ 3 * 'ab' }}""",
+    "generation": """{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}""",
+    "slices": """{{ messages[1:] | length }}{{ messages[0].content.split('.')[0] | trim | upper }}{{ undefined_name }}
+{%- for key, value in {'b': 1, 'a': 2}.items() %}{{ key }}{{ value }}{% endfor %}
+{%- macro turn(m) %}[{{ m.role }}]{% endmacro %}{{ turn(messages[1]) }}{% for i in range(3) %}{{ i }}{% endfor %}""",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_it_renders_as_transformers_does(name: str, tools: Any) -> None:
+    theirs, _ = render_jinja_template(
+        [MESSAGES], tools=tools, chat_template=TEMPLATES[name], add_generation_prompt=True, bos_token="<s>"
+    )
+    ours = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>"}).render(MESSAGES, tools, True)
+    assert ours == theirs[0]
+
+
+def test_a_template_can_refuse_its_messages() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(ChatTemplateError, match="roles must alternate"):
+        template.render(MESSAGES, None, True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__['os'] }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in messages %}{% for b in range(99999) %}{% for c in 'x' * 99 %}{% endfor %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 999999999 }}",
+        "{{ 999999999 * [1] }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ 'x'.rjust(999999999) }}",
+        "{{ messages | tojson(indent=999999999) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% include 'x' %}",
+        "{{ messages[0].role + 1 }}",
+    ],
+    ids=range(14),
+)
+def test_it_fails_soon_and_cleanly(source: str) -> None:
+    template = ChatTemplate(source, {})
+    with pytest.raises(ChatTemplateError):
+        template.render(MESSAGES, None, True)
+
+
+def test_a_long_answer_of_a_template_is_cut_off() -> None:
+    template = ChatTemplate("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", {})
+    with pytest.raises(ChatTemplateError, match="too long"):
+        template.render([{"role": "user", "content": "x" * 1000}], None, True)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 'x' | center(99) }}", "{% unknown %}", "x" * 300_000], ids=range(4))
+def test_a_template_that_cannot_be_compiled_is_an_error(source: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(source, {})

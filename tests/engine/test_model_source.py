@@ -1,0 +1,263 @@
+"""From a package, a file or a folder to a model directory; whatever is wrong with it is said, and nothing worse."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from inference_worker.engine.checkpoint import weight_files
+from inference_worker.engine.config import EngineConfig, ModelConfig, ModelError
+from inference_worker.engine.layers import Linear, Rope
+from inference_worker.engine.loader import Weights
+from inference_worker.gguf_convert import to_bfloat16
+from inference_worker.gguf_file import GGUFError, GGUFFile
+from inference_worker.model_source import embedded_gguf, ensure_model
+from inference_worker.settings import ModelSpec
+
+EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
+
+
+@pytest.fixture
+def copy(model_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the model's directory, its weights a link."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in model_dir.iterdir():
+        if path.suffix == ".safetensors":
+            (folder / path.name).symlink_to(path)
+        else:
+            shutil.copy(path, folder)
+    return folder
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_the_embedded_model_is_what_it_is(model_dir: Path) -> None:
+    config = ModelConfig.from_dir(model_dir)
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
+    assert (config.head_dim, config.intermediate_size, config.vocab_size) == (64, 1536, 49_152)
+    assert (config.max_model_len, config.rms_norm_eps, config.rope.theta) == (8192, 1e-5, 100_000.0)
+    assert config.tie_word_embeddings
+    assert config.eos_token_ids == (2,)
+
+
+def test_a_conversion_is_told_and_made_once(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    folder = ensure_model(EMBEDDED, tmp_path, lambda done, total: told.append((done, total)))
+    assert folder.parent == tmp_path / "models"
+    assert told[-1][0] == told[-1][1] == sum(t[0] - s[0] for s, t in zip([(0, 0), *told], told, strict=False))
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert ensure_model(EMBEDDED, tmp_path, lambda *_: pytest.fail("converted again")) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert ensure_model(ModelSpec("x", str(folder), "auto"), tmp_path) == folder
+
+
+def _convert(state: Path) -> str:
+    made: list[int] = []
+    folder = ensure_model(EMBEDDED, state, lambda done, _: made.append(done))
+    return f"{folder} {bool(made)}"
+
+
+def test_of_two_processes_one_converts(tmp_path: Path) -> None:
+    stale = tmp_path / "models"
+    stale.mkdir()
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        first, second = pool.map(_convert, [tmp_path, tmp_path], chunksize=1)
+    assert first.split()[0] == second.split()[0]
+    assert {first.split()[1], second.split()[1]} == {"True", "False"}
+    assert not list(stale.glob(".*.partial"))
+
+
+def test_what_a_killed_conversion_left_is_cleared(tmp_path: Path, model_dir: Path) -> None:
+    left = tmp_path / "models" / f".{model_dir.name}.dead.partial"
+    left.mkdir(parents=True)
+    ensure_model(EMBEDDED, tmp_path)
+    assert not left.exists()
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
+    def fail(_: int, __: int) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        ensure_model(EMBEDDED, tmp_path, fail)
+    assert [path.suffix for path in (tmp_path / "models").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("source", ["/nowhere", "/nowhere.gguf"])
+def test_a_missing_source_is_named(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="/nowhere"):
+        ensure_model(ModelSpec("x", source, "auto"), tmp_path)
+
+
+def test_pickled_weights_are_not_read(copy: Path, tmp_path: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ModelError, match="safetensors"):
+        ensure_model(ModelSpec("x", str(copy), "auto"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "model.bin", "missing.safetensors"])
+def test_an_index_cannot_point_outside(name: str, copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError):
+        weight_files(copy)
+
+
+def test_sharded_weights_are_found_by_their_index(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
+    save_file({"b": torch.zeros(3)}, tmp_path / "two.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with Weights(tmp_path, torch.float32, torch.device("cpu")) as weights:
+        assert weights.take("a", (2,)).tolist() == [1, 1]
+        assert weights.take("b", (3,)).tolist() == [0, 0, 0]
+        with pytest.raises(ModelError, match="shape"):
+            weights.take("b", (2,))
+        with pytest.raises(ModelError, match="no tensor c"):
+            weights.take("c", (2,))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 100, struct.pack("<Q", 1 << 60), struct.pack("<Q", 8) + b"{}      "]
+)
+def test_damaged_safetensors_are_named(content: bytes, copy: Path, tmp_path: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors").write_bytes(content)
+    try:
+        ensure_model(ModelSpec("x", str(copy), "auto"), tmp_path)
+    except ModelError as fault:
+        assert "safetensors" in str(fault)
+    else:
+        assert content.endswith(b"{}      ")  # a whole file, of nothing
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "576"},
+        {"hidden_size": -1},
+        {"num_hidden_layers": 10**9},
+        {"num_key_value_heads": 4},
+        {"head_dim": 63},
+        {"hidden_act": "gelu"},
+        {"architectures": []},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
+        {"rope_scaling": 5},
+        {"rms_norm_eps": 0},
+        {"tie_word_embeddings": 1},
+        {"torch_dtype": "float8"},
+        {"quantization_config": {}},
+    ],
+    ids=str,
+)
+def test_an_impossible_configuration_is_named(changes: dict[str, object], copy: Path) -> None:
+    edit(copy, **changes)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        ModelConfig.from_dir(copy)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '{"a": NaN'])
+def test_a_damaged_configuration_is_named(content: str, copy: Path) -> None:
+    (copy / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        ModelConfig.from_dir(copy)
+
+
+def test_rope_is_read_from_old_and_new_files(copy: Path) -> None:
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    edit(copy, rope_theta=500_000.0, rope_scaling=llama3)
+    old = ModelConfig.from_dir(copy).rope
+    edit(copy, rope_theta=None, rope_scaling=None, rope_parameters={**llama3, "rope_theta": 500_000.0})
+    assert ModelConfig.from_dir(copy).rope == old
+
+
+def test_llama3_rope_turns_as_transformers_does(copy: Path) -> None:
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    edit(copy, rope_scaling={**scaling, "original_max_position_embeddings": 1024})
+    config = ModelConfig.from_dir(copy)
+    positions = torch.tensor([0, 1, 17, 5000])
+    cos, sin = Rope(config.rope, config.head_dim, 8192, torch.device("cpu"))(positions)
+    theirs = LlamaRotaryEmbedding(AutoConfig.from_pretrained(copy))
+    want_cos, want_sin = theirs(torch.zeros(1), positions[None])
+    torch.testing.assert_close(cos, want_cos[0, :, : config.head_dim // 2], atol=1e-4, rtol=0)
+    torch.testing.assert_close(sin, want_sin[0, :, : config.head_dim // 2], atol=1e-4, rtol=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cut=st.integers(0, 4000), flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=4))
+def test_a_damaged_gguf_file_is_refused_and_no_worse(
+    cut: int, flips: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with embedded_gguf().open("rb") as file:
+        content = bytearray(file.read(4096)[: 4000 - cut])
+    for place, value in flips:
+        if place < len(content):
+            content[place] = value
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(content)
+    with pytest.raises(GGUFError):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60),
+        b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62),
+        b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 4, 1 << 40),
+        b"GGUF" + struct.pack("<IQQQ1sII4Q", 3, 1, 0, 1, b"a", 4, 0, *[1 << 31] * 3, 0),
+    ],
+    ids=["tensors", "keys", "version", "string", "array", "shape"],
+)
+def test_absurd_gguf_headers_are_refused(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header + b"\0" * 64)
+    with pytest.raises(ModelError):
+        ensure_model(ModelSpec("x", str(path), "auto"), tmp_path)
+
+
+def test_rounding_to_bfloat16_is_pytorchs() -> None:
+    values = np.random.default_rng(0).integers(0, 1 << 32, 100_000, dtype=np.uint32).view(np.float32)
+    ours = torch.from_numpy(to_bfloat16(values).astype(np.int16)).view(torch.bfloat16).float()
+    torch.testing.assert_close(ours, torch.from_numpy(values).bfloat16().float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_compute_the_same(dtype: torch.dtype) -> None:
+    weight, bias, x, other = torch.randn(24, 16), torch.randn(24), torch.randn(5, 16), torch.randn(5, 24)
+    weight, bias, x, other = (t.to(dtype) for t in (weight, bias, x, other))
+    for b in (None, bias):
+        packed, plain = Linear(weight, b, pack=True), Linear(weight, b, pack=False)
+        torch.testing.assert_close(packed(x), plain(x))
+        torch.testing.assert_close(packed.add(x, other), plain.add(x, other), rtol=0.02, atol=0.04)
+
+
+@pytest.mark.parametrize("settings", [{"max_batch": 0}, {"block_size": 0}, {"kv_memory": 0}, {"step_tokens": 8}])
+def test_impossible_engine_settings_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        EngineConfig(Path(), **settings)  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""Draws have the right distribution, and depend on nothing but the row's own logits, seed and position."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from inference_worker.engine.request import SamplingParams
+from inference_worker.engine.sampler import SampleRow, sample, uniform
+
+DRAWS = 20_000
+PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])
+
+
+def draws(logits: torch.Tensor, **params: float) -> Counter[int]:
+    rows = [SampleRow(SamplingParams(**params), 7, position) for position in range(DRAWS)]  # type: ignore[arg-type]
+    return Counter(sample(logits.expand(DRAWS, -1), rows))
+
+
+def assert_follows(counts: Counter[int], expected: torch.Tensor) -> None:
+    assert set(counts) <= set(expected.nonzero()[:, 0].tolist())
+    for token, share in enumerate(expected.tolist()):
+        error = abs(counts[token] / DRAWS - share)
+        assert error <= 4 * (share * (1 - share) / DRAWS) ** 0.5, (token, share, counts[token] / DRAWS)
+
+
+def test_plain_draws_follow_the_softmax() -> None:
+    assert_follows(draws(PROBABILITIES.log()), PROBABILITIES)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_sharpens_and_flattens(temperature: float) -> None:
+    expected = (PROBABILITIES.log() / temperature).softmax(-1)
+    assert_follows(draws(PROBABILITIES.log(), temperature=temperature), expected)
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    assert_follows(draws(PROBABILITIES.log(), top_k=2), torch.tensor([4, 0, 3, 0, 0]) / 7)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.39, [4, 0, 0, 0, 0]), (0.41, [4, 0, 3, 0, 0]), (0.8, [4, 0, 3, 1.5, 0])]
+)
+def test_top_p_keeps_the_fewest_that_reach_p(top_p: float, kept: list[float]) -> None:
+    expected = torch.tensor(kept)
+    assert_follows(draws(PROBABILITIES.log(), top_p=top_p), expected / expected.sum())
+
+
+def test_top_p_counts_its_share_of_the_top_k() -> None:
+    # Of the three likeliest, 0.4 and 0.3 of 0.85 reach 0.8; of all five they would not.
+    assert_follows(draws(PROBABILITIES.log(), top_k=3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
+
+
+def test_top_p_looks_beyond_its_first_candidates() -> None:
+    logits = torch.zeros(2000)  # so flat that 0.9 of it takes 1,800 tokens
+    rows = [SampleRow(SamplingParams(top_p=0.9), 7, position) for position in range(2000)]
+    tokens = set(sample(logits.expand(2000, -1), rows))
+    assert len(tokens) > 1000
+    assert draws(torch.tensor([5.0] + [0.0] * 1999), top_p=0.2).keys() != {0}
+
+
+def test_temperature_zero_and_top_k_one_are_greedy() -> None:
+    logits = torch.randn(4, 50)
+    for params in (SamplingParams(temperature=0), SamplingParams(top_k=1)):
+        assert sample(logits, [SampleRow(params, 1, p) for p in range(4)]) == logits.argmax(-1).tolist()
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.zeros(2, 500)
+    logits[0, [7, 300]] = 1
+    assert sample(logits, [SampleRow(SamplingParams(temperature=0), 1, 0)] * 2) == [7, 0]
+
+
+def test_a_seed_draws_the_same_beside_anyone() -> None:
+    logits = torch.randn(6, 300)
+    kinds = [
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=20),
+        SamplingParams(top_p=0.7, temperature=1.3),
+        SamplingParams(top_k=40, top_p=0.9),
+        SamplingParams(temperature=0.6),
+    ]
+    rows = [SampleRow(params, 5, 17) for params in kinds]
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert sample(logits, rows) == alone
+    order = [3, 0, 5, 1, 4, 2]
+    assert sample(logits[order], [rows[i] for i in order]) == [alone[i] for i in order]
+
+
+def test_seeds_and_positions_give_other_numbers() -> None:
+    numbers = {uniform(seed, position) for seed in (-1, 0, 1, 2**63) for position in range(100)}
+    assert len(numbers) == 400
+    assert all(0 <= number < 1 for number in numbers)
+    assert abs(sum(numbers) / 400 - 0.5) < 0.06
+
+
+def test_half_precision_logits_can_be_drawn_from() -> None:
+    logits = PROBABILITIES.log().bfloat16()
+    assert_follows(draws(logits), logits.float().softmax(-1))
