@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from millrace.cli.reference import as_markdown, as_text, rewritten
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ends the process with a status of 0 or 1 (2: wrong usage)."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal of an older encoding must not end us with an ellipsis
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     options = _parser().parse_args(arguments)
     if options.command == "settings":
         if options.write:
