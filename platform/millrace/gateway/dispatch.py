@@ -36,6 +36,7 @@ from inference_worker.protocol import (
     encode,
     model_queue,
 )
+from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.replicas import ReplicaBoard
 from millrace.gateway.streams import EventBuffer, LogEvent, StreamReader
@@ -123,9 +124,7 @@ class Dispatcher:
         self._tasks = [asyncio.create_task(self._reader.run()), asyncio.create_task(self._watch())]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(self._tasks)
         await asyncio.to_thread(self._feeder.close)
 
     @property

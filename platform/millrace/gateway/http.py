@@ -16,6 +16,7 @@ from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from millrace.gateway.app import Gateway, running_gateway
+from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.errors import ApiError
 from millrace.gateway.ids import new_request_id
 
@@ -64,8 +65,7 @@ class HttpConsumer(AsyncConsumer):
 
     async def http_disconnect(self, message: dict[str, Any]) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_and_wait([self._task])
         raise StopConsumer
 
     async def _run(self, body: bytes, too_large: bool = False) -> None:

@@ -1,0 +1,94 @@
+"""Who lives, on a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference_worker.protocol import REPLICA_DEAD_SECONDS, Heartbeat, encode
+from millrace.gateway.replicas import FORGET_SECONDS, ReplicaBoard
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def board(clock: Clock) -> ReplicaBoard:
+    return ReplicaBoard(clock)
+
+
+def beat(n: int, *, ready: bool = True, draining: bool = False, model: str = "m") -> bytes:
+    return encode(Heartbeat(n, model, ready, draining, 0, 0, 8, 0, 0, 0, 0, 0, 0, 10, 0))
+
+
+def test_it_works(board: ReplicaBoard) -> None:
+    assert board.update({b"r": beat(1)}) == set()
+    assert board.serving("m") == []  # it may be a dead process' last word
+    board.update({b"r": beat(2)})
+    assert [heartbeat.beat for heartbeat in board.serving("m")] == [2]
+    assert board.serving("other") == []
+
+
+def test_silence_is_death_once(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1)})
+    board.update({b"r": beat(2)})
+    clock.now += REPLICA_DEAD_SECONDS - 0.1
+    assert board.update({b"r": beat(2)}) == set()
+    clock.now += 0.2
+    assert board.update({b"r": beat(2)}) == {"r"}
+    assert board.is_dead("r")
+    assert board.update({b"r": beat(2)}) == set()
+    assert board.serving("m") == []
+
+
+def test_one_that_speaks_again_is_back(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1)})
+    clock.now += 10
+    board.update({b"r": beat(1)})
+    assert board.is_dead("r")
+    board.update({b"r": beat(2)})
+    assert not board.is_dead("r")
+    assert board.serving("m")
+
+
+def test_one_that_left_is_gone_at_once(board: ReplicaBoard) -> None:
+    board.update({b"r": beat(1)})
+    assert board.update({}) == {"r"}
+
+
+def test_nobody_dies_of_our_own_deafness(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1)})
+    board.update({b"r": beat(2)})
+    clock.now += 60  # the broker was away
+    board.reprieve()
+    assert board.update({b"r": beat(2)}) == set()
+
+
+@pytest.mark.parametrize("state", [{"ready": False}, {"draining": True}])
+def test_one_that_takes_nothing_is_not_serving(board: ReplicaBoard, state: dict[str, bool]) -> None:
+    board.update({b"r": beat(1, **state)})
+    board.update({b"r": beat(2, **state)})
+    assert board.serving("m") == []
+    assert set(board.live()) == {"r"}
+
+
+def test_the_long_dead_are_forgotten(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1)})
+    clock.now += REPLICA_DEAD_SECONDS + 1
+    board.update({b"r": beat(1)})
+    assert board.forgotten() == []
+    clock.now += FORGET_SECONDS
+    assert board.forgotten() == ["r"]
+
+
+def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaBoard) -> None:
+    board.update({b"r": b"\xc1"})
+    assert board.live() == {}

@@ -1,0 +1,117 @@
+"""A request's buffer: in order, each once, bounded, refilled from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import redis.asyncio as redis
+
+from inference_worker.engine.request import TokenUsage
+from inference_worker.protocol import Claimed, End, Failed, Tokens, encode, gateway_stream, request_log
+from millrace.gateway.streams import BUFFERED_EVENTS, EventBuffer, LogEvent, StreamReader, read_log
+
+
+def events(count: int, attempt: int = 1) -> list[LogEvent]:
+    tokens: list[LogEvent] = [Tokens("req_1", attempt, n, [n], f"{n} ", 0) for n in range(count - 1)]
+    return [*tokens, End("req_1", attempt, count - 1, "stop", None, TokenUsage(1, output=count))]
+
+
+async def write_log(broker: redis.Redis, logged: list[LogEvent], attempt: int = 1) -> None:
+    await broker.rpush(request_log("req_1", attempt), *(encode(event) for event in logged))  # type: ignore[misc]
+
+
+async def take(buffer: EventBuffer, count: int) -> list[LogEvent]:
+    async with asyncio.timeout(10):
+        return [await buffer.get() for _ in range(count)]
+
+
+async def test_it_works(broker: redis.Redis) -> None:
+    buffer = EventBuffer(broker, "req_1")
+    wanted = events(5)
+    reader = asyncio.create_task(take(buffer, 5))
+    for event in wanted:
+        buffer.put(event)
+        await asyncio.sleep(0)
+    assert await reader == wanted
+
+
+async def test_a_slow_reader_is_refilled_from_the_log_and_memory_stays_bounded(broker: redis.Redis) -> None:
+    buffer = EventBuffer(broker, "req_1")
+    wanted = events(3 * BUFFERED_EVENTS)
+    await write_log(broker, wanted)
+    for event in wanted:
+        buffer.put(event)
+        assert len(buffer._events) <= BUFFERED_EVENTS
+    assert await take(buffer, len(wanted)) == wanted
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_lost_and_doubled_events_make_no_gap_and_no_repeat(broker: redis.Redis, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    buffer = EventBuffer(broker, "req_1")
+    wanted = events(60)
+    reader = asyncio.create_task(take(buffer, 60))
+    for event in wanted:
+        await write_log(broker, [event] * rng.choice([1, 1, 2]))
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            buffer.put(event)
+        if rng.random() < 0.1:
+            await asyncio.sleep(0.001)
+    buffer.refill()  # what a gateway does after an outage
+    assert await reader == wanted
+
+
+async def test_another_attempt_starts_over(broker: redis.Redis) -> None:
+    buffer = EventBuffer(broker, "req_1")
+    buffer.restart(2)
+    again = events(3, attempt=2)
+    await write_log(broker, events(4), attempt=1)
+    await write_log(broker, again, attempt=2)
+    buffer.refill()
+    assert await take(buffer, 3) == again
+
+
+async def test_a_failure_comes_after_what_the_log_still_holds(broker: redis.Redis) -> None:
+    buffer = EventBuffer(broker, "req_1")
+    logged = events(4)[:3]
+    await write_log(broker, logged)
+    buffer.put(logged[0])
+    buffer.fail("worker_lost", "gone")
+    taken = await take(buffer, 4)
+    assert taken[:3] == logged
+    assert isinstance(taken[3], Failed)
+    assert taken[3].code == "worker_lost"
+
+
+async def test_the_log_is_read_once_though_it_was_written_twice(broker: redis.Redis) -> None:
+    """A worker that lost its connection writes its round again."""
+    wanted = events(6)
+    await write_log(broker, wanted[:4] + wanted[2:])
+    assert await read_log(broker, "req_1", 1, 0) == wanted
+
+
+async def test_a_reader_hands_out_what_is_sent_to_its_gateway(broker: redis.Redis) -> None:
+    got: list[object] = []
+    gaps: list[None] = []
+    reader = StreamReader(broker, "gw-a", got.append, lambda: gaps.append(None))
+    task = asyncio.create_task(reader.run())
+    async with asyncio.timeout(5):
+        while not gaps:
+            await asyncio.sleep(0.01)
+        sent = Claimed("req_1", 1, "r")
+        await broker.xadd(gateway_stream("gw-a"), {"e": b"\xc1"})  # unreadable: reported, passed over
+        await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
+        while not got:
+            await asyncio.sleep(0.01)
+        assert got == [sent]
+        assert await broker.ttl(gateway_stream("gw-a")) > 0
+        # Cut off, it comes back, and says that something may have been lost.
+        await broker.client_kill_filter(_type="normal", skipme=True)
+        while len(gaps) < 2:
+            await asyncio.sleep(0.01)
+        await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
+        while len(got) < 2:
+            await asyncio.sleep(0.01)
+    task.cancel()
