@@ -1,0 +1,107 @@
+"""`manage.py usage`: a tenant's usage as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from tenants.models import Tenant
+
+from billing.models import TOKEN_CLASSES, Verdict
+from billing.usage import BUCKETS, GROUP_COLUMNS, GROUPS, MOST_ROWS, Question, TooManyRows, instant, span, sums, total
+
+_BY = (*GROUPS, *BUCKETS)
+_COUNTED = (*Verdict.values, *TOKEN_CLASSES)
+
+
+class Command(BaseCommand):
+    """Prints sums of a tenant's usage, for operators at the machine."""
+
+    help = (
+        "Show what a tenant used: requests by how they ended and tokens by billing class, this month by model unless"
+        " told otherwise. Times are UTC. Tokens of failed requests are in no sum: they are never billed."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("tenant", help="the tenant's slug, for example: demo")
+        parser.add_argument(
+            "--by",
+            type=_by,
+            default=["model"],
+            metavar="WHAT",
+            help="a row for each: one or more of " + ", ".join(_BY) + ", with commas (default: model)",
+        )
+        parser.add_argument("--from", dest="start", type=_instant, metavar="TIME", help=_TIME_HELP)
+        parser.add_argument("--to", dest="end", type=_instant, metavar="TIME", help="likewise, not included; now")
+        parser.add_argument("--model", help="only this model")
+        parser.add_argument("--key", type=int, metavar="ID", help="only the key with this id")
+        parser.add_argument("--project", type=int, metavar="ID", help="only the project with this id")
+        parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON instead of a table")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
+        if tenant is None:
+            known = ", ".join(Tenant.objects.order_by("slug").values_list("slug", flat=True)[:20])
+            raise CommandError(f"There is no tenant {options['tenant']!r}. Tenants: {known or 'none'}.")
+        groups = tuple(group for group in GROUPS if group in options["by"])
+        bucket = next((bucket for bucket in BUCKETS if bucket in options["by"]), None)
+        try:
+            start, end = span(options["start"], options["end"])
+            asked = {"model": options["model"], "key_id": options["key"], "project_id": options["project"]}
+            rows = sums(Question(tenant.pk, start, end, **asked), groups, bucket)
+        except ValueError:
+            raise CommandError("--from must be before --to.") from None
+        except TooManyRows:
+            raise CommandError(f"More than {MOST_ROWS} rows: ask for less time or fewer groups.") from None
+        columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in groups)]
+        if options["as_json"]:
+            answer = {"tenant": tenant.slug, "from": start, "to": end, "rows": rows, "total": total(rows)}
+            self.stdout.write(json.dumps(answer, indent=2, default=datetime.isoformat))
+        else:
+            self.stdout.write(f"{tenant.slug}: {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC\n")
+            self.stdout.write(_table(columns, rows, bucket))
+
+
+def _table(columns: list[str], rows: list[dict[str, Any]], bucket: str | None) -> str:
+    """Rows under their headings, a line of totals last; words to the left, numbers to the right."""
+    if not any(row[verdict] for row in rows for verdict in Verdict.values):
+        return "No usage."
+    pattern = "%Y-%m-%d %H:%M" if bucket == "hour" else "%Y-%m-%d"
+    lines = [[*columns, *_COUNTED]]
+    for row in rows:
+        words = [row[name].strftime(pattern) if name == "start" else str(row[name]) for name in columns]
+        lines.append([*words, *(f"{row[name]:,}" for name in _COUNTED)])
+    if columns:
+        sums_ = total(rows)
+        lines.append(["total", *[""] * (len(columns) - 1), *(f"{sums_[name]:,}" for name in _COUNTED)])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    aligned = (
+        [
+            cell.ljust(width) if index < len(columns) else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    )
+    return "\n".join("  ".join(line).rstrip() for line in aligned)
+
+
+_TIME_HELP = "2026-11-01 or 2026-11-01T09:00:00Z; default: the start of the month that --to lies in"
+
+
+def _instant(text: str) -> datetime:
+    try:
+        return instant(text)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no date and no time: give {_TIME_HELP.split(';')[0]}") from None
+
+
+def _by(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if unknown := [name for name in names if name not in _BY]:
+        raise argparse.ArgumentTypeError(f"cannot group by {', '.join(unknown)}; known: {', '.join(_BY)}")
+    if {"hour", "day"} <= set(names):
+        raise argparse.ArgumentTypeError("hour and day do not go together")
+    return names

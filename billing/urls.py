@@ -1,0 +1,12 @@
+"""Billing's part of the management API, below /api/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from billing.views import UsageEventsView, UsageView
+
+urlpatterns = [
+    path("usage", UsageView.as_view(), name="api-usage"),
+    path("usage/events", UsageEventsView.as_view(), name="api-usage-events"),
+]
