@@ -7,7 +7,6 @@ folder of ours elsewhere. The folders above the state folder are never changed.
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import shutil
@@ -111,9 +110,10 @@ def copy_tree_once(source: Path, parts: tuple[str, ...], target: Path) -> Path:
     return target
 
 
-def describe(user: User) -> str:
-    """The user's name, for messages."""
+def has_name(uid: int) -> bool:
+    """Whether the system knows a user of that id by name (one made up by `docker run --user` it does not)."""
     try:
-        return pwd.getpwuid(user.uid).pw_name
+        pwd.getpwuid(uid)
     except KeyError:
-        return f"{user.uid}:{grp.getgrgid(user.gid).gr_name}"
+        return False
+    return True

@@ -136,6 +136,12 @@ class Postgres:
 
     def _initialise(self, kept: Kept, binaries: Path, folder: Path, user: User | None) -> None:
         """Make the cluster beside its final place and move it there when it is complete."""
+        uid = user.uid if user else os.geteuid()
+        if not place.has_name(uid):
+            raise ServiceError(
+                f"PostgreSQL's initdb wants a name for user id {uid}, and there is none: add one to /etc/passwd,"
+                " run as another user, or set MILLRACE_DATABASE_URL"
+            )
         building = folder / "data.new"
         shutil.rmtree(building, ignore_errors=True)
         password_file = folder / "password"
