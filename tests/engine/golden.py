@@ -67,6 +67,24 @@ def generate(model_dir: Path, prompts: list[dict[str, str]]) -> Iterator[Golden]
         yield Golden(prompt["id"], list(ids), tokens, near_ties)
 
 
+def recompute(
+    model_dir: Path, prompts: list[dict[str, str]], golden: dict[str, Golden]
+) -> Iterator[tuple[Golden, list[int]]]:
+    """Each prompt's golden answer, and the tokens transformers finds best in their places, given those before."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    for prompt in prompts:
+        messages = [{"role": "user", "content": prompt["text"]}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        answer = golden[prompt["id"]]
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids + answer.tokens]), logits_to_keep=len(answer.tokens) + 1).logits
+        yield answer, logits[0, :-1].argmax(-1).tolist()
+
+
 def first_difference(golden: Golden, tokens: list[int]) -> int | None:
     """Where `tokens` leave the golden answer without the excuse of a near tie; None if they do not.
 
