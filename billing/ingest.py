@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> LegKey:
-        return self.values[:3]  # type: ignore[return-value]
+        return self.values[:3]
 
     @property
     def counted(self) -> tuple[Any, ...]:

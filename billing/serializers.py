@@ -23,7 +23,7 @@ class InstantField(serializers.Field[datetime, str, str, datetime]):
     def to_internal_value(self, data: str) -> datetime:
         try:
             return instant(data)
-        except (ValueError, OverflowError):
+        except ValueError:
             self.fail("invalid")
 
     def to_representation(self, value: datetime) -> str:
@@ -63,7 +63,7 @@ class _Query(serializers.Serializer[Any]):
         return fields
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        known = {*self.fields, "limit", "cursor", "format"}
+        known = {*self.fields, "cursor", "format"}
         if unknown := sorted(set(self.initial_data) - known):
             raise serializers.ValidationError({name: ["There is no such parameter."] for name in unknown})
         return attrs
@@ -84,6 +84,7 @@ class UsageQuery(_Query):
 
 class EventQuery(_Query):
     request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's legs.")
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Events on a page; 50.")
     verdict = serializers.ChoiceField(Verdict.choices, required=False, help_text="Only legs that ended so.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -131,13 +132,15 @@ class CountsOut(serializers.Serializer[Any]):
     tokens = TokensOut(source="*")
 
 
-class UsageRowOut(CountsOut):
+class UsageRowOut(serializers.Serializer[Any]):
     """One group's sums. `model`, `key_id` and `project_id` are there if grouped by, `start` if there is a bucket."""
 
     start = serializers.DateTimeField(required=False, help_text="The bucket's first instant.")
     model = serializers.CharField(required=False)
     key_id = serializers.IntegerField(required=False)
     project_id = serializers.IntegerField(required=False)
+    requests = RequestsOut(source="*")
+    tokens = TokensOut(source="*")
 
 
 class UsageOut(serializers.Serializer[Any]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
 from django.db.models import Count, Q, QuerySet, Sum
@@ -73,7 +73,7 @@ def sums(question: Question, group_by: tuple[Group, ...] = (), bucket: Bucket | 
         events = events.annotate(start=_TRUNCATE[bucket]("admitted_at", tzinfo=UTC))
         columns = ["start", *columns]
     billed = ~Q(verdict=Verdict.FAILED)
-    counts = {verdict.value: Count("*", filter=Q(verdict=verdict)) for verdict in Verdict}
+    counts = {verdict.value: Count("verdict", filter=Q(verdict=verdict)) for verdict in Verdict}
     tokens = {f"sum_{name}": Coalesce(Sum(name, filter=billed), 0) for name in TOKEN_CLASSES}
     if not columns:
         found = [events.aggregate(**counts, **tokens)]
@@ -94,14 +94,12 @@ def instant(text: str) -> datetime:
     """A date (its first instant, UTC) or a date and time with its offset from UTC (`Z` or +hh:mm; none means UTC).
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or lies beyond any use of ours.
     """
-    try:
-        day = date.fromisoformat(text)
-    except ValueError:
-        moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    return datetime.combine(day, datetime.min.time(), UTC)
+    moment = datetime.fromisoformat(text)
+    if not 2000 <= moment.year < 2200:
+        raise ValueError("want a year from 2000 to 2199")
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def span(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:

@@ -6,7 +6,9 @@ from typing import Any
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
+from rest_framework.exceptions import NotFound
 from rest_framework.generics import GenericAPIView
+from rest_framework.pagination import Cursor
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -14,14 +16,25 @@ from rest_framework.views import APIView
 from billing.access import USAGE_ACCESS, tenant_for
 from billing.models import UsageEvent
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
-from billing.usage import MOST_ROWS, Question, TooManyRows, sums, total
+from billing.usage import MOST_ROWS, Question, TooManyRows, instant, sums, total
 from millrace.pagination import NewestFirst
 
 
 class NewestEvents(NewestFirst):
     """Events by time of admission, newest first; legs of one instant in a fixed order."""
 
-    ordering = ("-admitted_at", "-request_id", "-leg")
+    def get_ordering(self, *_: Any) -> tuple[str, ...]:
+        return ("-admitted_at", "-request_id", "-leg")
+
+    def decode_cursor(self, request: Request) -> Cursor | None:
+        """The cursor, if it is one of ours: a made-up one is a bad parameter like any other."""
+        try:
+            cursor = super().decode_cursor(request)
+            if cursor and cursor.position is not None:
+                instant(cursor.position)
+        except (NotFound, ValueError) as fault:
+            raise serializers.ValidationError({"cursor": ["Give one from a `next` or `previous` link."]}) from fault
+        return cursor
 
 
 class UsageView(APIView):

@@ -48,11 +48,11 @@ CREATE TABLE billing_usageevent (
 ) PARTITION BY RANGE (admitted_at)
 """
 
-INDEXES = [
+INDEXES = (
     "CREATE INDEX billing_usage_tenant_time ON billing_usageevent (tenant_id, admitted_at DESC)",
     "CREATE INDEX billing_usage_key_time ON billing_usageevent (key_id, admitted_at DESC)",
     "CREATE INDEX billing_usage_request ON billing_usageevent (request_id)",
-]
+)
 
 REFUSE_CHANGE = """
 CREATE FUNCTION billing_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -77,12 +77,12 @@ END
 $$
 """
 
-TRIGGERS = [
+TRIGGERS = (
     "CREATE TRIGGER billing_usage_no_change BEFORE UPDATE OR DELETE ON billing_usageevent"
     " FOR EACH ROW EXECUTE FUNCTION billing_refuse_change()",
     "CREATE TRIGGER billing_usage_no_truncate BEFORE TRUNCATE ON billing_usageevent"
     " FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_truncate()",
-]
+)
 
 
 def make_partitions(apps: Any, schema_editor: Any) -> None:

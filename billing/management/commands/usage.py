@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from tenants.models import Tenant
 
 from billing.models import TOKEN_CLASSES, Verdict
 from billing.usage import BUCKETS, GROUP_COLUMNS, GROUPS, MOST_ROWS, Question, TooManyRows, instant, span, sums, total
+from tenants.models import Tenant
 
 _BY = (*GROUPS, *BUCKETS)
 _COUNTED = (*Verdict.values, *TOKEN_CLASSES)
@@ -94,7 +94,7 @@ _TIME_HELP = "2026-11-01 or 2026-11-01T09:00:00Z; default: the start of the mont
 def _instant(text: str) -> datetime:
     try:
         return instant(text)
-    except (ValueError, OverflowError):
+    except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no date and no time: give {_TIME_HELP.split(';')[0]}") from None
 
 

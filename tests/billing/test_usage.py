@@ -1,0 +1,106 @@
+"""Sums of usage, straight from the table."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from billing import usage
+from billing.ingest import Message, settle
+from billing.usage import Question, TooManyRows, instant, span, sums, total
+from inference_worker.protocol import encode
+
+pytestmark = pytest.mark.django_db
+NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
+
+
+def store(*events):
+    outcome = settle([Message(f"{number}-0", encode(event)) for number, event in enumerate(events)])
+    assert outcome.settled == len(events)
+
+
+def test_sums_by_model(event):
+    store(
+        event(model="a", uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5),
+        event(
+            model="a", uncached=10, cache_read=20, cache_write_5m=30, cache_write_1h=40, output=50, verdict="cancelled"
+        ),
+        event(model="b"),
+    )
+    first, second = sums(Question(1), ("model",))
+    assert first == {
+        **{"model": "a", "completed": 1, "cancelled": 1, "failed": 0},
+        **{"uncached": 11, "cache_read": 22, "cache_write_5m": 33, "cache_write_1h": 44, "output": 55},
+    }
+    assert second["model"] == "b"
+    assert total([first, second])["output"] == 55 + 7
+
+
+def test_a_failed_leg_is_counted_and_its_tokens_are_not(event):
+    store(event(verdict="failed", output=5), event(output=6))
+    (row,) = sums(Question(1))
+    assert (row["failed"], row["completed"], row["output"]) == (1, 1, 6)
+
+
+def test_another_tenants_events_are_in_no_sum(event):
+    store(event(tenant_id=1, output=5), event(tenant_id=2, output=6))
+    assert sums(Question(1))[0]["output"] == 5
+
+
+def test_start_is_in_and_end_is_not(event):
+    store(event(at=NOW, output=1), event(at=NOW + timedelta(microseconds=1), output=2))
+    assert sums(Question(1, NOW, NOW + timedelta(microseconds=1)))[0]["output"] == 1
+    assert sums(Question(1, NOW + timedelta(microseconds=1)))[0]["output"] == 2
+
+
+def test_buckets_and_groups(event):
+    earlier = NOW - timedelta(hours=1)
+    store(event(at=NOW, key_id=8, project_id=1), event(at=NOW, key_id=9, project_id=1), event(at=earlier, key_id=9))
+    rows = sums(Question(1), ("key",), "hour")
+    hour = NOW.replace(minute=0)
+    assert [(row["start"], row["key_id"]) for row in rows] == [
+        (hour - timedelta(hours=1), 9),
+        (hour, 8),
+        (hour, 9),
+    ]
+    assert [row["project_id"] for row in sums(Question(1), ("project",))] == [1, 2]
+    assert sum(row["completed"] for row in sums(Question(1), (), "day")) == 3
+
+
+def test_filters(event):
+    store(event(model="a", key_id=8, project_id=5, request_id="r"), event(verdict="cancelled"))
+    for name, value in {"model": "a", "key_id": 8, "project_id": 5, "request_id": "r", "verdict": "completed"}.items():
+        assert Question(1, **{name: value}).events().get().request_id == "r"
+        assert Question(2, **{name: value}).events().count() == 0
+
+
+def test_nothing_is_a_row_of_noughts_or_no_row():
+    assert set(sums(Question(1))[0].values()) == {0}
+    assert sums(Question(1), ("model",)) == []
+
+
+def test_too_many_rows_are_refused(event, monkeypatch):
+    monkeypatch.setattr(usage, "MOST_ROWS", 2)
+    store(*(event(key_id=number) for number in (1, 2)))
+    assert len(sums(Question(1), ("key",))) == 2
+    store(event(key_id=3))
+    with pytest.raises(TooManyRows):
+        sums(Question(1), ("key",))
+
+
+def test_instants():
+    assert instant("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
+    assert instant("2026-11-01T01:00:00+01:00") == datetime(2026, 11, 1, tzinfo=UTC)
+    assert instant("2026-11-01T00:00:00Z") == instant("2026-11-01T00:00:00")
+    for wrong in ("yesterday", "2026-13-01", "0001-01-01", "9999-12-31T23:59:59-10:00", ""):
+        with pytest.raises(ValueError, match=r".+"):
+            instant(wrong)
+
+
+def test_span_is_the_month_that_the_end_lies_in():
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    assert span(None, december) == (datetime(2026, 11, 1, tzinfo=UTC), december)
+    assert span(None, None)[0].day == 1
+    with pytest.raises(ValueError, match="before"):
+        span(december, december)
