@@ -20,7 +20,6 @@ from tenants.snapshot import KeySnapshot
 log = structlog.get_logger(__name__)
 
 PROCESS_SECONDS = 1.0  # a revoked key is known everywhere within this
-VALKEY_SECONDS = 60
 CACHED_KEYS = 10_000
 MAX_KEY_CHARACTERS = 256
 
@@ -71,7 +70,7 @@ class KeyStore:
         if payload is None:
             payload = await self._read_row(key_hash)
             if payload is not None:
-                await self._broker.set(name, payload, ex=VALKEY_SECONDS)
+                await self._broker.set(name, payload, ex=snapshot.VALKEY_SECONDS, nx=True)
         return None if payload is None else snapshot.decode(payload)
 
     async def _read_row(self, key_hash: bytes) -> bytes | None:

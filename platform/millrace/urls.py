@@ -1,0 +1,15 @@
+"""Everything but the data plane (/v1 and the health endpoints are the gateway's, see millrace.gateway.routes)."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+
+urlpatterns = [
+    path("", include("frontend.urls")),
+    path("api/", include("billing.urls")),
+    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
+    path("ops/raw/", admin.site.urls),
+]

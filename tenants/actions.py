@@ -1,0 +1,158 @@
+"""Every change of who may do what. Each verb is atomic, assumes it runs concurrently with itself, and compiles the
+snapshots it changes in the same transaction; the copy the gateways share is replaced once it has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+
+import redis
+import structlog
+from django.db import transaction
+
+from millrace.config import platform_settings
+from tenants import snapshot
+from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, User
+
+log = structlog.get_logger(__name__)
+
+
+class ActionRefused(Exception):
+    """The change cannot be made; the message says why, for the person who asked."""
+
+
+@transaction.atomic
+def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo: bool = False) -> Tenant:
+    """A tenant with its first project, `default`."""
+    if Tenant.objects.filter(slug=slug).exists():
+        raise ActionRefused(f"There is a tenant {slug!r} already.")
+    tenant = Tenant.objects.create(slug=slug, name=name, is_demo=is_demo)
+    do_create_project(tenant, "default", "Default")
+    if owner is not None:
+        do_add_member(tenant, owner, Membership.Role.OWNER)
+    return tenant
+
+
+@transaction.atomic
+def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
+    if Project.objects.for_tenant(tenant).filter(slug=slug).exists():
+        raise ActionRefused(f"There is a project {slug!r} already.")
+    return Project.objects.create(tenant=tenant, slug=slug, name=name)
+
+
+@transaction.atomic
+def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
+    """Make the user a member, or change the role of one."""
+    membership, _ = Membership.objects.for_tenant(tenant).update_or_create(
+        user=user, defaults={"role": role}, create_defaults={"tenant": tenant, "role": role}
+    )
+    return membership
+
+
+@transaction.atomic
+def do_create_api_key(
+    project: Project,
+    name: str,
+    *,
+    scopes: Sequence[str] = ("inference", "models"),
+    allowed_models: Sequence[str] | None = None,
+    expires_at: datetime | None = None,
+    created_by: User | None = None,
+) -> tuple[ApiKey, str]:
+    """A new key and its secret, which cannot be had again.
+
+    Raises:
+        ActionRefused: an unknown scope, or an expiry in the past.
+    """
+    if unknown := sorted(set(scopes) - set(snapshot.SCOPES)):
+        raise ActionRefused(f"Unknown scope {', '.join(unknown)}; known are {', '.join(snapshot.SCOPES)}.")
+    if expires_at is not None and expires_at <= datetime.now(UTC):
+        raise ActionRefused("The expiry lies in the past.")
+    secret = snapshot.new_secret()
+    key = ApiKey.objects.create(
+        tenant_id=project.tenant_id,
+        project=project,
+        name=name,
+        prefix=snapshot.visible_prefix(secret),
+        key_hash=snapshot.hash_key(secret),
+        scopes=list(scopes),
+        allowed_models=None if allowed_models is None else list(allowed_models),
+        expires_at=expires_at,
+        created_by=created_by,
+    )
+    _compile([key.pk])
+    return key, secret
+
+
+@transaction.atomic
+def do_revoke_api_key(key: ApiKey) -> bool:
+    """Revoke the key for good. False if it was revoked before."""
+    changed = (
+        ApiKey.objects.for_tenant(key.tenant_id)
+        .filter(pk=key.pk, revoked_at__isnull=True)
+        .update(revoked_at=datetime.now(UTC))
+    )
+    if changed:
+        _compile([key.pk])
+    return bool(changed)
+
+
+@transaction.atomic
+def do_suspend_tenant(tenant: Tenant) -> bool:
+    """Stop serving the tenant. False if that was so before."""
+    return _set_status(tenant, Tenant.Status.ACTIVE, Tenant.Status.SUSPENDED)
+
+
+@transaction.atomic
+def do_resume_tenant(tenant: Tenant) -> bool:
+    """Serve a suspended tenant again. False if it was not suspended."""
+    return _set_status(tenant, Tenant.Status.SUSPENDED, Tenant.Status.ACTIVE)
+
+
+def _set_status(tenant: Tenant, old: str, new: str) -> bool:
+    changed = Tenant.objects.filter(pk=tenant.pk, status=old).update(status=new)
+    if changed:
+        _compile(ApiKey.objects.for_tenant(tenant).values_list("pk", flat=True))
+    return bool(changed)
+
+
+def _compile(key_ids: Iterable[int]) -> None:
+    """Write the keys' snapshots anew. The keys' rows are locked in order, so that of two changes at once the later
+    one sees what the earlier wrote, and no two wait for each other in a circle."""
+    keys = ApiKey.objects.all_tenants("compiled by id, whosever they are").filter(pk__in=list(key_ids))
+    for key in keys.select_for_update(of=("self",)).select_related("tenant").order_by("pk"):
+        key_hash = bytes(key.key_hash)
+        old = KeySnapshot.objects.filter(key=key).values_list("version", flat=True).first() or 0
+        compiled = _snapshot(key, old + 1)
+        KeySnapshot.objects.update_or_create(
+            key_hash=key_hash,
+            defaults={"key": key, "version": compiled.version, "payload": snapshot.encode(compiled)},
+        )
+        transaction.on_commit(partial(_tell_gateways, key_hash, snapshot.encode(compiled)))
+
+
+def _snapshot(key: ApiKey, version: int) -> snapshot.KeySnapshot:
+    return snapshot.KeySnapshot(
+        key_id=key.pk,
+        tenant_id=key.tenant_id,
+        project_id=key.project_id,
+        tenant_slug=key.tenant.slug,
+        scopes=tuple(key.scopes),
+        models=None if key.allowed_models is None else tuple(key.allowed_models),
+        expires_at=None if key.expires_at is None else round(key.expires_at.timestamp() * 1e6),
+        revoked=key.revoked_at is not None,
+        suspended=key.tenant.is_suspended,
+        limits=snapshot.Limits(),
+        version=version,
+    )
+
+
+def _tell_gateways(key_hash: bytes, payload: bytes) -> None:
+    """Replace the copy the gateways share. Replaced and not deleted: a gateway that read the old row a moment ago
+    writes its copy only where there is none. If the broker cannot be told, copies end by themselves in a minute."""
+    try:
+        with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2) as broker:
+            broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS)
+    except redis.RedisError as fault:
+        log.warning("gateways_not_told", error=str(fault))

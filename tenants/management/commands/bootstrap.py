@@ -1,0 +1,80 @@
+"""`manage.py bootstrap`: what a fresh platform needs to be used, made once."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connection, transaction
+
+from millrace.config import platform_settings
+from millrace.services.kept import write_private
+from tenants import actions, snapshot
+from tenants.models import ApiKey, Project, Tenant, User
+
+OPERATOR_EMAIL = "operator@millrace.local"
+DEMO = "demo"
+_LOCK = 0x6D696C6C  # any number that is nobody else's advisory lock
+
+
+class Command(BaseCommand):
+    help = (
+        "Create an operator, the tenant 'demo' and its API key, unless they are there. Prints one line of JSON with what"
+        " is needed to log in and to call the API; both secrets are also kept in credentials.json in the state folder."
+    )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        path = platform_settings().state_dir / "credentials.json"
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            found = _read(path)
+            kept = {
+                "operator_email": OPERATOR_EMAIL,
+                "operator_password": _operator_password(found.get("operator_password")),
+                "demo_key": _demo_key(found.get("demo_key")),
+                "tenant": DEMO,
+            }
+            # Written before the commit: a kill between the two leaves a file whose secrets are made anew next time,
+            # where the other way round would leave rows whose secrets nobody has.
+            if kept != found:
+                write_private(path, json.dumps(kept, indent=2) + "\n")
+        self.stdout.write(json.dumps(kept))
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _operator_password(known: str | None) -> str:
+    """The operator's password: the kept one, while it is theirs; a new one if it was lost. One they chose themselves
+    is left alone, and the kept one is then no longer right: that is what they wanted."""
+    operator = User.objects.filter(email=OPERATOR_EMAIL).first()
+    if operator is not None and known:
+        return known
+    password = secrets.token_urlsafe(15)
+    if operator is None:
+        User.objects.create_superuser(OPERATOR_EMAIL, password, name="Operator")
+    else:
+        operator.set_password(password)
+        operator.save(update_fields=["password"])
+    return password
+
+
+def _demo_key(known: str | None) -> str:
+    """The demo tenant's key: the kept one while it works, else a new one."""
+    tenant = Tenant.objects.filter(slug=DEMO).first() or actions.do_create_tenant(DEMO, "Demo", is_demo=True)
+    if known:
+        key = ApiKey.objects.for_tenant(tenant).filter(key_hash=snapshot.hash_key(known)).first()
+        if key is not None and key.is_live:
+            return known
+    project = Project.objects.for_tenant(tenant).get(slug="default")
+    _, secret = actions.do_create_api_key(project, "Demo key", scopes=("inference", "manage", "models"))
+    return secret

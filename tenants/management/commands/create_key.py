@@ -1,0 +1,39 @@
+"""`manage.py create_key`: an API key for a tenant's project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from tenants import actions, snapshot
+from tenants.models import Project, Tenant
+
+
+class Command(BaseCommand):
+    help = "Create an API key and print it. The key is shown this once; only its hash is kept."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("tenant", help="the tenant's slug, for example: demo")
+        parser.add_argument("--project", default="default", help="the project's slug (default: default)")
+        parser.add_argument("--name", default="From the command line", help="what the key is for")
+        parser.add_argument(
+            "--scope",
+            action="append",
+            choices=snapshot.SCOPES,
+            help="what the key may do; may be given several times (default: inference and models)",
+        )
+        parser.add_argument("--model", action="append", help="a model the key may use; several times (default: all)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
+        if tenant is None:
+            raise CommandError(f"There is no tenant {options['tenant']!r}.")
+        project = Project.objects.for_tenant(tenant).filter(slug=options["project"]).first()
+        if project is None:
+            raise CommandError(f"The tenant {tenant.slug!r} has no project {options['project']!r}.")
+        scopes = options["scope"] or ("inference", "models")
+        _, secret = actions.do_create_api_key(
+            project, options["name"], scopes=scopes, allowed_models=options["model"] or None
+        )
+        self.stdout.write(secret)

@@ -1,0 +1,28 @@
+"""`manage.py revoke_key`: end a key for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from tenants import actions
+from tenants.models import ApiKey
+
+
+class Command(BaseCommand):
+    help = "Revoke an API key, found by the start of it that the console shows. It stops working within a second."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("prefix", help="the key's visible start, for example: sk-mr-Ab12Cd")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        keys = list(
+            ApiKey.objects.all_tenants("an operator names a key by its prefix").filter(prefix=options["prefix"])
+        )
+        if len(keys) != 1:
+            raise CommandError(f"{len(keys) or 'No'} keys start with {options['prefix']!r}.")
+        if actions.do_revoke_api_key(keys[0]):
+            self.stdout.write(f"Revoked {keys[0]}.")
+        else:
+            self.stdout.write(f"{keys[0]} was revoked before.")

@@ -1,0 +1,49 @@
+"""Errors of the management API as RFC 9457 problem details."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404
+from rest_framework import exceptions
+from rest_framework.response import Response
+from rest_framework.views import set_rollback
+
+from tenants.actions import ActionRefused
+
+
+def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's EXCEPTION_HANDLER. None lets Django's own 500 handling take over."""
+    if isinstance(fault, Http404):
+        fault = exceptions.NotFound()
+    elif isinstance(fault, PermissionDenied):
+        fault = exceptions.PermissionDenied()
+    elif isinstance(fault, ActionRefused):
+        fault = exceptions.ValidationError(str(fault))
+    if not isinstance(fault, exceptions.APIException):
+        return None
+    set_rollback()
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(fault.status_code).phrase,
+        "status": fault.status_code,
+        "code": _code(fault),
+    }
+    if isinstance(fault, exceptions.ValidationError):
+        problem["detail"] = "The request is not valid: see `errors`."
+        problem["errors"] = fault.detail if isinstance(fault.detail, dict) else {"request": fault.detail}
+    else:
+        problem["detail"] = str(fault.detail)
+    headers = {}
+    if challenge := getattr(fault, "auth_header", None):
+        headers["WWW-Authenticate"] = challenge
+    if wait := getattr(fault, "wait", None):
+        headers["Retry-After"] = str(max(1, round(wait)))
+    return Response(problem, fault.status_code, headers=headers, content_type="application/problem+json")
+
+
+def _code(fault: exceptions.APIException) -> str:
+    codes = fault.get_codes()
+    return codes if isinstance(codes, str) else str(fault.default_code)
