@@ -7,6 +7,8 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
+from tenants.scoping import TenantManager
+
 MOST_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
 TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
@@ -63,6 +65,8 @@ class UsageEvent(models.Model):
     fence = models.BigIntegerField(null=True)
     hold = models.BigIntegerField(null=True, help_text="nano-USD held at admission")
     settled_at = models.DateTimeField()
+
+    objects: ClassVar[TenantManager[UsageEvent]] = TenantManager()
 
     class Meta:
         indexes: ClassVar = [

@@ -49,7 +49,7 @@ class GroupsField(serializers.Field[tuple[str, ...], str, str, tuple[str, ...]])
 class _Query(serializers.Serializer[Any]):
     """Query parameters: a name that is not known is refused, so that a misspelt filter never shows too much."""
 
-    tenant = serializers.SlugField(required=False, help_text="Another tenant's slug; for operators only.")
+    tenant = serializers.SlugField(required=False, help_text="The tenant's slug, for people who may see several.")
     model = serializers.CharField(required=False, max_length=128, help_text="Only this model.")
     key = serializers.IntegerField(required=False, min_value=1, max_value=2**63 - 1, help_text="Only this key's id.")
     project = serializers.IntegerField(

@@ -49,7 +49,7 @@ class Question:
             "request_id": self.request_id,
         }
         given = {name: value for name, value in wanted.items() if value is not None}
-        return UsageEvent.objects.filter(tenant_id=self.tenant_id, **given)
+        return UsageEvent.objects.for_tenant(self.tenant_id).filter(**given)
 
 
 def this_month(now: datetime | None = None) -> tuple[datetime, datetime]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
+from rest_framework.authentication import SessionAuthentication
 from rest_framework.exceptions import NotFound
 from rest_framework.generics import GenericAPIView
 from rest_framework.pagination import Cursor
@@ -13,11 +14,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing.access import USAGE_ACCESS, tenant_for
 from billing.models import UsageEvent
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
 from billing.usage import MOST_ROWS, Question, TooManyRows, instant, sums, total
 from millrace.pagination import NewestFirst
+from tenants.authentication import ApiKeyAuthentication, HasTenant, tenant_of
 
 
 class NewestEvents(NewestFirst):
@@ -40,13 +41,14 @@ class NewestEvents(NewestFirst):
 class UsageView(APIView):
     """Sums of usage."""
 
-    authentication_classes, permission_classes = USAGE_ACCESS
+    authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
+    permission_classes = (HasTenant,)
 
     @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageOut, tags=["usage"])
     def get(self, request: Request) -> Response:
         """Tokens by class and requests by verdict, grouped and by hour or day. By default: this month, by model."""
         asked = _asked(UsageQuery, request)
-        tenant = tenant_for(request, asked.get("tenant"))
+        tenant = tenant_of(request)
         groups, bucket = asked["group_by"], asked.get("bucket")
         try:
             rows = sums(_question(tenant.pk, asked), groups, bucket)
@@ -60,10 +62,10 @@ class UsageView(APIView):
 class UsageEventsView(GenericAPIView[UsageEvent]):
     """Single usage events."""
 
-    authentication_classes, permission_classes = USAGE_ACCESS
+    authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
+    permission_classes = (HasTenant,)
     serializer_class = UsageEventOut
     pagination_class = NewestEvents
-    queryset = UsageEvent.objects.none()
 
     @extend_schema(
         operation_id="usage_events", parameters=[EventQuery], responses=UsageEventOut(many=True), tags=["usage"]
@@ -71,7 +73,7 @@ class UsageEventsView(GenericAPIView[UsageEvent]):
     def get(self, request: Request) -> Response:
         """Each leg of each request as it was metered, newest first, in pages."""
         asked = _asked(EventQuery, request)
-        events = _question(tenant_for(request, asked.get("tenant")).pk, asked).events()
+        events = _question(tenant_of(request).pk, asked).events()
         page = self.paginate_queryset(events)
         return self.get_paginated_response(UsageEventOut(page or [], many=True).data)
 

@@ -111,11 +111,13 @@ def test_rows_cannot_be_changed(event, statement, made_later):
     counts = dict.fromkeys(("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "block_size"), 0)
     times = dict.fromkeys(("queue_us", "ttft_us", "duration_us"), 0)
     ids = {"request_id": "r", "leg": 0, "tenant_id": 1, "project_id": 1, "key_id": 1, "model": "m", "attempt": 1}
-    UsageEvent.objects.create(admitted_at=at, settled_at=at, verdict="completed", output=7, **ids, **counts, **times)
+    UsageEvent._base_manager.create(
+        admitted_at=at, settled_at=at, verdict="completed", output=7, **ids, **counts, **times
+    )
     partition = f"billing_usageevent_{at:%Y_%m}"
     with pytest.raises(DatabaseError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(statement.format(partition=partition))
-    assert UsageEvent.objects.get(request_id="r").output == 7
+    assert UsageEvent._base_manager.get(request_id="r").output == 7
 
 
 def test_truncate_is_refused_where_rows_could_be_overlooked(table):

@@ -12,6 +12,7 @@ from billing.usage import Question, TooManyRows, instant, span, sums, total
 from inference_worker.protocol import encode
 
 pytestmark = pytest.mark.django_db
+CANCELLED = "cancelled"
 NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 
 
