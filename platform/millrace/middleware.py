@@ -1,11 +1,11 @@
-"""Headers that every answer of the console and the management API carries."""
+"""What every answer of the console and the management API goes through."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 
 
 class SecurityHeaders:
@@ -19,3 +19,22 @@ class SecurityHeaders:
         for name, value in settings.SECURITY_HEADERS.items():
             response.headers.setdefault(name, value)
         return response
+
+
+class WholeStaticFiles:
+    """Reads WhiteNoise's files at once: its answers are synchronous streams, which ASGI serves badly.
+
+    The files are our own and small.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        if not isinstance(response, StreamingHttpResponse) or not request.path_info.startswith(settings.STATIC_URL):
+            return response
+        whole = HttpResponse(response.getvalue(), status=response.status_code)
+        whole.headers = response.headers
+        response.close()
+        return whole

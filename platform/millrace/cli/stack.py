@@ -132,7 +132,7 @@ class Stack:
     def _gateway(self) -> Program:
         host, port = self.settings.host, self.settings.port
         arguments = ("--host", host, "--port", str(port), "--loop", "uvloop", "--http", "httptools")
-        more = ("--ws", "websockets", "--no-access-log", "--log-level", self.settings.log_level)
+        more = ("--ws", "websockets-sansio", "--no-access-log", "--log-level", self.settings.log_level)
         return Program(
             "gateway",
             (
