@@ -64,8 +64,6 @@ def pytest_configure() -> None:
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE="millrace.settings",
     )
-    if not (ROOT / "tenants" / "models.py").exists():
-        return
     from django.conf import settings
 
     settings.DATABASES  # noqa: B018  (loads them: pytest-django sets Django up if they are)

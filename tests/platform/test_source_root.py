@@ -32,14 +32,17 @@ def test_under_pytest() -> None:
     [
         ["manage.py", "shell", "--no-imports", "-c", SEE],
         ["-c", f"import millrace.celery; {SEE}"],
-        ["-m", "celery", "--app=millrace.celery", "shell", "--python", "--simple-prompt"],
         ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.asgi:application'); {SEE}"],
         ["-c", f"import inference_worker.app; {SEE}"],
     ],
-    ids=["manage.py", "celery app", "celery command", "asgi", "worker"],
+    ids=["manage.py", "celery app", "asgi", "worker"],
 )
 def test_in_every_process(arguments: list[str]) -> None:
-    said = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, input=SEE + "\n"
-    )
+    said = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
     assert standard(said.stdout), said.stderr
+
+
+def test_under_the_celery_command() -> None:
+    command = [sys.executable, "-m", "celery", "--app=millrace.celery", "report"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert f"system:{os.uname().sysname}" in said.stdout, said.stderr
