@@ -66,7 +66,7 @@ class UsageEvent(models.Model):
     hold = models.BigIntegerField(null=True, help_text="nano-USD held at admission")
     settled_at = models.DateTimeField()
 
-    objects: ClassVar[TenantManager[UsageEvent]] = TenantManager()
+    objects = TenantManager()
 
     class Meta:
         indexes: ClassVar = [

@@ -79,10 +79,7 @@ class Settler:
                 self._resume()
                 while not self._stopping.is_set():
                     self._round()
-            except redis.ResponseError as fault:
-                if not _group_is_gone(fault):
-                    self._back_off(fault)
-            except (redis.RedisError, django.db.Error) as fault:
+            except (redis.RedisError, django.db.Error) as fault:  # the broker having lost the group is one of these
                 self._back_off(fault)
         connection.close()
         log.info("settler_stopped", consumer=self._consumer)
@@ -212,10 +209,6 @@ def _messages(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> list[Messa
         Message(stream_id.decode(), (fields.get(b"e") or encode(fields)) if fields else None)
         for stream_id, fields in entries
     ]
-
-
-def _group_is_gone(fault: redis.ResponseError) -> bool:
-    return "NOGROUP" in str(fault) or "UNBLOCKED" in str(fault)
 
 
 def _microseconds(time_: tuple[int, int]) -> int:

@@ -32,7 +32,7 @@ class NewestEvents(NewestFirst):
         try:
             cursor = super().decode_cursor(request)
             if cursor and cursor.position is not None:
-                instant(cursor.position)
+                instant(str(cursor.position))
         except (NotFound, ValueError) as fault:
             raise serializers.ValidationError({"cursor": ["Give one from a `next` or `previous` link."]}) from fault
         return cursor
