@@ -37,13 +37,16 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
     assert [step["longer"] for step in runner.steps[1:]] == [63] * 5
 
 
-def test_an_older_prompt_does_not_stop_a_newer_decode() -> None:
-    engine, runner = fake_engine(200, step_tokens=64, long_prompt_tokens=40)
-    engine.add_request(request("old", distinct(600, 1), max_tokens=1))
-    engine.add_request(request("new", distinct(20, 3), max_tokens=30))
-    for _ in range(5):
+def test_older_prompts_do_not_stop_a_newer_decode() -> None:
+    engine, runner = fake_engine(200, step_tokens=64, long_prompt_tokens=32)
+    engine.add_request(request("old", distinct(600, 1), arrival=1.0))
+    engine.add_request(request("new", distinct(20, 3), arrival=3.0, max_tokens=30))
+    engine.step()
+    engine.add_request(request("late", distinct(600, 4), arrival=2.0))  # older by its arrival, as after a preemption
+    for _ in range(4):
         engine.step()
     assert [step.get("new") for step in runner.steps] == [20, 1, 1, 1, 1]
+    assert [sum(step.values()) for step in runner.steps[1:]] == [64] * 4
 
 
 def test_with_an_arrival_every_step_running_requests_go_on() -> None:
@@ -110,6 +113,7 @@ def test_the_newest_is_preempted_and_comes_back_where_it_was() -> None:
     assert tokens_of(outputs["old"]) == tokens_of(outputs["new"]) == list(range(100, 140))
     assert outputs["new"][-1].usage == outputs["old"][-1].usage  # recomputing is not billed
     assert max(len(step) for step in runner.steps) == 2
+    assert all("old" in step for step in runner.steps[:40])  # it was never the victim
 
 
 def test_a_preempted_requests_token_in_flight_is_kept() -> None:
@@ -125,17 +129,23 @@ def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     assert cache.lookup(seq).num_cached_tokens == 0  # what the step computed is gone with its blocks
     [again] = scheduler.schedule().scheduled
     assert (again.start, again.num_new_tokens, again.samples) == (0, 21, True)
+    assert not scheduler.complete(scheduled)  # the first step is still void, though the request runs again
+    assert cache.pool.find(seq.block_hashes[0]) is None
+    assert scheduler.complete(again)
+    assert cache.pool.find(seq.block_hashes[0]) is not None
     scheduler.check_integrity()
 
 
-def test_a_waiting_request_gets_no_blocks_before_it_fits() -> None:
+def test_the_last_blocks_are_left_to_those_who_run() -> None:
     engine, runner = fake_engine(6)
     engine.add_request(request("first", distinct(40, 1), max_tokens=20))
     engine.step()
-    engine.add_request(request("second", distinct(60, 3), max_tokens=20))
-    engine.step()
-    assert runner.steps[1] == {"first": 1}
-    run(engine)
+    engine.add_request(request("second", distinct(45, 3), max_tokens=3))  # three blocks are free, and it needs three
+    for _ in range(19):
+        engine.step()
+    assert all(list(step) == ["first"] for step in runner.steps)
+    assert engine.stats().preemptions == 0
+    assert len(tokens_of(run(engine)["second"])) == 3
 
 
 def rejection(engine: LLMEngine, prompt: int, **params: object) -> RequestRejected:
