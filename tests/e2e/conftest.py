@@ -1,0 +1,135 @@
+"""A whole platform, as `make up` runs it, on a port and a state folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+MODEL = "smollm2-135m"
+START_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running platform, and what a customer and an operator know of it."""
+
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    port: int
+    key: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, **options)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+
+    def pid(self, *words: str) -> int:
+        """The process of this stack whose command line holds the words."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                command = " ".join(child.cmdline())
+            except psutil.NoSuchProcess:
+                continue
+            if all(word in command for word in words):
+                return child.pid
+        raise LookupError(f"no process {words}")
+
+    def worker(self) -> int:
+        return self.pid("inference_worker")
+
+    def gateway(self) -> int:
+        return self.pid("uvicorn")
+
+    def wait_until_ready(self) -> None:
+        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200, 60)
+
+    def events(self, **filters: str) -> list[dict[str, Any]]:
+        """Settled usage events of the demo tenant, by the management API."""
+        answer = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=20)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["results"])
+
+    def event(self, request_id: str) -> dict[str, Any]:
+        """The one settled usage event of a request, its tokens beside the rest; waits for it."""
+        eventually(lambda: self.events(request_id=request_id), 20)
+        (event,) = self.events(request_id=request_id)
+        return {**event, **event["tokens"]}
+
+    def metric(self, name: str) -> float:
+        """A metric's value, summed over its labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def eventually(true: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until the condition holds; connection errors count as not yet."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            if true():
+                return
+        except (httpx.TransportError, LookupError):
+            pass
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(state_dir: Path, port: int, log: Path, **settings: str) -> subprocess.Popen[bytes]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+    environ |= {"MILLRACE_STATE_DIR": str(state_dir), "MILLRACE_PORT": str(port), **settings}
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "millrace.cli", "up"], env=environ, stdout=out, stderr=subprocess.STDOUT
+        )
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    folder = Path(tempfile.mkdtemp(prefix="millrace-e2e-"))
+    folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
+    log, port = folder / "up.log", free_port()
+    process = start(folder / "state", port, log, MILLRACE_DRAIN_SECONDS="5", MILLRACE_STREAM_KEEP_SECONDS="120")
+    try:
+        give_up_at = time.monotonic() + START_SECONDS
+        while f"http://127.0.0.1:{port}" not in log.read_text():
+            assert process.poll() is None, f"it ended:\n{log.read_text()}"
+            assert time.monotonic() < give_up_at, f"it did not start:\n{log.read_text()}"
+            time.sleep(0.1)
+        key = json.loads((folder / "state" / "credentials.json").read_text())["demo_key"]
+        yield Stack(process, folder / "state", port, key)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()

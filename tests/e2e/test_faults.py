@@ -1,0 +1,227 @@
+"""Processes killed and cut while streams run: nobody waits for ever, nothing is lost, nothing is counted twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+
+BODY: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tell me a very long story."}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "ignore_eos": True,
+    "temperature": 0,
+}
+
+
+class Stream:
+    """A chat stream read event by event, as a browser's EventSource would."""
+
+    def __init__(self, stack: Stack, *, max_tokens: int = 120, **headers: str) -> None:
+        self._client = httpx.Client(timeout=60)
+        request = self._client.build_request(
+            "POST",
+            f"{stack.url}/v1/chat/completions",
+            json={**BODY, "max_tokens": max_tokens},
+            headers={**stack.headers, **headers},
+        )
+        self.response = self._client.send(request, stream=True)
+        assert self.response.status_code == 200
+        self.request_id = self.response.headers["x-request-id"]
+        self._events = sse_events(self.response)
+        self.ids: list[str] = []
+        self.datas: list[str] = []
+
+    def read(self, count: int = 10**9) -> None:
+        for _ in range(count):
+            event = next(self._events, None)
+            if event is None:
+                return
+            self.ids.append(event[0])
+            self.datas.append(event[1])
+
+    def close(self) -> None:
+        self.response.close()
+        self._client.close()
+
+
+def sse_events(response: httpx.Response) -> Iterator[tuple[str, str]]:
+    event_id = ""
+    for line in response.iter_lines():
+        if line.startswith("id: "):
+            event_id = line.removeprefix("id: ")
+        elif line.startswith("data: "):
+            yield event_id, line.removeprefix("data: ")
+
+
+def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str], list[str]]:
+    headers = stack.headers | ({"last-event-id": last_id} if last_id else {})
+    url = f"{stack.url}/v1/streams/{request_id}"
+    with httpx.stream("GET", url, headers=headers, timeout=60) as response:
+        assert response.status_code == 200, response.read()
+        events = list(sse_events(response))
+    return [event[0] for event in events], [event[1] for event in events]
+
+
+def usage_of(datas: list[str]) -> dict[str, Any]:
+    assert datas[-1] == "[DONE]"
+    usage = msgspec.json.decode(datas[-2])["usage"]
+    return dict(usage)
+
+
+def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: Stack) -> None:
+    stream = Stream(stack, max_tokens=2000)
+    stream.read(5)
+    killed_at = time.monotonic()
+    os.kill(stack.worker(), signal.SIGKILL)
+    stream.read()
+    assert time.monotonic() - killed_at < 5
+    error = msgspec.json.decode(stream.datas[-1])["error"]
+    assert error["code"] == "worker_lost"
+    event = stack.event(stream.request_id)
+    assert (event["verdict"], event["output"], event["input"]) == ("failed", 0, 0)
+
+    # The supervisor brings it back, and a request that waits meanwhile is served.
+    eventually(lambda: stack.metric("millrace_engine_steps_total") >= 0 and stack.worker(), 30)
+    stack.wait_until_ready()
+    answer = stack.client().chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
+    )
+    assert answer.choices[0].message.content
+    assert len(stack.events(request_id=stream.request_id)) == 1  # also after the journal's replay
+
+
+def test_a_worker_killed_before_the_first_token_costs_only_time(stack: Stack) -> None:
+    """Stopped, it cannot answer; killed, its request goes to the next one."""
+    stack.wait_until_ready()
+    worker = stack.worker()
+    os.kill(worker, signal.SIGSTOP)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        answers.append(
+            stack.client().chat.completions.with_raw_response.create(
+                model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
+            )
+        )
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.5)
+    os.kill(worker, signal.SIGKILL)
+    asking.join(60)
+    (raw,) = answers
+    assert raw.parse().usage.completion_tokens == 3
+    event = stack.event(raw.headers["x-request-id"])
+    assert (event["verdict"], event["output"]) == ("completed", 3)
+
+
+def test_a_stopped_worker_finishes_what_it_began_and_hands_over_the_rest(stack: Stack) -> None:
+    stack.wait_until_ready()
+    streams = [Stream(stack, max_tokens=30) for _ in range(3)]
+    for stream in streams:
+        stream.read(3)
+    os.kill(stack.worker(), signal.SIGTERM)
+    for stream in streams:
+        stream.read()
+        assert usage_of(stream.datas)["completion_tokens"] == 30
+    stack.wait_until_ready()
+    for stream in streams:
+        assert stack.event(stream.request_id)["verdict"] == "completed"
+
+
+def test_a_stream_resumes_without_gap_or_repeat(stack: Stack) -> None:
+    stack.wait_until_ready()
+    whole = Stream(stack, max_tokens=40)
+    whole.read()
+    assert whole.ids == [f"{whole.request_id}:{n}" for n in range(len(whole.ids))]
+    for had in (0, 1, len(whole.ids) // 2, len(whole.ids) - 2):
+        ids, datas = resume(stack, whole.request_id, whole.ids[had])
+        assert (ids, datas) == (whole.ids[had + 1 :], whole.datas[had + 1 :])
+    assert resume(stack, whole.request_id) == (whole.ids, whole.datas)
+
+
+def test_a_client_that_means_to_return_finds_its_stream_running(stack: Stack) -> None:
+    stream = Stream(stack, max_tokens=60, **{"x-millrace-resume": "1"})
+    stream.read(4)
+    stream.close()
+    ids, datas = resume(stack, stream.request_id, stream.ids[-1])
+    assert stream.ids + ids == [f"{stream.request_id}:{n}" for n in range(len(stream.ids + ids))]
+    assert usage_of(datas)["completion_tokens"] == 60
+    assert stack.event(stream.request_id)["output"] == 60
+
+
+def test_another_tenants_stream_is_not_there(stack: Stack) -> None:
+    stream = Stream(stack, max_tokens=3)
+    stream.read()
+    answer = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"})
+    assert answer.status_code == 401
+    bad = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={**stack.headers, "last-event-id": "x:1"})
+    assert bad.status_code == 400
+
+
+def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack) -> None:
+    stack.wait_until_ready()
+    streams = [Stream(stack, max_tokens=150) for _ in range(4)]
+    for stream in streams:
+        stream.read(5)
+    os.kill(stack.gateway(), signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(httpx.TransportError):
+            stream.read()
+    eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=5).status_code == 200, 60)
+    for stream in streams:
+        ids, datas = resume(stack, stream.request_id, stream.ids[-1])
+        assert stream.ids + ids == [f"{stream.request_id}:{n}" for n in range(len(stream.ids + ids))]
+        assert usage_of(datas)["completion_tokens"] == 150
+        event = stack.event(stream.request_id)
+        assert (event["verdict"], event["output"]) == ("completed", 150)
+
+
+def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
+    stack.wait_until_ready()
+    client = stack.client()
+    names = []
+    for n in range(8):
+        raw = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2
+        )
+        names.append(raw.headers["x-request-id"])
+        if n % 3 == 0:
+            os.kill(stack.pid("settle"), signal.SIGKILL)
+            eventually(lambda: stack.pid("settle"), 20)
+    for name in names:
+        assert stack.event(name)["output"] == 2
+
+
+def test_a_killed_valkey_lifts_nothing_and_comes_back(stack: Stack) -> None:
+    stack.wait_until_ready()
+    before = stack.client().chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2
+    )
+    os.kill(stack.pid("valkey-server"), signal.SIGKILL)
+
+    def served() -> bool:
+        try:
+            client = stack.client(timeout=20)
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
+        except openai.APIError:
+            return False
+        return True
+
+    eventually(served, 40)
+    assert stack.event(before.headers["x-request-id"])["output"] == 2

@@ -1,0 +1,207 @@
+"""The openai SDK, unchanged, against the running platform."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+
+FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def request_id(headers: httpx.Headers) -> str:
+    return headers["x-request-id"]
+
+
+def test_a_chat_completion_is_answered_and_metered(stack: Stack) -> None:
+    raw = stack.client().chat.completions.with_raw_response.create(
+        model=MODEL, messages=FRANCE, max_completion_tokens=30, temperature=0
+    )
+    answer = raw.parse()
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert raw.headers["x-millrace-model"] == MODEL
+    assert raw.headers["x-millrace-cache"] in ("miss", "prefix")
+    assert int(raw.headers["openai-processing-ms"]) >= 0
+
+    event = stack.event(request_id(raw.headers))
+    assert event["input"] == answer.usage.prompt_tokens
+    assert event["output"] == answer.usage.completion_tokens
+    assert (event["verdict"], event["model"]) == ("completed", MODEL)
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(stack: Stack) -> None:
+    client = stack.client()
+    options = {"model": MODEL, "messages": FRANCE, "max_tokens": 20, "temperature": 0}
+    whole = client.chat.completions.create(**options)  # type: ignore[call-overload]
+    chunks = list(
+        client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert {chunk.created for chunk in chunks} == {chunks[0].created}
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_completions_whole_and_streamed(stack: Stack) -> None:
+    client = stack.client()
+    whole = client.completions.create(model=MODEL, prompt="One, two, three,", max_tokens=8, temperature=0)
+    chunks = list(
+        client.completions.create(model=MODEL, prompt="One, two, three,", max_tokens=8, temperature=0, stream=True)
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 8
+
+
+def test_a_seed_reproduces_and_stop_strings_stop(stack: Stack) -> None:
+    client = stack.client()
+    story: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from one to twenty in words."}]
+    first, second = (
+        client.chat.completions.create(model=MODEL, messages=story, max_tokens=24, temperature=1.0, seed=7)
+        for _ in range(2)
+    )
+    assert first.choices[0].message.content == second.choices[0].message.content
+    text = first.choices[0].message.content or ""
+    stop = text[len(text) // 2 :][:3]
+    cut = client.chat.completions.create(
+        model=MODEL, messages=story, max_tokens=24, temperature=1.0, seed=7, stop=[stop]
+    )
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_models(stack: Stack) -> None:
+    client = stack.client()
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "millrace"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-5")
+
+
+def test_a_repeated_prompt_is_read_from_the_cache(stack: Stack) -> None:
+    client = stack.client()
+    long: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "Remember these words: " + "apple pear plum " * 40}
+    ]
+    for _ in range(2):
+        answer = client.chat.completions.create(model=MODEL, messages=long, max_tokens=2, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    cached = answer.usage.prompt_tokens_details.cached_tokens or 0
+    assert answer.usage.prompt_tokens - 32 <= cached <= answer.usage.prompt_tokens
+    other = client.chat.completions.create(
+        model=MODEL, messages=long, max_tokens=2, temperature=0, prompt_cache_key="another"
+    )
+    assert other.usage is not None
+    assert other.usage.prompt_tokens_details is not None
+    assert other.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_errors_are_the_sdks_own(stack: Stack) -> None:
+    client = stack.client()
+
+    def chat(model: str = MODEL, **options: object) -> object:
+        return client.chat.completions.create(model=model, messages=FRANCE, **options)  # type: ignore[call-overload]
+
+    with pytest.raises(openai.NotFoundError) as missing:
+        chat("gpt-5")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as unknown:
+        chat(extra_body={"temprature": 1})
+    assert (unknown.value.code, unknown.value.param) == ("unknown_parameter", "temprature")
+    with pytest.raises(openai.BadRequestError) as long:
+        chat(max_tokens=1_000_000)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.AuthenticationError) as wrong:
+        openai.OpenAI(base_url=f"{stack.url}/v1", api_key="sk-mr-wrong", max_retries=0).models.list()
+    assert wrong.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status"),
+    [
+        ("POST", "/v1/chat/completions", {"content": b"{"}, 400),
+        ("POST", "/v1/chat/completions", {"content": b"x" * (9 << 20)}, 413),
+        ("GET", "/v1/chat/completions", {}, 405),
+        ("GET", "/v1/nothing", {}, 404),
+        ("GET", "/v1/streams/req_unknown", {}, 404),
+        ("POST", "/v1/completions", {"json": {"model": MODEL, "prompt": ""}}, 400),
+        ("POST", "/v1/completions", {"json": {"model": MODEL, "prompt": [10**9]}}, 400),
+    ],
+)
+def test_bad_requests_get_a_typed_answer(
+    stack: Stack, method: str, path: str, options: dict[str, object], status: int
+) -> None:
+    answer = httpx.request(method, stack.url + path, headers=stack.headers, timeout=20, **options)  # type: ignore[arg-type]
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+def test_both_headers_carry_a_key_and_none_is_refused(stack: Stack) -> None:
+    url = f"{stack.url}/v1/models"
+    assert httpx.get(url, headers={"x-api-key": stack.key}).status_code == 200
+    assert httpx.get(url).status_code == 401
+
+
+async def test_32_streams_at_once_are_batched_and_metered_exactly(stack: Stack) -> None:
+    client = stack.async_client()
+    steps, sequences = stack.metric("millrace_engine_steps_total"), stack.metric("millrace_batched_sequences_total")
+
+    async def one(number: int) -> tuple[str, int, int, str]:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": f"Tell me a story about the number {number}."}],
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        text = ""
+        async for chunk in raw.parse():
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+            usage = chunk.usage
+        assert usage is not None
+        return request_id(raw.headers), usage.prompt_tokens, usage.completion_tokens, text
+
+    told = await asyncio.gather(*(one(number) for number in range(32)))
+    assert all(output == 32 and text for _, _, output, text in told)
+    batch = (stack.metric("millrace_batched_sequences_total") - sequences) / (
+        stack.metric("millrace_engine_steps_total") - steps
+    )
+    assert batch > 8
+    for name, prompt, output, _ in told:
+        event = stack.event(name)
+        assert (event["input"], event["output"]) == (prompt, output)
+
+
+async def test_a_client_that_leaves_is_cancelled_and_metered(stack: Stack) -> None:
+    client = stack.async_client()
+    raw = await client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=FRANCE, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
+    stream, read = raw.parse(), 0
+    async for _ in stream:
+        read += 1
+        if read == 5:
+            break
+    await stream.close()
+    left = time.monotonic()
+    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0, 5)
+    assert time.monotonic() - left < 5
+    event = stack.event(request_id(raw.headers))
+    assert event["verdict"] == "cancelled"
+    assert 4 <= event["output"] < 500
