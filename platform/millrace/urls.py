@@ -10,6 +10,10 @@ urlpatterns = [
     path("", include("frontend.urls")),
     path("api/", include("billing.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
+    path(
+        "api/docs/",
+        SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="frontend/docs.html"),
+        name="docs",
+    ),
     path("ops/raw/", admin.site.urls),
 ]
