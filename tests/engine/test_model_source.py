@@ -241,6 +241,14 @@ def test_absurd_gguf_headers_are_refused(header: bytes, tmp_path: Path) -> None:
         ensure_model(ModelSpec("x", str(path), "auto"), tmp_path)
 
 
+def test_an_incomplete_download_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    with embedded_gguf().open("rb") as file:
+        path.write_bytes(file.read(20 << 20))  # the header is whole
+    with pytest.raises(ModelError, match="download complete"):
+        ensure_model(ModelSpec("x", str(path), "auto"), tmp_path)
+
+
 def test_rounding_to_bfloat16_is_pytorchs() -> None:
     values = np.random.default_rng(0).integers(0, 1 << 32, 100_000, dtype=np.uint32).view(np.float32)
     ours = torch.from_numpy(to_bfloat16(values).astype(np.int16)).view(torch.bfloat16).float()
