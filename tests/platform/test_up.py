@@ -43,6 +43,8 @@ def check(state: Path, *arguments: str, **variables: str) -> tuple[int, str]:
 
 def test_all_is_well(tmp_path: Path) -> None:
     assert check(tmp_path / "state") == (0, "All checks pass.\n")
+    assert (tmp_path / "state").stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
+    assert (tmp_path / "state" / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_busy_port_is_named_with_a_way_out(tmp_path: Path) -> None:

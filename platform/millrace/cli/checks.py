@@ -30,8 +30,10 @@ def packages() -> None:
 def state_folder(folder: Path) -> None:
     """Make the state folder, and see that it can be used and has room."""
     try:
-        # Root's services run as another user, who must be able to pass through; what is secret is private by itself.
-        folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            # Root's PostgreSQL runs as another user, who must be able to pass through.
+            folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
         for path in (folder, folder / "logs"):
             probe = path / f".probe-{os.getpid()}"

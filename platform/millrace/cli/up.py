@@ -24,6 +24,7 @@ def up(*, check_only: bool = False) -> int:
     try:
         stack = Stack(os.environ)
         _check(stack)
+        os.umask(0o077)  # from here on, what we and our children write is ours alone
         with checks.only_one(stack.state_dir):
             if check_only:
                 print("All checks pass.")
