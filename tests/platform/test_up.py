@@ -83,7 +83,7 @@ def test_a_second_up_on_the_same_state_folder_is_refused(tmp_path: Path) -> None
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     status, said = check(tmp_path, MILLRACE_MODELS="a=embedded,b=/nowhere/model.gguf")
     assert status == 1
-    assert "MILLRACE_MODELS: b: /nowhere/model.gguf: no such file or folder" in said
+    assert "MILLRACE_MODELS: b: /nowhere/model.gguf: No such file or directory" in said
 
 
 def test_servers_that_do_not_answer_are_named_and_their_passwords_are_not(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import socket
+import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -87,7 +88,8 @@ def port_free(host: str, port: int) -> None:
             problem = f"port {port} on {host} is not allowed to this user; take one above 1023"
         else:
             problem = f"cannot listen on {host} port {port} ({fault}); check MILLRACE_HOST, or take another"
-    raise CheckFailed(f"{problem}: make up PORT={port + 1 if port < 65_535 else 8000}, --port or MILLRACE_PORT")
+    other = port + 1 if 1024 <= port < 65_535 else 8000
+    raise CheckFailed(f"{problem}: make up PORT={other}, --port or MILLRACE_PORT")
 
 
 def models_there(models: tuple[ModelSpec, ...]) -> None:
@@ -96,9 +98,11 @@ def models_there(models: tuple[ModelSpec, ...]) -> None:
         if spec.source == "embedded":
             continue
         path = Path(spec.source).expanduser()
-        if not path.exists():
-            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: no such file or folder")
-        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        try:
+            found = path.stat()
+        except OSError as fault:
+            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: {fault.strerror}") from None
+        if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)):
             raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: this user may not read it")
 
 
