@@ -66,7 +66,7 @@ class Control:
     def _listen(self) -> None:
         while not self._closing.is_set():
             try:
-                with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+                with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
                     pubsub.subscribe(control_channel(self._replica_id))
                     self._cancel_flagged()  # what was asked while nobody listened
                     while not self._closing.is_set():

@@ -10,9 +10,10 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+S = TypeVar("S", bound=str)
 _META = "millrace.env"
 
 
@@ -33,7 +34,7 @@ class EnvVar:
 
 def env(name: str, parse: Callable[[str], T], *, default: str | None, help: str, secret: bool = False) -> T:
     """Declare a field of a settings class as read from the variable `name`. Without a default it is required."""
-    return dataclasses.field(metadata={_META: EnvVar(name, parse, default, help, secret)})  # type: ignore[return-value]
+    return cast(T, dataclasses.field(metadata={_META: EnvVar(name, parse, default, help, secret)}))
 
 
 def variables(*classes: type[Any]) -> list[EnvVar]:
@@ -107,11 +108,12 @@ def integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def choice(*options: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in options:
-            raise ValueError(f"want one of {', '.join(options)}")
-        return text
+def choice(*options: S) -> Callable[[str], S]:
+    def parse(text: str) -> S:
+        for option in options:
+            if option == text:
+                return option
+        raise ValueError(f"want one of {', '.join(options)}")
 
     return parse
 

@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills from the request logs
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
+Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 _Item = Sequence[Delivery] | Claimed | None
 
 
@@ -184,7 +185,7 @@ class Publisher:
         have had, and the scripts know a leg that has ended."""
         pipe = self._broker.pipeline(transaction=False)
         for gateway_id, events in round_.by_gateway.items():
-            batch = {"e": encode(events)}
+            batch: Fields = {"e": encode(events)}
             pipe.xadd(
                 gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
             )
@@ -221,7 +222,7 @@ class Publisher:
         keys = [claim_key(envelope.request_id, envelope.leg)]
         attempt = self._give_up_script(keys=keys, args=[live.attempt, self._replica_id])
         if attempt is not None:
-            batch = {"e": encode([Released(envelope.request_id, int(attempt))])}
+            batch: Fields = {"e": encode([Released(envelope.request_id, int(attempt))])}
             stream = gateway_stream(live.job.gateway_id)
             self._broker.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
 
@@ -231,7 +232,7 @@ class Publisher:
             key = request_log(event.request_id, event.attempt)
             pipe.rpush(key, encode(event))
             pipe.expire(key, self._keep_seconds)
-            batch = {"e": encode([event])}
+            batch: Fields = {"e": encode([event])}
             stream = gateway_stream(live.job.gateway_id)
             pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
         pipe.execute()

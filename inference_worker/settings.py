@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 from inference_worker import env
+from inference_worker.engine.config import DeviceName, DTypeName
 
 MODEL_OPTIONS = ("dtype",)
+_dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class ModelSpec:
 
     name: str
     source: str  # "embedded", a Hugging Face directory or a .gguf file
-    dtype: str  # "auto", "bfloat16" or "float32"
+    dtype: DTypeName
 
 
 def parse_models(text: str) -> tuple[ModelSpec, ...]:
@@ -35,7 +38,7 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
             raise ValueError(f"{name!r}: a model's name is 1 to 64 of a-z 0-9 . _ - and starts with a letter or digit")
         if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
             raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
-        specs.append(ModelSpec(name, source, env.choice("auto", "bfloat16", "float32")(options.get("dtype", "auto"))))
+        specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto"))))
     if not specs:
         raise ValueError("want at least one model")
     if len({spec.name for spec in specs}) < len(specs):
@@ -92,7 +95,7 @@ class WorkerSettings(SharedSettings):
         default="",
         help="stable name of this worker, which its journal goes by; empty: <model>-0",
     )
-    device: str = env.env(
+    device: DeviceName = env.env(
         "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
     )
     max_batch: int = env.env(

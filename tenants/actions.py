@@ -17,6 +17,14 @@ from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, Use
 
 log = structlog.get_logger(__name__)
 
+# KEYS: the copy. ARGV: the new one, its version, and how many seconds it lives.
+_REPLACE_OLDER = """
+local held = redis.call('GET', KEYS[1])
+if held and cmsgpack.unpack(held)['version'] > tonumber(ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
+return 1
+"""
+
 
 class ActionRefused(Exception):
     """The change cannot be made; the message says why, for the person who asked."""
@@ -69,6 +77,8 @@ def do_create_api_key(
         raise ActionRefused(f"Unknown scope {', '.join(unknown)}; known are {', '.join(snapshot.SCOPES)}.")
     if expires_at is not None and expires_at <= datetime.now(UTC):
         raise ActionRefused("The expiry lies in the past.")
+    # NOTE: whoever suspends the tenant waits for this key, or this key sees it suspended: no key slips between.
+    Tenant.objects.select_for_update(no_key=True).get(pk=project.tenant_id)
     secret = snapshot.new_secret()
     key = ApiKey.objects.create(
         tenant_id=project.tenant_id,
@@ -129,7 +139,7 @@ def _compile(key_ids: Iterable[int]) -> None:
             key_hash=key_hash,
             defaults={"key": key, "version": compiled.version, "payload": snapshot.encode(compiled)},
         )
-        transaction.on_commit(partial(_tell_gateways, key_hash, snapshot.encode(compiled)))
+        transaction.on_commit(partial(tell_gateways, key_hash, compiled))
 
 
 def _snapshot(key: ApiKey, version: int) -> snapshot.KeySnapshot:
@@ -148,11 +158,15 @@ def _snapshot(key: ApiKey, version: int) -> snapshot.KeySnapshot:
     )
 
 
-def _tell_gateways(key_hash: bytes, payload: bytes) -> None:
-    """Replace the copy the gateways share. Replaced and not deleted: a gateway that read the old row a moment ago
-    writes its copy only where there is none. If the broker cannot be told, copies end by themselves in a minute."""
+def tell_gateways(key_hash: bytes, compiled: snapshot.KeySnapshot) -> None:
+    """Replace the copy the gateways share, unless it is newer: messages of two changes may overtake each other.
+
+    Replaced and not deleted: a gateway that read the old row a moment ago writes its copy only where there is none. If
+    the broker cannot be told, copies end by themselves within a minute.
+    """
+    name, payload = snapshot.valkey_name(key_hash), snapshot.encode(compiled)
     try:
         with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2) as broker:
-            broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS)
+            broker.eval(_REPLACE_OLDER, 1, name, payload, compiled.version, snapshot.VALKEY_SECONDS)
     except redis.RedisError as fault:
         log.warning("gateways_not_told", error=str(fault))

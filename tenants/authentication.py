@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
+from django.db.models import QuerySet
 from rest_framework import exceptions
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.permissions import BasePermission
@@ -84,7 +85,7 @@ def tenant_of(request: Request) -> Tenant:
     return tenant_or_none
 
 
-def visible_tenants(user: Any) -> Any:
+def visible_tenants(user: Any) -> QuerySet[Tenant]:
     """The tenants a person may look at: all for an operator, else those they are a member of."""
     if isinstance(user, AnonymousUser) or not user.is_authenticated:
         return Tenant.objects.none()

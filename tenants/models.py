@@ -38,7 +38,7 @@ class User(AbstractBaseUser, PermissionsMixin):
     is_staff = models.BooleanField("operator", default=False)
     date_joined = models.DateTimeField(auto_now_add=True)
 
-    objects: ClassVar[UserManager] = UserManager()  # type: ignore[assignment]
+    objects: ClassVar[UserManager] = UserManager()
 
     EMAIL_FIELD = "email"
     USERNAME_FIELD = "email"
@@ -82,7 +82,7 @@ class Project(models.Model):
     name = models.CharField(max_length=200)
     created_at = models.DateTimeField(auto_now_add=True)
 
-    objects: ClassVar[TenantManager[Project]] = TenantManager()
+    objects = TenantManager()
 
     class Meta:
         ordering: ClassVar[list[str]] = ["slug"]
@@ -109,7 +109,7 @@ class Membership(models.Model):
     role = models.CharField(max_length=20, choices=Role)
     created_at = models.DateTimeField(auto_now_add=True)
 
-    objects: ClassVar[TenantManager[Membership]] = TenantManager()
+    objects = TenantManager()
 
     class Meta:
         constraints: ClassVar[list[models.BaseConstraint]] = [
@@ -139,7 +139,7 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
 
-    objects: ClassVar[TenantManager[ApiKey]] = TenantManager()
+    objects = TenantManager()
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]

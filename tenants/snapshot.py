@@ -1,7 +1,7 @@
 """What the data plane knows of an API key: one compiled, versioned record per key. Free of Django.
 
-`tenants.actions` compiles a key, its project, its tenant and their limits into a `KeySnapshot` and keeps it in the table
-`tenants_keysnapshot` under the key's hash; the gateway reads these records and nothing else.
+`tenants.actions` compiles a key, its project, its tenant and their limits into a `KeySnapshot` and keeps it in the
+table `tenants_keysnapshot` under the key's hash; the gateway reads these records and nothing else.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def new_secret() -> str:
 
 
 def hash_key(secret: str) -> bytes:
-    """SHA-256 of the key: what is stored and looked up. With 256 random bits a salt or a slow hash would add nothing."""
+    """SHA-256 of the key, by which it is found. With 256 random bits a salt or a slow hash would add nothing."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
@@ -14,4 +15,5 @@ django_application = get_asgi_application()
 from millrace.gateway.app import lifespan  # noqa: E402 - Django is set up first
 from millrace.gateway.routes import ROUTES  # noqa: E402
 
-application = ProtocolTypeRouter({"http": URLRouter([*ROUTES, re_path("", django_application)]), "lifespan": lifespan})
+everything_else: Any = django_application
+application = ProtocolTypeRouter({"http": URLRouter([*ROUTES, re_path("", everything_else)]), "lifespan": lifespan})

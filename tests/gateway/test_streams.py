@@ -49,7 +49,7 @@ async def test_a_slow_reader_is_refilled_from_the_log_and_memory_stays_bounded(b
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_lost_and_doubled_events_make_no_gap_and_no_repeat(broker: redis.Redis, seed: int) -> None:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     buffer = EventBuffer(broker, "req_1")
     wanted = events(60)
     reader = asyncio.create_task(take(buffer, 60))

@@ -88,7 +88,7 @@ class OpenAdmission:
             raise ApiError(
                 "context_length_exceeded",
                 f"This model's maximum context length is {model.context_length} tokens. However, you requested "
-                f"{demand.prompt_tokens + (wanted or 1)} tokens ({asked}). Please shorten the prompt or the completion.",
+                f"{demand.prompt_tokens + (wanted or 1)} tokens ({asked}). Shorten the prompt or the completion.",
                 "messages" if not wanted or demand.prompt_tokens >= model.context_length else "max_tokens",
             )
         if limits.max_prompt_tokens is not None and demand.prompt_tokens > limits.max_prompt_tokens:

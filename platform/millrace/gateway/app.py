@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import psycopg
 import redis.asyncio as redis
 import structlog
@@ -15,6 +14,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
+from billing import status
 from millrace.config import PlatformSettings, platform_settings
 from millrace.gateway.admission import OpenAdmission
 from millrace.gateway.authentication import KeyStore
@@ -27,7 +27,6 @@ from millrace.gateway.service import InferenceService
 log = structlog.get_logger(__name__)
 
 CHECK_SECONDS = 1.0  # a dependency that does not answer within this is not ready
-SETTLER_STATUS = "settler:status"
 
 
 class Gateway:
@@ -88,13 +87,11 @@ class Gateway:
     async def read_settler_status(self) -> None:
         """Fetch what /metrics tells of the settler."""
         try:
-            payload = await self.broker.get(SETTLER_STATUS)
+            payload: Any = await self.broker.get(status.STATUS_KEY)
         except redis.RedisError:
             return
         if payload is not None:
-            status: dict[str, Any] = msgspec.msgpack.decode(payload, type=dict[str, Any])
-            self.metrics.settler.settled = status.get("settled", 0)
-            self.metrics.settler.lag_seconds = status.get("lag_seconds", 0.0)
+            self.metrics.settler.status = status.decode(payload)
 
     async def _check_database(self) -> str:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from typing import Any
 
 import psycopg
 import redis.asyncio as redis
@@ -63,7 +64,7 @@ class KeyStore:
     async def _look_up(self, key_hash: bytes) -> KeySnapshot | None:
         name = snapshot.valkey_name(key_hash)
         try:
-            payload = await self._broker.get(name)
+            payload: Any = await self._broker.get(name)
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault

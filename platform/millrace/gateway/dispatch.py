@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Collection
+from typing import Any
 
 import redis.asyncio as redis
 import structlog
@@ -145,12 +146,19 @@ class Dispatcher:
         generation = Generation(job, self._broker)
         envelope = job.envelope
         key = claim_key(envelope.request_id, envelope.leg)
-        record = {"attempt": 1, "state": "queued", "gateway": self._gateway_id, "tenant": envelope.tenant_id}
+        record: dict[Any, Any] = {
+            "attempt": 1,
+            "state": "queued",
+            "gateway": self._gateway_id,
+            "tenant": envelope.tenant_id,
+            "job": encode(job),
+            "form": form,
+        }
         seconds = max(1, round(job.deadline - time.time())) + self._keep_seconds
         self._generations[envelope.request_id] = generation
         try:
             async with self._broker.pipeline(transaction=False) as pipe:
-                pipe.hset(key, mapping={**record, "job": encode(job), "form": form})
+                pipe.hset(key, mapping=record)
                 pipe.expire(key, seconds)
                 await pipe.execute()
         except redis.RedisError as fault:
@@ -174,7 +182,7 @@ class Dispatcher:
         """Record that the leg failed, before anybody is told. False if it ended otherwise: its log says how."""
         usage = UsageEvent(job.envelope, attempt, "failed", code, TokenUsage(), f"gateway.{self._gateway_id}", 0)
         keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
-        return await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1
+        return bool(await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1)
 
     def _accept(self, event: Claimed | Released | Tokens | End | Failed) -> None:
         generation = self._generations.get(event.request_id)
@@ -210,7 +218,8 @@ class Dispatcher:
         beat = 0
         while True:
             try:
-                died = self.replicas.update(await self._broker.hgetall(REPLICAS_KEY))  # type: ignore[misc]
+                beats: Any = await self._broker.hgetall(REPLICAS_KEY)
+                died = self.replicas.update(beats)
                 await self._answer_for(died)
                 await self._end_overdue()
                 self._ring_again(urgent=bool(died))
@@ -218,7 +227,7 @@ class Dispatcher:
                 if beat % 20 == 0:
                     await self._reader.create()
                     if forgotten := self.replicas.forgotten():
-                        await self._broker.hdel(REPLICAS_KEY, *forgotten)  # type: ignore[misc]
+                        await self._broker.hdel(REPLICAS_KEY, *forgotten)
             except (redis.RedisError, OSError) as fault:
                 log.warning("broker_unreachable", error=str(fault))
                 self.replicas.reprieve()

@@ -28,7 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 class HttpConsumer(AsyncConsumer):
     """Base of the data plane's endpoints: subclasses implement `handle` and the method it is for."""
 
-    channel_layer_alias = None  # no channel layer: its core layer drops messages, and tokens have streams of their own
+    channel_layer_alias = None  # type: ignore[assignment]  # no channel layer: its core layer drops messages, and tokens have streams of their own
     method = "POST"
     endpoint = ""
 
@@ -40,6 +40,8 @@ class HttpConsumer(AsyncConsumer):
         self.started = time.monotonic()
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.http_method: str = scope["method"]
+        self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         await super().__call__(scope, receive, send)
 
     @property
@@ -73,8 +75,8 @@ class HttpConsumer(AsyncConsumer):
             if too_large:
                 limit = self.gateway.settings.max_body_bytes
                 raise ApiError("request_too_large", f"The request body is larger than {limit} bytes.")
-            if self.scope["method"] != self.method:
-                raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.scope['method']}.")
+            if self.http_method != self.method:
+                raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
             await self.handle(body)
         except ApiError as fault:
             await self.respond_error(fault)

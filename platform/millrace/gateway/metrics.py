@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from billing import status
 from inference_worker.protocol import Heartbeat
 from millrace.gateway.replicas import ReplicaBoard
 
@@ -80,11 +81,12 @@ class _SettlerStatus:
     """What the settler last said of itself (see billing.settler); read from the broker at each scrape."""
 
     def __init__(self) -> None:
-        self.settled = 0
-        self.lag_seconds = 0.0
+        self.status: status.SettlerStatus | None = None
 
     def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily("millrace_usage_events_settled", "usage events settled", value=self.settled)
-        yield GaugeMetricFamily(
-            "millrace_settlement_lag_seconds", "age of the oldest usage event not settled", value=self.lag_seconds
-        )
+        if self.status is None:
+            return
+        settled, backlog, lag = self.status.settled, self.status.backlog, self.status.lag_ms / 1000
+        yield CounterMetricFamily("millrace_usage_events_settled", "usage events settled", value=settled)
+        yield GaugeMetricFamily("millrace_settlement_backlog", "usage events not settled yet", value=backlog)
+        yield GaugeMetricFamily("millrace_settlement_lag_seconds", "age of the oldest of them", value=lag)

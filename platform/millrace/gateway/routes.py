@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.urls import path, re_path
 
 from millrace.gateway.endpoints.health import Healthz, Metrics, Readyz
 from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Unknown
 from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.resume import ResumeStream
+from millrace.gateway.http import HttpConsumer
 
-ROUTES = [
-    path("v1/chat/completions", ChatCompletions.as_asgi()),
-    path("v1/completions", Completions.as_asgi()),
-    path("v1/models", Models.as_asgi()),
-    path("v1/models/<path:name>", Model.as_asgi()),
-    path("v1/streams/<str:request_id>", ResumeStream.as_asgi()),
-    path("healthz", Healthz.as_asgi()),
-    path("readyz", Readyz.as_asgi()),
-    path("metrics", Metrics.as_asgi()),
-    re_path(r"^v1/", Unknown.as_asgi()),
+
+def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
+    return consumer.as_asgi()
+
+
+# Channels routes to ASGI applications, where Django's `path` is typed for views.
+ROUTES: list[Any] = [
+    path("v1/chat/completions", _application(ChatCompletions)),
+    path("v1/completions", _application(Completions)),
+    path("v1/models", _application(Models)),
+    path("v1/models/<path:name>", _application(Model)),
+    path("v1/streams/<str:request_id>", _application(ResumeStream)),
+    path("healthz", _application(Healthz)),
+    path("readyz", _application(Readyz)),
+    path("metrics", _application(Metrics)),
+    re_path(r"^v1/", _application(Unknown)),
 ]

@@ -172,11 +172,11 @@ class InferenceService:
     async def _tokenise(self, model: ServedModel, request: InferenceRequest) -> list[int]:
         prompt = request.prompt
         if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
-            ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+            ids = [item for item in prompt if isinstance(item, int)]
             if any(not 0 <= token_id < model.vocab_size for token_id in ids):
                 raise invalid("prompt", f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
             return ids
-        size = len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)  # type: ignore[index,misc]
+        size = len(prompt) if isinstance(prompt, str) else sum(len(m["content"]) for m in prompt if isinstance(m, dict))
         if size > LONG_PROMPT_CHARACTERS:
             return await asyncio.to_thread(_encode, model, prompt)
         return _encode(model, prompt)

@@ -1,4 +1,4 @@
-"""Token streams in: one reader per gateway, a bounded buffer per request, and the request's log for whoever falls behind.
+"""Token streams in: one reader per gateway, a bounded buffer per request, the request's log for who falls behind.
 
 Every event is in the request's log `req:<request>:<attempt>` for as long as streams are kept, so a buffer may drop:
 what a slow client missed is read again from the log.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import redis.asyncio as redis
@@ -36,7 +37,7 @@ LogEvent = Tokens | End | Failed
 
 async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq: int) -> list[LogEvent]:
     """The logged events of an attempt from `first_seq` on, in order, each once."""
-    payloads = await broker.lrange(request_log(request_id, attempt), first_seq, -1)  # type: ignore[misc]
+    payloads: Any = await broker.lrange(request_log(request_id, attempt), first_seq, -1)
     events: list[LogEvent] = []
     for payload in payloads:
         event = decode_event(payload)
@@ -136,7 +137,7 @@ class StreamReader:
 
     async def run(self) -> None:
         """Read until cancelled. After an outage `on_gap` is called: events may have been lost."""
-        last: bytes | str = "$"
+        last: Any = "$"
         connected = False
         while True:
             try:
@@ -145,7 +146,7 @@ class StreamReader:
                     last = await self._newest()
                     connected = True
                     self._on_gap()
-                reply = await self._broker.xread({self._stream: last}, count=200, block=2000)
+                reply: Any = await self._broker.xread({self._stream: last}, count=200, block=2000)
                 for _, entries in reply or ():
                     for entry_id, fields in entries:
                         last = entry_id
@@ -155,8 +156,8 @@ class StreamReader:
                 connected = False
                 await asyncio.sleep(0.2)
 
-    async def _newest(self) -> bytes | str:
-        newest = await self._broker.xrevrange(self._stream, count=1)
+    async def _newest(self) -> Any:
+        newest: Any = await self._broker.xrevrange(self._stream, count=1)
         return newest[0][0] if newest else "0"
 
     def _deliver(self, payload: bytes) -> None:

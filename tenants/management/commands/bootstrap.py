@@ -22,8 +22,8 @@ _LOCK = 0x6D696C6C  # any number that is nobody else's advisory lock
 
 class Command(BaseCommand):
     help = (
-        "Create an operator, the tenant 'demo' and its API key, unless they are there. Prints one line of JSON with what"
-        " is needed to log in and to call the API; both secrets are also kept in credentials.json in the state folder."
+        "Create an operator, the tenant 'demo' and its API key, unless they are there. Prints one line of JSON with"
+        " what is needed to log in and to call the API; the secrets are kept in credentials.json in the state folder."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

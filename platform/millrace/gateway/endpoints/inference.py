@@ -81,5 +81,5 @@ class Unknown(HttpConsumer):
     endpoint = "unknown"
 
     async def _run(self, body: bytes, too_large: bool = False) -> None:
-        path = f"{self.scope['method']} {self.scope['path']}"
+        path = f"{self.http_method} {self.scope['path']}"
         await self.respond_error(ApiError("not_found", f"Unknown request URL: {path}."))

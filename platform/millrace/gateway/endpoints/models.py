@@ -25,7 +25,7 @@ class Model(HttpConsumer):
 
     async def handle(self, body: bytes) -> None:
         key = await self.gateway.keys.authenticate(self.headers, "models")
-        name = self.scope["url_route"]["kwargs"]["name"]
+        name = self.path_arguments["name"]
         for model in self.gateway.router.visible(key):
             if model.name == name:
                 return await self.respond_json(200, _model_object(model))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from inference_worker.protocol import End, Failed, claim_key, decode_job
 from millrace.gateway.errors import ApiError, invalid
@@ -28,7 +29,7 @@ class ResumeStream(HttpConsumer):
 
     async def handle(self, body: bytes) -> None:
         key = await self.gateway.keys.authenticate(self.headers, "inference")
-        self._resumed = self.scope["url_route"]["kwargs"]["request_id"]
+        self._resumed = self.path_arguments["request_id"]
         form = await self._form(key)
         had = self._last_event_id()
         writer = WRITERS[form.dialect](form)
@@ -64,7 +65,8 @@ class ResumeStream(HttpConsumer):
         return self._resumed
 
     async def _form(self, key: KeySnapshot) -> Form:
-        tenant, form = await self.gateway.broker.hmget(claim_key(self._resumed, 0), "tenant", "form")  # type: ignore[misc]
+        claim: Any = await self.gateway.broker.hmget(claim_key(self._resumed, 0), "tenant", "form")
+        tenant, form = claim
         if tenant is None or form is None or int(tenant) != key.tenant_id:
             raise ApiError("not_found", f"There is no stream {self._resumed!r}, or it is no longer kept.")
         return decode_form(form)
@@ -81,7 +83,8 @@ class ResumeStream(HttpConsumer):
 
     async def _claim(self) -> tuple[int, str, str | None]:
         broker, key = self.gateway.broker, claim_key(self._resumed, 0)
-        attempt, state, owner = await broker.hmget(key, "attempt", "state", "owner")  # type: ignore[misc]
+        claim: Any = await broker.hmget(key, "attempt", "state", "owner")
+        attempt, state, owner = claim
         if attempt is None:
             raise ApiError("not_found", f"The stream {self._resumed!r} is no longer kept.")
         await broker.set(f"reader:{self._resumed}", 1, ex=READER_SECONDS)
@@ -109,7 +112,7 @@ class ResumeStream(HttpConsumer):
         if state == "cancelled":
             raise ApiError("cancelled", "The request was cancelled.")
         if state == "running" and owner is not None and dispatcher.replicas.is_dead(owner):
-            job = await self.gateway.broker.hget(claim_key(self._resumed, 0), "job")  # type: ignore[misc]
+            job: Any = await self.gateway.broker.hget(claim_key(self._resumed, 0), "job")
             if job is not None and await dispatcher.fail(decode_job(job), attempt, "worker_lost"):
                 raise ApiError("worker_lost", lost)
 
