@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from django.db.models import Count, F, Q, Sum
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 
 from billing.models import TOKEN_CLASSES, UsageEvent, Verdict
@@ -44,12 +47,12 @@ def tenant_list(now: datetime | None = None) -> TenantList:
     start, now = this_month(now)
     events = UsageEvent.objects.all_tenants(_WHY).filter(admitted_at__gte=start, admitted_at__lt=now)
     billed = ~Q(verdict=Verdict.FAILED)
-    used = {
+    used: dict[int, Mapping[str, Any]] = {
         row["tenant_id"]: row
         for row in events.values("tenant_id").annotate(
             requests=Count("leg"),
             failed=Count("leg", filter=~billed),
-            tokens=Sum(sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0])), filter=billed),
+            tokens=Coalesce(Sum(sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0])), filter=billed), 0),
         )
     }
     live = ApiKey.objects.all_tenants(_WHY).filter(revoked_at__isnull=True)
@@ -60,7 +63,7 @@ def tenant_list(now: datetime | None = None) -> TenantList:
     return TenantList(now, metering(now), tuple(rows))
 
 
-def _row(tenant: Tenant, live_keys: int, used: dict[str, int | None]) -> TenantRow:
+def _row(tenant: Tenant, live_keys: int, used: Mapping[str, Any]) -> TenantRow:
     return TenantRow(
         name=tenant.name,
         slug=tenant.slug,
@@ -69,8 +72,8 @@ def _row(tenant: Tenant, live_keys: int, used: dict[str, int | None]) -> TenantR
         status_label=Tenant.Status(tenant.status).label,
         is_demo=tenant.is_demo,
         live_keys=exact(live_keys),
-        requests=exact(used["requests"] or 0),
-        failed=exact(used["failed"] or 0),
-        tokens=exact(used["tokens"] or 0),
+        requests=exact(used["requests"]),
+        failed=exact(used["failed"]),
+        tokens=exact(used["tokens"]),
         since=tenant.created_at.astimezone(UTC),
     )
