@@ -1,0 +1,150 @@
+"""manage.py bootstrap, create_key and revoke_key, as a person or `millrace up` runs them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from tenants import actions
+from tenants.models import ApiKey, Membership, Project, Tenant, User
+
+
+def manage(*words: str) -> str:
+    out = io.StringIO()
+    call_command(*words, stdout=out)
+    return out.getvalue()
+
+
+def bootstrap() -> dict[str, str]:
+    (line,) = manage("bootstrap").splitlines()
+    return json.loads(line)
+
+
+@pytest.fixture
+def credentials() -> Path:
+    """Where bootstrap keeps the secrets; none are kept yet."""
+    path = Path(os.environ["MILLRACE_STATE_DIR"], "credentials.json")
+    path.unlink(missing_ok=True)
+    return path
+
+
+def keys() -> list[ApiKey]:
+    return list(ApiKey.objects.all_tenants("the test counts them"))
+
+
+@pytest.mark.django_db
+def test_bootstrap_works(credentials, row):
+    said = bootstrap()
+    assert list(said) == ["operator_email", "operator_password", "demo_key", "tenant"]
+    operator = User.objects.get(email=said["operator_email"])
+    assert operator.is_staff
+    assert operator.is_superuser
+    assert operator.check_password(said["operator_password"])
+    assert set(row(said["demo_key"]).scopes) == {"inference", "manage", "models"}
+    assert row(said["demo_key"]).tenant_slug == said["tenant"] == "demo"
+    assert Tenant.objects.get().is_demo
+    assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
+    assert json.loads(credentials.read_text()) == said
+
+
+@pytest.mark.django_db
+def test_bootstrap_twice_changes_nothing(credentials):
+    assert bootstrap() == bootstrap()
+    assert (Tenant.objects.count(), User.objects.count(), len(keys())) == (1, 1, 1)
+
+
+@pytest.mark.django_db
+def test_bootstrap_makes_lost_secrets_anew(credentials, row):
+    old = bootstrap()
+    credentials.unlink()
+    new = bootstrap()
+    assert old["demo_key"] != new["demo_key"]
+    assert row(new["demo_key"]).tenant_slug == "demo"
+    operator = User.objects.get()
+    assert operator.check_password(new["operator_password"])
+    assert not operator.check_password(old["operator_password"])
+
+
+@pytest.mark.django_db
+def test_bootstrap_replaces_a_revoked_demo_key(credentials, row):
+    old = bootstrap()
+    actions.do_revoke_api_key(keys()[0])
+    new = bootstrap()
+    assert row(old["demo_key"]).revoked
+    assert not row(new["demo_key"]).revoked
+    assert new["operator_password"] == old["operator_password"]
+
+
+@pytest.mark.django_db
+def test_bootstrap_leaves_a_chosen_password_alone(credentials):
+    bootstrap()
+    operator = User.objects.get()
+    operator.set_password("one they chose themselves")
+    operator.save()
+    bootstrap()
+    assert User.objects.get().check_password("one they chose themselves")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_bootstraps_at_once_agree(credentials):
+    start = threading.Barrier(4)
+
+    def run(_: int) -> dict[str, str]:
+        try:
+            start.wait()
+            return bootstrap()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(run, range(4)))
+    assert said == [json.loads(credentials.read_text())] * 4
+    assert (Tenant.objects.count(), User.objects.count(), len(keys())) == (1, 1, 1)
+
+
+@pytest.mark.django_db
+def test_create_key_works(row):
+    tenant = actions.do_create_tenant("acme", "Acme")
+    actions.do_create_project(tenant, "lab", "Lab")
+    secret = manage("create_key", "acme", "--project", "lab", "--scope", "manage", "--model", "m").strip()
+    made = row(secret)
+    assert (made.tenant_slug, made.scopes, made.models) == ("acme", ("manage",), ("m",))
+    assert made.project_id == Project.objects.for_tenant(tenant).get(slug="lab").pk
+    assert set(row(manage("create_key", "acme").strip()).scopes) == {"inference", "models"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("words", [["nobody"], ["acme", "--project", "theirs"]])
+def test_create_key_rejects_other_tenants(words):
+    actions.do_create_tenant("acme", "Acme")
+    actions.do_create_project(actions.do_create_tenant("other", "Other"), "theirs", "Theirs")
+    with pytest.raises(CommandError, match="no "):
+        manage("create_key", *words)
+
+
+@pytest.mark.django_db
+def test_revoke_key_works(row):
+    project = Project.objects.for_tenant(actions.do_create_tenant("acme", "Acme")).get()
+    key, secret = actions.do_create_api_key(project, "k")
+    _, kept = actions.do_create_api_key(project, "kept")
+    assert "Revoked k" in manage("revoke_key", key.prefix)
+    assert row(secret).revoked
+    assert not row(kept).revoked
+    assert "before" in manage("revoke_key", key.prefix)
+    with pytest.raises(CommandError, match="No keys"):
+        manage("revoke_key", "sk-mr-nobody")
+
+
+@pytest.mark.django_db
+def test_the_operator_is_no_member(credentials):
+    bootstrap()
+    assert not Membership.objects.all_tenants("the test counts them").exists()
