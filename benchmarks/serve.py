@@ -1,0 +1,220 @@
+"""Closed-loop load on any OpenAI-compatible server: how many tokens a second, and how long callers wait.
+
+    python -m benchmarks.serve http://127.0.0.1:8000/v1 smollm2-135m --key sk-…
+    python -m benchmarks.serve ours=http://127.0.0.1:8000/v1 peer=http://127.0.0.1:8100/v1 smollm2-135m
+
+For each number of streams and each server, that many callers each send the next request as soon as their last one has
+ended. With several servers they are measured in turn within each round, so that a machine whose speed drifts slows them
+alike; the figures are medians over the rounds, and the last column the first server's rate over this one's.
+
+Prompts are random common words, different for each request, so that no prefix cache helps, unless --shared-prefix puts
+the same words before each. Answers are greedy and ignore the end token, so that all have the length asked for.
+TTFT: from sending to the first text. ITL: between two texts of one stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system", "program", "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother", "area", "money", "story", "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business", "issue", "side", "kind", "head", "house", "service", "friend", "father", "power", "hour", "game", "line", "end", "member", "law", "car", "city", "community", "name", "president", "team", "minute", "idea", "kid", "body", "back"]
+
+
+@dataclass(frozen=True)
+class Server:
+    name: str
+    base_url: str
+    model: str
+    key: str
+
+
+@dataclass
+class Sample:
+    """One server under one load."""
+
+    seconds: float = 0.0
+    output_tokens: int = 0
+    first: list[float] = field(default_factory=list)  # seconds to the first text
+    gaps: list[float] = field(default_factory=list)  # seconds between texts
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    rows = asyncio.run(measure(arguments))
+    print(table(rows, [server.name for server in arguments.servers]))
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as out:
+            json.dump({"arguments": describe(arguments), "rows": rows}, out, indent=2)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs="+", metavar="[NAME=]URL", help="base URLs that end in /v1")
+    parser.add_argument("model", help="the model's name, at all of them")
+    parser.add_argument("--key", action="append", default=[], help="API key; one for each server, or one for all")
+    parser.add_argument("--streams", type=numbers, default=[1, 8, 32], help="numbers of callers (default 1,8,32)")
+    parser.add_argument("--requests", type=int, default=3, help="requests of each caller in a round (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default 3)")
+    parser.add_argument("--input", type=int, default=128, help="words, about tokens, of a prompt (default 128)")
+    parser.add_argument("--output", type=int, default=128, help="tokens of an answer (default 128)")
+    parser.add_argument("--shared-prefix", type=int, default=0, help="words of the prompt that all share (default 0)")
+    parser.add_argument("--seed", type=int, default=1, help="draws the prompts (default 1)")
+    parser.add_argument("--json", help="write the figures to this file too")
+    arguments = parser.parse_args()
+    keys = arguments.key or [""]
+    arguments.servers = [
+        make_server(text, arguments.model, keys[n] if n < len(keys) else keys[-1])
+        for n, text in enumerate(arguments.servers)
+    ]
+    return arguments
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def make_server(text: str, model: str, key: str) -> Server:
+    name, separator, url = text.partition("=http")
+    return (
+        Server(name, f"http{url}".rstrip("/"), model, key) if separator else Server(text, text.rstrip("/"), model, key)
+    )
+
+
+def describe(arguments: argparse.Namespace) -> dict[str, Any]:
+    shown = {name: value for name, value in vars(arguments).items() if name not in ("servers", "key", "json")}
+    return shown | {"servers": [server.name for server in arguments.servers]}
+
+
+async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    prompts = make_prompts(arguments)
+    for server in arguments.servers:
+        await load(server, 2, 1, prompts, min(8, arguments.output))  # warm up
+    rows = []
+    for streams in arguments.streams:
+        samples: dict[str, list[Sample]] = {server.name: [] for server in arguments.servers}
+        for round_ in range(arguments.rounds):
+            for server in arguments.servers:
+                sample = await load(server, streams, arguments.requests, prompts, arguments.output)
+                samples[server.name].append(sample)
+                print(
+                    f"  {streams:>3} streams, round {round_ + 1}, {server.name}: {sample.rate:.0f} tokens/s", flush=True
+                )
+        rows += [figures(name, streams, taken, samples) for name, taken in samples.items()]
+    return rows
+
+
+def make_prompts(arguments: argparse.Namespace) -> Iterator[str]:
+    rng = random.Random(arguments.seed)  # noqa: S311 - only words
+    shared = " ".join(random.Random(7).choices(WORDS, k=arguments.shared_prefix))  # noqa: S311
+    for n in itertools.count():
+        own = rng.choices(WORDS, k=max(1, arguments.input - arguments.shared_prefix))
+        yield f"{shared} {n} {' '.join(own)}".strip()
+
+
+async def load(server: Server, streams: int, requests: int, prompts: Iterator[str], output: int) -> Sample:
+    sample = Sample()
+    limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
+    headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
+    async with httpx.AsyncClient(headers=headers, timeout=600, limits=limits) as client:
+
+        async def caller() -> None:
+            for _ in range(requests):
+                await ask(client, server, next(prompts), output, sample)
+
+        started = time.perf_counter()
+        await asyncio.gather(*(caller() for _ in range(streams)))
+        sample.seconds = time.perf_counter() - started
+    return sample
+
+
+async def ask(client: httpx.AsyncClient, server: Server, prompt: str, output: int, sample: Sample) -> None:
+    body = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sent, last = time.perf_counter(), 0.0
+    async with client.stream("POST", f"{server.base_url}/completions", json=body) as response:
+        if response.status_code != 200:
+            sample.faults.append(f"{response.status_code} {(await response.aread())[:200]!r}")
+            return
+        async for line in response.aiter_lines():
+            if not line.startswith("data:") or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line[5:])
+            if "error" in chunk:
+                sample.faults.append(str(chunk["error"]))
+                return
+            if chunk.get("usage"):
+                sample.output_tokens += chunk["usage"]["completion_tokens"]
+            if chunk["choices"] and chunk["choices"][0].get("text"):
+                now = time.perf_counter()
+                (sample.gaps if last else sample.first).append(now - (last or sent))
+                last = now
+
+
+def figures(name: str, streams: int, taken: Sequence[Sample], all_: dict[str, list[Sample]]) -> dict[str, Any]:
+    """Medians over the rounds; latencies over all requests of all rounds."""
+    first = sorted(itertools.chain.from_iterable(sample.first for sample in taken))
+    gaps = sorted(itertools.chain.from_iterable(sample.gaps for sample in taken))
+    baseline = next(iter(all_.values()))
+    return {
+        "server": name,
+        "streams": streams,
+        "tokens_per_second": statistics.median(sample.rate for sample in taken),
+        "ttft_p50_ms": percentile(first, 50),
+        "ttft_p95_ms": percentile(first, 95),
+        "itl_p50_ms": percentile(gaps, 50),
+        "itl_p95_ms": percentile(gaps, 95),
+        "faults": [fault for sample in taken for fault in sample.faults],
+        "first_over_this": statistics.median(
+            ours.rate / theirs.rate if theirs.rate else float("nan")
+            for ours, theirs in zip(baseline, taken, strict=True)
+        ),
+    }
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Milliseconds; nearest rank."""
+    if not ordered:
+        return float("nan")
+    return 1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    width = max(len("server"), *(len(name) for name in names))
+    lines = [
+        f"{'server':<{width}}  streams  tokens/s   TTFT p50/p95 ms    ITL p50/p95 ms  faults  first/this",
+    ]
+    for row in rows:
+        ttft = f"{row['ttft_p50_ms']:.0f} / {row['ttft_p95_ms']:.0f}"
+        itl = f"{row['itl_p50_ms']:.1f} / {row['itl_p95_ms']:.1f}"
+        lines.append(
+            f"{row['server']:<{width}}  {row['streams']:>7}  {row['tokens_per_second']:>8.1f}  {ttft:>16}  {itl:>16}"
+            f"  {len(row['faults']):>6}  {row['first_over_this']:>10.2f}"
+        )
+        lines += [f"    fault: {fault}" for fault in row["faults"][:2]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
