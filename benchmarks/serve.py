@@ -19,6 +19,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -27,12 +28,13 @@ from typing import Any
 
 import httpx
 
-WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea kid body back"
-).split()  # noqa: SIM905 - a list of a hundred quoted words would be no clearer
+WORDS = re.findall(
+    r"\w+",
+    """time year people way day man thing woman life child world school state family student group country problem hand
+    part place case week company system program question work government number night point home water room mother
+    area money story fact month lot right study book eye job word business issue side kind head house service friend
+    father power hour game line end member law car city community name president team minute idea kid body back""",
+)
 
 
 @dataclass(frozen=True)
