@@ -1,0 +1,80 @@
+"""Logging in and out, and where `/` leads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenants import actions
+from tenants.models import User
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "correct horse battery staple"
+
+
+@pytest.fixture
+def user() -> User:
+    return User.objects.create_user("dev@example.com", PASSWORD)
+
+
+def log_in(client, **fields: str):
+    return client.post("/login", {"username": "dev@example.com", "password": PASSWORD} | fields)
+
+
+def test_it_works(client, user):
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), user, "developer")
+    assert client.get("/", follow=True).redirect_chain == [("/login?next=/", 302)]
+    page = client.get("/login").content.decode()
+    assert 'type="email"' in page
+    assert 'type="password"' in page
+    response = log_in(client, username="Dev@Example.com")
+    assert response.status_code == 302
+    assert client.get("/").url == "/t/acme/"
+    assert client.get("/login").url == "/"
+
+
+def test_it_goes_where_one_wanted(client, user):
+    assert log_in(client, next="/t/acme/").url == "/t/acme/"
+    client.logout()
+    assert log_in(client, next="https://elsewhere.example/").url == "/"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"password": "wrong"}, {"username": "nobody@example.com"}, {"username": "no address"}, {"password": "nul\x00"}],
+)
+def test_it_rejects(client, user, fields):
+    response = log_in(client, **fields)
+    assert response.status_code == 200
+    assert "_auth_user_id" not in client.session
+    page = response.content.decode()
+    assert 'role="alert"' in page or 'class="fault"' in page
+
+
+def test_it_rejects_who_is_inactive(client, user):
+    User.objects.filter(pk=user.pk).update(is_active=False)
+    log_in(client)
+    assert "_auth_user_id" not in client.session
+
+
+def test_log_out_works_by_post_alone(client, user):
+    client.force_login(user)
+    assert client.get("/logout").status_code == 405
+    assert client.post("/logout").url == "/login"
+    assert "_auth_user_id" not in client.session
+
+
+def test_an_operator_goes_to_the_tenants(client):
+    client.force_login(User.objects.create_superuser("op@example.com"))
+    assert client.get("/").url == "/ops/"
+
+
+def test_who_is_in_several_tenants_chooses(client, user):
+    client.force_login(user)
+    assert "not a member" in client.get("/").content.decode()
+    for slug in ("acme", "lab"):
+        actions.do_add_member(actions.do_create_tenant(slug, slug.title()), user, "owner")
+    actions.do_create_tenant("other", "Other")
+    page = client.get("/").content.decode()
+    assert "/t/acme/" in page
+    assert "/t/lab/" in page
+    assert "Other" not in page

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from frontend.numbers import compact, duration, exact, share
+
+
+@pytest.mark.parametrize(
+    ("value", "short"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00K"),
+        (9_999, "9.99K"),
+        (12_510, "12.5K"),
+        (999_999, "999K"),
+        (9_494_999, "9.49M"),
+        (8 * 10**9, "8.00B"),
+        (10**15, "1000T"),
+    ],
+)
+def test_compact(value, short):
+    assert compact(value) == short
+
+
+def test_exact():
+    assert exact(12_510_000) == "12,510,000"
+
+
+def test_share():
+    assert (share(604, 1000), share(1, 3), share(5, 5), share(0, 0)) == ("60.4%", "33.3%", "100.0%", "–")
+
+
+def test_duration():
+    assert [duration(us) for us in (0, 999, 184_000, 999_999, 2_319_000)] == [
+        "0 ms",
+        "0 ms",
+        "184 ms",
+        "999 ms",
+        "2.31 s",
+    ]

@@ -1,0 +1,82 @@
+"""The operators' list of tenants, and what is around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenants import actions
+from tenants.models import Project, User
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator(client) -> User:
+    user = User.objects.create_superuser("op@example.com")
+    client.force_login(user)
+    return user
+
+
+def test_it_works(client, operator, use):
+    acme, lab = actions.do_create_tenant("acme", "Acme"), actions.do_create_tenant("lab", "Lab", is_demo=True)
+    project = Project.objects.for_tenant(acme).get()
+    for _ in range(2):
+        key, _ = actions.do_create_api_key(project, "k")
+    actions.do_revoke_api_key(key)
+    actions.do_suspend_tenant(lab)
+    use(acme, uncached=1000, output=234)
+    use(acme, uncached=5000, verdict="failed")
+    response = client.get("/ops/")
+    first, second = response.context["page"].rows
+    assert (first.url, first.live_keys, first.requests, first.failed, first.tokens) == (
+        "/t/acme/",
+        "1",
+        "2",
+        "1",
+        "1,234",
+    )
+    assert (second.status_label, second.requests, second.tokens) == ("Suspended", "0", "0")
+    page = response.content.decode()
+    assert "Demo" in page
+    assert "Suspended" in page
+
+
+def test_it_rejects_who_is_no_operator(client):
+    assert client.get("/ops/").url == "/login?next=/ops/"
+    owner = User.objects.create_user("owner@example.com")
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
+    client.force_login(owner)
+    assert client.get("/ops/").status_code == 404
+    assert client.get("/ops/raw/").status_code == 302
+
+
+def test_no_tenant_yet(client, operator):
+    assert "There is no tenant yet" in client.get("/ops/").content.decode()
+
+
+def test_queries_are_bounded(client, operator, use, django_assert_num_queries):
+    for number in range(6):
+        use(actions.do_create_tenant(f"t{number}", "T"))
+    with django_assert_num_queries(5):
+        client.get("/ops/")
+
+
+def test_the_raw_admin_works_and_is_read_only(client, operator):
+    tenant = actions.do_create_tenant("acme", "Acme")
+    key, _ = actions.do_create_api_key(Project.objects.for_tenant(tenant).get(), "k")
+    for path in ("", "tenants/user/", "tenants/tenant/", "tenants/project/", "tenants/membership/", "tenants/apikey/"):
+        assert client.get(f"/ops/raw/{path}").status_code == 200, path
+    for kind, row in (("apikey", key), ("tenant", tenant), ("project", key.project), ("user", operator)):
+        assert client.get(f"/ops/raw/tenants/{kind}/{row.pk}/change/").status_code == 200, kind
+    page = client.get(f"/ops/raw/tenants/apikey/{key.pk}/change/").content.decode()
+    assert key.prefix in page
+    assert "key_hash" not in page
+    assert client.post(f"/ops/raw/tenants/apikey/{key.pk}/change/", {"name": "other"}).status_code == 403
+    assert client.post(f"/ops/raw/tenants/tenant/{tenant.pk}/delete/", {"post": "yes"}).status_code == 403
+
+
+def test_the_schema_and_its_page_work(client):
+    assert "/api/usage" in client.get("/api/schema/").content.decode()
+    page = client.get("/api/docs/").content.decode()
+    assert "swagger-ui" in page
+    assert "<style" not in page
