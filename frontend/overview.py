@@ -166,10 +166,10 @@ def _figures(month: Mapping[str, int], today: Mapping[str, int]) -> tuple[Figure
 def _classes(month: Mapping[str, int], today: Mapping[str, int]) -> tuple[ClassRow, ...]:
     everything = _input(month) + month["output"]
     labels = (
-        ("Input, uncached", "uncached", "uncached"),
-        ("Input, read from cache", "cached", "cache_read"),
-        ("Input, written to cache for 5 minutes", "written", "cache_write_5m"),
-        ("Input, written to cache for 1 hour", "written", "cache_write_1h"),
+        ("Uncached input", "uncached", "uncached"),
+        ("Read from cache", "cached", "cache_read"),
+        ("Written to cache, 5 min", "written", "cache_write_5m"),
+        ("Written to cache, 1 h", "written", "cache_write_1h"),
         ("Output", "output", "output"),
     )
     return tuple(
