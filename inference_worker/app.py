@@ -15,7 +15,7 @@ from celery import Celery, signals
 from kombu import Exchange, Queue
 
 from inference_worker.logs import configure_logging
-from inference_worker.protocol import model_queue, replica_queue
+from inference_worker.protocol import model_queue
 from inference_worker.settings import WorkerSettings, worker_settings
 from inference_worker.worker import Doorbell, Worker, model_spec, new_replica_id
 
@@ -49,10 +49,8 @@ for chatty in ("celery.worker.strategy", "celery.app.trace"):  # two lines a req
     logging.getLogger(chatty).setLevel(logging.WARNING)
 replica_id = new_replica_id(settings)
 app = make_app(settings)
-app.conf.task_queues = [
-    Queue(name, Exchange(name), routing_key=name)
-    for name in (model_queue(model_spec(settings).name), replica_queue(replica_id))
-]
+_queue = model_queue(model_spec(settings).name)
+app.conf.task_queues = [Queue(_queue, Exchange(_queue), routing_key=_queue)]
 
 
 _resident: list[Worker] = []  # the process' one worker, once its model is loaded

@@ -37,10 +37,6 @@ def model_queue(model: str) -> str:
     return f"model.{model}"
 
 
-def replica_queue(replica_id: str) -> str:
-    return f"replica.{replica_id}"
-
-
 class Envelope(msgspec.Struct, frozen=True):
     """Who a leg is for and on what terms: travels with the job and comes back, unread, on its usage event."""
 

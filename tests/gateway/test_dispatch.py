@@ -217,6 +217,29 @@ async def test_what_a_draining_worker_hands_back_is_rung_again(
     assert await Replica(broker, "r2").claim("req_1", 2)
 
 
+async def test_words_that_were_lost_are_read_from_the_claim(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who claimed it nor that it was handed back reached the gateway."""
+    monkeypatch.setattr(dispatch, "RING_AGAIN_SECONDS", 0.2)
+    claimed = await dispatcher.submit(make_job("req_1"), b"form")
+    handed_back = await dispatcher.submit(make_job("req_2"), b"form")
+    for name in ("req_1", "req_2"):
+        await broker.eval(claims.CLAIM, 1, claim_key(name, 0), 1, "r1")  # type: ignore[misc]
+    await broker.eval(claims.GIVE_UP, 1, claim_key("req_2", 0), 1, "r1")  # type: ignore[misc]
+
+    async def caught_up() -> bool:
+        return claimed.owner == "r1" and handed_back.attempt == 2
+
+    await eventually(caught_up)
+    replica.kill()
+
+    async def given_up() -> bool:
+        return claimed.attempt == 2
+
+    await eventually(given_up)
+
+
 @pytest.mark.usefixtures("replica")
 async def test_a_lost_doorbell_rings_again(
     broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch

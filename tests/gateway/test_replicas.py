@@ -64,6 +64,18 @@ def test_one_that_left_is_gone_at_once(board: ReplicaBoard) -> None:
     assert board.update({}) == {"r"}
 
 
+def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaBoard, clock: Clock) -> None:
+    assert not board.is_dead("r")
+    clock.now += REPLICA_DEAD_SECONDS - 0.1
+    assert not board.is_dead("r")
+    board.update({b"r": beat(1)})
+    assert not board.is_dead("r")
+    board.update({})
+    assert not board.is_dead("r")
+    clock.now += REPLICA_DEAD_SECONDS + 0.1
+    assert board.is_dead("r")
+
+
 def test_nobody_dies_of_our_own_deafness(board: ReplicaBoard, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})

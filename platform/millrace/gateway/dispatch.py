@@ -96,7 +96,7 @@ class Feeder:
             # A task for each leg: a worker's thread waits for all a task names, so a task that named many would keep
             # its place in the worker until the longest of them had ended.
             try:
-                self._celery.send_task(GENERATE, args=[[doorbell]], queue=model_queue(model), retry=False)
+                self._celery.send_task(GENERATE, args=[[doorbell]], queue=model_queue(model))
             except (OperationalError, OSError) as fault:
                 log.warning("doorbell_lost", request_id=doorbell[0], error=str(fault))  # it rings again
 
@@ -222,7 +222,7 @@ class Dispatcher:
                 died = self.replicas.update(beats)
                 await self._answer_for(died)
                 await self._end_overdue()
-                self._ring_again(urgent=bool(died))
+                await self._ring_again(urgent=bool(died))
                 beat += 1
                 if beat % 20 == 0:
                     await self._reader.create()
@@ -243,6 +243,7 @@ class Dispatcher:
                 await self._owner_lost(generation, owner)
 
     async def _owner_lost(self, generation: Generation, owner: str) -> None:
+        generation.owner = None
         if not generation.begun:
             key = claim_key(generation.request_id, generation.leg)
             attempt = await self._give_up_script(keys=[key], args=[generation.attempt, owner])
@@ -252,7 +253,8 @@ class Dispatcher:
                 stale = encode((generation.request_id, generation.leg, int(attempt) - 1))
                 await self._broker.publish(control_channel(owner), stale)
                 return
-        generation.owner = None
+            if await self._catch_up(generation):
+                return
         if await self.fail(generation.job, generation.attempt, "worker_lost"):
             generation.buffer.fail("worker_lost", "The worker that served this request was lost; please send it again.")
         else:
@@ -270,10 +272,26 @@ class Dispatcher:
                 await self.fail(generation.job, generation.attempt, "timeout")
                 generation.buffer.fail("timeout", "The request ran past its deadline.")
 
-    def _ring_again(self, urgent: bool) -> None:
+    async def _ring_again(self, urgent: bool) -> None:
         """For what nobody has claimed: its doorbell may lie, taken but unread, in a worker that is gone."""
         now = time.monotonic()
-        for generation in self._generations.values():
+        for generation in list(self._generations.values()):
             unclaimed = generation.owner is None and not generation.begun
-            if unclaimed and (urgent or now - generation.rung_at > RING_AGAIN_SECONDS):
+            due = urgent or now - generation.rung_at > RING_AGAIN_SECONDS
+            if unclaimed and due and not await self._catch_up(generation):
                 self._ring(generation)
+
+    async def _catch_up(self, generation: Generation) -> bool:
+        """Read from the claim what a lost event would have told: who works on it, or that a later attempt counts.
+        False if there was nothing to learn."""
+        claim: Any = await self._broker.hmget(
+            claim_key(generation.request_id, generation.leg), "attempt", "state", "owner"
+        )
+        attempt, state, owner = claim
+        if attempt is not None and int(attempt) > generation.attempt:
+            self._restart(generation, int(attempt))
+            return True
+        if state == b"running" and owner is not None:
+            generation.owner = owner.decode()
+            return True
+        return False

@@ -31,6 +31,7 @@ class ReplicaBoard:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
+        self._missed: dict[str, float] = {}  # asked for and not on the board, since when
 
     def update(self, beats: Mapping[bytes, bytes]) -> set[str]:
         """Take in the contents of the `replicas` hash; the replicas that died or left since the last call."""
@@ -56,16 +57,18 @@ class ReplicaBoard:
                 replica.changed_at = now
 
     def is_dead(self, replica_id: str) -> bool:
-        """Whether the replica is known to be gone. One never heard of is not: its first beat may be on its way."""
+        """Whether the replica is gone. One that is not on the board gets the same time: its first beat may be on its
+        way."""
         replica = self._replicas.get(replica_id)
-        return replica is not None and replica.dead
-
-    def knows(self, replica_id: str) -> bool:
-        return replica_id in self._replicas
+        if replica is not None:
+            self._missed.pop(replica_id, None)
+            return replica.dead
+        return self._clock() - self._missed.setdefault(replica_id, self._clock()) > REPLICA_DEAD_SECONDS
 
     def forgotten(self) -> list[str]:
         """Dead long enough to be taken off the broker's list."""
         now = self._clock()
+        self._missed = {i: since for i, since in self._missed.items() if now - since < FORGET_SECONDS}
         return [i for i, r in self._replicas.items() if r.dead and now - r.changed_at > FORGET_SECONDS]
 
     def serving(self, model: str) -> list[Heartbeat]:
