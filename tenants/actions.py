@@ -9,7 +9,8 @@ from functools import partial
 
 import redis
 import structlog
-from django.db import transaction
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
 
 from millrace.config import platform_settings
 from tenants import snapshot
@@ -32,10 +33,13 @@ class ActionRefused(Exception):
 
 @transaction.atomic
 def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo: bool = False) -> Tenant:
-    """A tenant with its first project, `default`."""
-    if Tenant.objects.filter(slug=slug).exists():
-        raise ActionRefused(f"There is a tenant {slug!r} already.")
-    tenant = Tenant.objects.create(slug=slug, name=name, is_demo=is_demo)
+    """A tenant with its first project, `default`.
+
+    Raises:
+        ActionRefused: the slug is taken, or no slug.
+    """
+    tenant = Tenant(slug=slug, name=name, is_demo=is_demo)
+    _insert(tenant, f"There is a tenant {slug!r} already.")
     do_create_project(tenant, "default", "Default")
     if owner is not None:
         do_add_member(tenant, owner, Membership.Role.OWNER)
@@ -44,14 +48,25 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
 
 @transaction.atomic
 def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
-    if Project.objects.for_tenant(tenant).filter(slug=slug).exists():
-        raise ActionRefused(f"There is a project {slug!r} already.")
-    return Project.objects.create(tenant=tenant, slug=slug, name=name)
+    """A project of the tenant.
+
+    Raises:
+        ActionRefused: the slug is taken, or no slug.
+    """
+    project = Project(tenant=tenant, slug=slug, name=name)
+    _insert(project, f"There is a project {slug!r} already.")
+    return project
 
 
 @transaction.atomic
 def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
-    """Make the user a member, or change the role of one."""
+    """Make the user a member, or change the role of one.
+
+    Raises:
+        ActionRefused: there is no such role.
+    """
+    if role not in Membership.Role.values:
+        raise ActionRefused(f"Unknown role {role!r}; known are {', '.join(Membership.Role.values)}.")
     membership, _ = Membership.objects.for_tenant(tenant).update_or_create(
         user=user, defaults={"role": role}, create_defaults={"tenant": tenant, "role": role}
     )
@@ -118,6 +133,19 @@ def do_suspend_tenant(tenant: Tenant) -> bool:
 def do_resume_tenant(tenant: Tenant) -> bool:
     """Serve a suspended tenant again. False if it was not suspended."""
     return _set_status(tenant, Tenant.Status.SUSPENDED, Tenant.Status.ACTIVE)
+
+
+def _insert(row: Tenant | Project, taken: str) -> None:
+    """Save a new row, if its values are right and nobody, even at this instant, has taken its slug."""
+    try:
+        row.clean_fields()
+        with transaction.atomic():
+            row.save(force_insert=True)
+    except ValidationError as fault:
+        texts = (f"{name}: {' '.join(messages)}" for name, messages in fault.message_dict.items())
+        raise ActionRefused(" ".join(texts)) from fault
+    except IntegrityError as fault:
+        raise ActionRefused(taken) from fault
 
 
 def _set_status(tenant: Tenant, old: str, new: str) -> bool:

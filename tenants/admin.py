@@ -35,11 +35,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return False
 
-    def get_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[str]:
+    def get_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[Any]:
         """Every column by name: to find them itself, Django would make choices of other tables' unscoped rows."""
         return [field.name for field in self.opts.fields if field.name not in (self.exclude or ())]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[str]:
+    def get_readonly_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[Any]:
         return self.get_fields(request, obj)
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:

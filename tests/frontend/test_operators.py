@@ -76,7 +76,9 @@ def test_the_raw_admin_works_and_is_read_only(client, operator):
 
 
 def test_the_schema_and_its_page_work(client):
-    assert "/api/usage" in client.get("/api/schema/").content.decode()
+    schema = client.get("/api/schema/").content.decode()
+    assert "/api/usage" in schema
+    assert "scheme: bearer" in schema
     page = client.get("/api/docs/").content.decode()
     assert "swagger-ui" in page
     assert "<style" not in page
