@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Protocol
 
 import numpy as np
@@ -41,8 +40,8 @@ class ModelRunner:
         self.config = config
         self.device = _device(config.device)
         self.dtype = _dtype(config.dtype, self.device)
-        if self.device.type == "cpu":
-            torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
+            torch.set_num_threads(config.threads)
         with torch.inference_mode():
             with Weights(config.model_dir, self.dtype, self.device) as weights:
                 self.model = load_model(model_config, weights)
