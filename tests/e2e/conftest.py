@@ -20,6 +20,8 @@ import openai
 import psutil
 import pytest
 
+from millrace.services.program import die_with_parent
+
 MODEL = "smollm2-135m"
 START_SECONDS = 180
 
@@ -109,7 +111,11 @@ def start(state_dir: Path, port: int, log: Path, **settings: str) -> subprocess.
     environ |= {"MILLRACE_STATE_DIR": str(state_dir), "MILLRACE_PORT": str(port), **settings}
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "millrace.cli", "up"], env=environ, stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "millrace.cli", "up"],
+            env=environ,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent(signal.SIGINT),
         )
 
 
