@@ -68,7 +68,10 @@ def test_an_operator_sees_it_too(client, acme):
 
 
 def test_empty_shows_what_to_type(client, acme, member):
+    _, secret = actions.do_create_api_key(Project.objects.for_tenant(acme).get(), "k")
     page = page_of(client)
+    assert "Bearer $MILLRACE_KEY" in page
+    assert secret[:12] not in page
     assert "Send the first request" in page
     assert "http://127.0.0.1:8000/v1/chat/completions" in page
     assert "smollm2-135m" in page
