@@ -17,7 +17,14 @@ from tenants.models import Project, Tenant, User
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
 WIDTHS = pytest.mark.parametrize("width", [390, 1440])
 

@@ -1,0 +1,69 @@
+"""What every page keeps to: the content security policy, and error pages in the console's own style."""
+
+from __future__ import annotations
+
+import pytest
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.test import Client
+
+from frontend import overview
+from tenants import actions
+from tenants.models import User
+
+pytestmark = pytest.mark.django_db
+PATHS = ("/login", "/ops/", "/t/acme/")
+
+
+@pytest.fixture
+def operator() -> User:
+    actions.do_create_tenant("acme", "Acme")
+    return User.objects.create_superuser("op@example.com")
+
+
+def check(response, status: int, heading: str = "") -> None:
+    page = response.content.decode()
+    assert response.status_code == status
+    assert heading in page
+    assert response.headers["Content-Security-Policy"] == settings.SECURITY_HEADERS["Content-Security-Policy"]
+    assert "frontend/console.css" in page
+    for inline in ("<script", "<style", " style=", " onclick=", "javascript:"):
+        assert inline not in page, inline
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_keep_to_the_policy(client, operator, path):
+    if path != "/login":
+        client.force_login(operator)
+    check(client.get(path), 200)
+
+
+def test_what_is_not_there(client, operator):
+    client.force_login(operator)
+    check(client.get("/t/nobody/"), 404, "There is no such page")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "heading"),
+    [
+        (RuntimeError("secret detail"), 500, "Something went wrong on our side"),
+        (PermissionDenied("secret detail"), 403, "This was refused"),
+    ],
+)
+def test_a_fault_shows_our_page_and_no_detail(client, operator, monkeypatch, fault, status, heading):
+    def fail(tenant):
+        raise fault
+
+    monkeypatch.setattr(overview, "overview", fail)
+    client.force_login(operator)
+    client.raise_request_exception = False
+    response = client.get("/t/acme/")
+    check(response, status, heading)
+    assert "secret detail" not in response.content.decode()
+
+
+def test_a_form_without_its_token_is_refused(operator):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(operator)
+    check(client.post("/logout"), 403, "This was refused")
+    assert "_auth_user_id" in client.session
