@@ -6,58 +6,28 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
-from inference_worker.engine.config import EngineConfig, ModelConfig
-from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.request import RequestFault, RequestOutput, SamplingParams
-from inference_worker.engine.scheduler import SchedulerOutput
 from inference_worker.engine_client import Delivery, HandedOver, Live, ResidentEngine
 from inference_worker.protocol import Envelope, Job
-
-
-class StepwiseRunner:
-    """Computes nothing, and each step only when the test allows it. Token n of a request is 100 + n."""
-
-    num_blocks = 64
-
-    def __init__(self) -> None:
-        self.allowed = threading.Semaphore(0)
-        self.broken = False
-
-    def execute(self, batch: SchedulerOutput) -> list[int]:
-        self.allowed.acquire()
-        return [100 + s.seq.num_output_tokens for s in batch.scheduled if s.samples]
-
-
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=1000,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=8,
-    max_model_len=512,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-    dtype="float32",
-)
+from tests.engine.fakes import fake_engine
 
 
 class Harness:
+    """A resident engine whose steps each wait until the test allows them. Token n of a request is 100 + n."""
+
     def __init__(self) -> None:
-        self.runner = StepwiseRunner()
-        config = EngineConfig(model_dir=Path("."), block_size=16, max_batch=8, step_tokens=64)
-        self.engine = LLMEngine(config, runner=self.runner, model_config=MODEL)
+        self.engine, runner = fake_engine(32, max_batch=8, step_tokens=64)
+        self.allowed = threading.Semaphore(0)
+        runner.during = self._wait
         self.delivered: queue.Queue[Delivery] = queue.Queue()
         self.broken = threading.Event()
         self.client = ResidentEngine(self.engine, self._deliver, self.broken.set)
+
+    def _wait(self, _: object) -> None:
+        self.allowed.acquire()
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -72,7 +42,7 @@ class Harness:
 
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self.runner.allowed.release()
+            self.allowed.release()
 
     def next(self) -> Delivery:
         return self.delivered.get(timeout=5)
