@@ -7,6 +7,7 @@ replayed. A torn last record, from a power cut mid-write, is dropped: nobody had
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -65,11 +66,22 @@ class Journal:
         self._open_segment()
 
     def append(self, events: Iterable[UsageEvent]) -> None:
-        """Write the events and wait until they are on disk."""
-        for event in events:
-            self._write(b"U", encode(event))
-            self.segments[-1].events[leg_key(event)] = event
-        os.fdatasync(self._file.fileno())
+        """Write the events and wait until they are on disk.
+
+        Raises:
+            OSError: the disk is full, or worse. Nothing was written then, and it can be tried again.
+        """
+        events = list(events)
+        end = self._file.tell()
+        try:
+            for event in events:
+                self._write(b"U", encode(event))
+            os.fdatasync(self._file.fileno())
+        except OSError:
+            self._file.truncate(end)  # what stands behind a torn record would never be read
+            self._file.seek(end)
+            raise
+        self.segments[-1].events.update((leg_key(event), event) for event in events)
 
     def confirm(self, key: LegKey, stream_id: str) -> None:
         """Note that the broker has the event. Not synced: losing this note costs a look, not an event."""
@@ -77,7 +89,12 @@ class Journal:
             if key in segment.events:
                 segment.stream_ids[key] = stream_id
                 break
-        self._write(b"C", encode((*key, stream_id)))
+        end = self._file.tell()
+        try:
+            self._write(b"C", encode((*key, stream_id)))
+        except OSError:
+            self._file.truncate(end)
+            self._file.seek(end)
         if self._file.tell() > SEGMENT_BYTES:
             self._file.close()
             self._open_segment()
@@ -113,7 +130,9 @@ class Journal:
         self.segments.append(Segment(path))
 
     def _write(self, kind: bytes, payload: bytes) -> None:
-        self._file.write(_HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload)
+        record = _HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload
+        if self._file.write(record) < len(record):  # unbuffered: a disk that fills up takes a part
+            raise OSError(errno.ENOSPC, "no room for a record of the journal")
 
 
 def parse_stream_id(stream_id: str) -> tuple[int, int]:

@@ -70,6 +70,7 @@ class Publisher:
         block_size: int,
         log_seconds: int,
         keep_seconds: int,
+        on_broken: Callable[[], None],
     ) -> None:
         self._broker = broker
         self._journal = journal
@@ -77,6 +78,7 @@ class Publisher:
         self._block_size = block_size
         self._log_seconds = log_seconds
         self._keep_seconds = keep_seconds
+        self._on_broken = on_broken
         self._finish_script = broker.register_script(claims.FINISH)
         self._give_up_script = broker.register_script(claims.GIVE_UP)
         self._fail_script = broker.register_script(claims.FAIL)
@@ -100,13 +102,21 @@ class Publisher:
         self._journal.close()
 
     def _run(self) -> None:
+        try:
+            self._publish()
+        except Exception:
+            # Nobody would be told anything any more, and this process would go on claiming work.
+            log.exception("publisher_broken")
+            self._on_broken()
+
+    def _publish(self) -> None:
         closing = False
         while not closing:
             items = self._gather()
             closing = any(item is None for _, item in items)
             round_ = self._sort(items)
-            self._journal_ends(round_)
-            self._until_done(lambda: self._write(round_))  # noqa: B023 - called before round_ changes
+            self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
+            self._until_done(lambda: self._write(round_))  # noqa: B023
             for live in [
                 *(end[0] for end in round_.ends),
                 *(failure[0] for failure in round_.failures),
@@ -253,8 +263,8 @@ class Publisher:
         while True:
             try:
                 return write()
-            except redis.RedisError as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except (redis.RedisError, OSError) as fault:
+                log.warning("broker_or_journal_unavailable", error=str(fault))
                 self._resend = True
                 time.sleep(RETRY_SECONDS)
 

@@ -5,6 +5,7 @@ Celery's tasks are doorbells (tasks.py): they claim legs here and block until th
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -74,6 +75,7 @@ class Worker:
             block_size=settings.block_size,
             log_seconds=settings.request_seconds + settings.stream_keep_seconds,
             keep_seconds=settings.stream_keep_seconds,
+            on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process goes on
         )
         started = time.monotonic()
         engine = LLMEngine(self._engine_config())

@@ -85,3 +85,24 @@ def test_two_workers_cannot_share_one(tmp_path: Path) -> None:
     with pytest.raises(JournalBusyError, match="MILLRACE_WORKER_NAME"):
         Journal(tmp_path)
     journal.close()
+
+
+def test_a_record_cut_short_by_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a torn record nothing would ever be read."""
+    first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
+    journal = Journal(tmp_path)
+
+    def half(_: Journal, kind: bytes, payload: bytes) -> None:
+        journal._file.write(payload[: len(payload) // 2])
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_write", half)
+        with pytest.raises(OSError, match="no space"):
+            journal.append([first])
+    assert journal.open_events() == []
+    journal.append([second])
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.open_events() == [(second, None)]
+    again.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,12 @@ def publisher(broker: redis.Redis, tmp_path: Path) -> Iterator[Publisher]:
 
 def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
     journal = Journal(folder / "journal")
-    return Publisher(broker, journal, replica_id="r", block_size=32, log_seconds=100, keep_seconds=50)
+    return new_publisher(broker, journal)
+
+
+def new_publisher(broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None) -> Publisher:
+    seconds = {"log_seconds": 100, "keep_seconds": 50}
+    return Publisher(broker, journal, replica_id="r", block_size=32, on_broken=on_broken, **seconds)
 
 
 def begin(broker: redis.Redis, queued: Queued, job: Job) -> Live:
@@ -191,7 +197,7 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
 ) -> None:
     monkeypatch.setattr("inference_worker.publisher.TRIM_SECONDS", 0.05)
     journal = Journal(tmp_path / "journal")
-    publisher = Publisher(broker, journal, replica_id="r", block_size=32, log_seconds=100, keep_seconds=50)
+    publisher = new_publisher(broker, journal)
     live = begin(broker, queued, make_job())
     broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
     publisher.deliver([last(live, 1)])
@@ -205,3 +211,34 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
         time.sleep(0.02)
     assert journal.open_events() == []
     publisher.close()
+
+
+def test_a_full_disk_delays_the_end_and_loses_nothing(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    publisher = new_publisher(broker, journal)
+    live = begin(broker, queued, make_job())
+
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fdatasync", full)
+        publisher.deliver([last(live, 1)])
+        assert not live.ended.wait(0.5)
+        assert usage_events(broker) == []
+    assert live.ended.wait(5)
+    assert len(usage_events(broker)) == 1
+    publisher.close()
+    again = Journal(tmp_path / "journal")
+    assert len(again.open_events()) == 1
+    again.close()
+
+
+def test_a_broken_publisher_says_so(broker: redis.Redis, tmp_path: Path) -> None:
+    """It is the process' voice: without it nobody would hear of any end again."""
+    broken = threading.Event()
+    publisher = new_publisher(broker, Journal(tmp_path / "journal"), broken.set)
+    publisher.deliver([("no leg", None)])  # type: ignore[list-item]
+    assert broken.wait(5)

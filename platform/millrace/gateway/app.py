@@ -26,6 +26,7 @@ from millrace.gateway.service import InferenceService
 
 log = structlog.get_logger(__name__)
 
+CONNECTIONS = 64
 CHECK_SECONDS = 1.0  # a dependency that does not answer within this is not ready
 
 
@@ -36,15 +37,13 @@ class Gateway:
         self.settings = settings
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = _connect(settings.broker_url)
-        # The reader blocks on its connection, so it does not share the pool with requests.
-        self._stream_broker = _connect(settings.broker_url)
         self.database = AsyncConnectionPool(
             settings.database_url, min_size=1, max_size=4, open=False, kwargs={"autocommit": True}
         )
         self.keys = KeyStore(self.broker, self.database)
         self.router = Router(models)
         self.dispatcher = Dispatcher(
-            self._stream_broker,
+            self.broker,
             settings.broker_url,
             self.id,
             queue_seconds=settings.queue_seconds,
@@ -73,7 +72,6 @@ class Gateway:
         await self.dispatcher.stop()
         await self.database.close()
         await self.broker.aclose()
-        await self._stream_broker.aclose()
 
     async def readiness(self) -> dict[str, str]:
         """Each thing this gateway needs, and `ok` or what is wrong with it."""
@@ -111,10 +109,17 @@ class Gateway:
 
 
 def _connect(url: str) -> redis.Redis:
-    retry = Retry(ExponentialBackoff(cap=0.2, base=0.02), 2)
-    return redis.Redis.from_url(
-        url, retry=retry, socket_timeout=5, socket_connect_timeout=1, health_check_interval=10, max_connections=256
+    """A client for the whole process. When all connections are busy callers wait for one, up to the time-out."""
+    pool = redis.BlockingConnectionPool.from_url(
+        url,
+        max_connections=CONNECTIONS,
+        timeout=5,
+        retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),
+        socket_timeout=5,
+        socket_connect_timeout=1,
+        health_check_interval=10,
     )
+    return redis.Redis.from_pool(pool)
 
 
 _running: list[Gateway] = []
