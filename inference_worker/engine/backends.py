@@ -7,9 +7,17 @@ from collections.abc import Callable
 from inference_worker.engine.attention import AttentionBackend, CacheShape, ReferenceBackend
 from inference_worker.engine.cpu_attention import CpuBackend
 
+
+def _triton(shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
+    from inference_worker.engine.triton_attention import TritonBackend  # a CPU needs no Triton
+
+    return TritonBackend(shape, num_heads, scale)
+
+
 BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {
     "cpu": CpuBackend,
     "reference": ReferenceBackend,
+    "triton": _triton,  # checked in the interpreter only; "auto" takes it once a GPU has run benchmarks/gpu.py
 }
 
 
