@@ -15,6 +15,9 @@ from inference_worker.engine.request import Request, SamplingParams
 from tests.engine.fakes import run, tokens_of
 from tests.engine.golden import NEW_TOKENS, Golden, first_difference, read_golden, read_prompts, recompute
 
+# Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
+pytestmark = pytest.mark.timeout(600)
+
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
 
 
