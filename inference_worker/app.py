@@ -69,7 +69,11 @@ def _set_up_logging(**_: Any) -> None:
 
 @signals.worker_init.connect
 def _load(**_: Any) -> None:
-    worker = Worker(settings, replica_id)
+    try:
+        worker = Worker(settings, replica_id)
+    except BaseException:  # Celery swallows a signal's exceptions, and would go on without a model
+        logging.getLogger(__name__).exception("worker_not_started")
+        os._exit(1)
     _resident.append(worker)
     threading.Thread(target=_stop_when_broken, args=(worker,), daemon=True).start()
 

@@ -5,6 +5,7 @@ Only snapshots are read here, never Django's models (see tenants.snapshot).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from typing import Any
@@ -71,7 +72,8 @@ class KeyStore:
         if payload is None:
             payload = await self._read_row(key_hash)
             if payload is not None:
-                await self._broker.set(name, payload, ex=snapshot.VALKEY_SECONDS, nx=True)
+                with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
+                    await self._broker.set(name, payload, ex=snapshot.VALKEY_SECONDS, nx=True)
         return None if payload is None else snapshot.decode(payload)
 
     async def _read_row(self, key_hash: bytes) -> bytes | None:

@@ -47,6 +47,7 @@ log = structlog.get_logger(__name__)
 RING_AGAIN_SECONDS = 5.0
 OVERDUE_SECONDS = 5.0  # after its deadline a leg whose worker said nothing is given up
 GENERATE = "millrace.generate"
+WORKER_LOST = "The worker that served this request was lost; please send it again."
 
 
 class Generation:
@@ -164,6 +165,9 @@ class Dispatcher:
         except redis.RedisError as fault:
             self._generations.pop(envelope.request_id, None)
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+        except BaseException:  # the client has gone: nobody would ever take the generation off the list
+            self._generations.pop(envelope.request_id, None)
+            raise
         self._feeder.ring(generation)
         return generation
 
@@ -243,10 +247,14 @@ class Dispatcher:
                 await self._owner_lost(generation, owner)
 
     async def _owner_lost(self, generation: Generation, owner: str) -> None:
-        generation.owner = None
         if not generation.begun:
             key = claim_key(generation.request_id, generation.leg)
             attempt = await self._give_up_script(keys=[key], args=[generation.attempt, owner])
+            if attempt is not None and generation.begun:  # its first token came while we asked
+                await self.fail(generation.job, int(attempt), "worker_lost")
+                generation.owner = None
+                generation.buffer.fail("worker_lost", WORKER_LOST)
+                return
             if attempt is not None:
                 self._restart(generation, int(attempt))
                 # Should it only have been slow, it need not go on.
@@ -255,8 +263,10 @@ class Dispatcher:
                 return
             if await self._catch_up(generation):
                 return
-        if await self.fail(generation.job, generation.attempt, "worker_lost"):
-            generation.buffer.fail("worker_lost", "The worker that served this request was lost; please send it again.")
+        failed = await self.fail(generation.job, generation.attempt, "worker_lost")
+        generation.owner = None  # not before: should the broker fail us here, the next look tries again
+        if failed:
+            generation.buffer.fail("worker_lost", WORKER_LOST)
         else:
             generation.buffer.refill()
 
@@ -265,9 +275,9 @@ class Dispatcher:
         for generation in list(self._generations.values()):
             key = claim_key(generation.request_id, generation.leg)
             waiting = generation.owner is None and not generation.begun
-            if waiting and now - generation.dispatched_at > self._queue_seconds:
-                if await self._withdraw_script(keys=[key]):
-                    generation.buffer.fail(OVERLOADED, "No worker was free in time; please try again later.")
+            late = waiting and now - generation.dispatched_at > self._queue_seconds
+            if late and await self._withdraw_script(keys=[key]):
+                generation.buffer.fail(OVERLOADED, "No worker was free in time; please try again later.")
             elif wall > generation.job.deadline + OVERDUE_SECONDS:
                 await self.fail(generation.job, generation.attempt, "timeout")
                 generation.buffer.fail("timeout", "The request ran past its deadline.")
