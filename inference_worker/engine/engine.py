@@ -107,13 +107,13 @@ class LLMEngine:
         self._schedule_seconds += scheduled - started
         self._count(batch)
         try:
-            tokens = self._runner.execute(batch)
+            result = self._runner.execute(batch)
         except Exception:  # whatever broke the step, only those in it may suffer
             log.exception("a step of %d sequences failed", len(batch.scheduled))
             return outputs + [self._fail(s.seq, "internal_error", _STEP_FAILED) for s in batch.scheduled]
         computed = time.perf_counter()
         self._forward_seconds += computed - scheduled
-        outputs += self._account(batch, tokens)
+        outputs += self._account(batch, result.tokens)
         self._output_seconds += time.perf_counter() - computed
         return outputs
 

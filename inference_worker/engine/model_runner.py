@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -14,12 +15,23 @@ from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.layers import Rope
 from inference_worker.engine.loader import Weights
 from inference_worker.engine.models import load_model
+from inference_worker.engine.request import TokenLogprobs
 from inference_worker.engine.sampler import SampleRow, sample
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 
 log = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step brought."""
+
+    tokens: list[int] = field(default_factory=list)  # one for each entry that samples, in order
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in `tokens`, of those that asked
+    # By place in the batch: of the prompt tokens that follow those computed now, of those that asked.
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -29,8 +41,8 @@ class Runner(Protocol):
     def num_blocks(self) -> int:
         """KV cache blocks that can be given out; their ids begin at 1."""
 
-    def execute(self, output: SchedulerOutput) -> list[int]:
-        """Compute what was scheduled; one token for each entry that samples, in order."""
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Compute what was scheduled."""
 
 
 class ModelRunner:
@@ -66,19 +78,19 @@ class ModelRunner:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> list[int]:
-        """Compute what was scheduled; one token for each entry that samples, in order."""
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Compute what was scheduled."""
         token_ids, metadata = self._inputs(output)
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
         samples = [s for s in output.scheduled if s.samples]
         if not samples:
-            return []
+            return StepResult()
         last = metadata.query_start_loc[1:] - 1
         if len(samples) < len(output.scheduled):
             last = last[torch.tensor([s.samples for s in output.scheduled], device=self.device)]
         logits = self.model.logits(hidden.index_select(0, last) if len(last) < len(hidden) else hidden)
-        return sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.seq.num_tokens) for s in samples])
+        return StepResult(sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.seq.num_tokens) for s in samples]))
 
     def _inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, StepMetadata]:
         scheduled = output.scheduled

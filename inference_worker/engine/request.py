@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled"]
+MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
+
+
+class ServiceClass(IntEnum):
+    """Who goes before whom, whatever tenant: a lower number first. BATCH only fills what the others leave idle."""
+
+    PRIORITY = 0
+    DEFAULT = 1
+    FLEX = 2
+    BATCH = 3
 
 
 class RequestRejected(Exception):
@@ -42,17 +53,40 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # the answer ends before the first of these
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0  # tokens less likely than this share of the likeliest one's probability are out
+    min_tokens: int = 0  # until then neither EOS nor a stop id is chosen, nor does a stop string end the answer
+    presence_penalty: float = 0.0  # subtracted from the logit of each token the answer already has
+    frequency_penalty: float = 0.0  # the same, times how often it has it
+    repetition_penalty: float = 1.0  # divides (multiplies, below 0) the logits of tokens in prompt or answer
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    logprobs: int | None = None  # None: none; n: of the chosen token and the n likeliest
+    prompt_logprobs: int | None = None  # the same for each token of the prompt but the first
+    n: int = 1  # answers to one prompt; answer i has the seed `seed + i`
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBreakpoint:
+    """The prompt up to `num_tokens` is to stay cached for `seconds` after its last use: whole blocks are pinned."""
+
+    num_tokens: int
+    seconds: int  # 300 or 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `arrival` is any clock's seconds: requests are served in its order."""
+    """One prompt to continue."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     cache_salt: bytes = b""  # requests share cached prefixes only under the same salt
-    arrival: float = 0.0
+    arrival: float = 0.0  # seconds of the engine's clock; a tenant's equal requests are served in its order
+    tenant: str = ""  # among whom the engine is shared
+    weight: float = 1.0  # the tenant's share, in proportion to the others'
+    service_class: ServiceClass = ServiceClass.DEFAULT
+    priority: int = 0  # among the tenant's own requests of one class: lower first
+    breakpoints: tuple[CacheBreakpoint, ...] = ()  # in the order of the prompt
+    expires_at: float | None = None  # the engine's clock: a request that has not begun by then is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +104,28 @@ class TokenUsage:
         return self.uncached + self.cache_read + self.cache_write_5m + self.cache_write_1h
 
 
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Why a request read no more of its prompt from the cache, fixed when it is first scheduled."""
+
+    miss: MissReason | None = None  # None: all whole blocks were there
+    changed_at: int | None = None  # first token at which the prompt leaves the one cached before ("prefix_changed")
+    unpinned_tokens: int = 0  # before breakpoints, and not pinned because a cap on pins was reached
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of one token, and of the likeliest in its place, before temperature and penalties."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: it was the likeliest
+    top: tuple[tuple[int, float], ...] = ()  # token id, log-probability; likeliest first
+
+
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step brought for one request.
+    """What one step brought for one answer of a request.
 
     `text` is the new text alone; text that may still turn out to be the start of a stop string, or half a UTF-8
     character, is held back until that is known, so a step may bring a token and no text.
@@ -83,12 +136,16 @@ class RequestOutput:
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for EOS
-    usage: TokenUsage | None = None  # set when finished
+    usage: TokenUsage | None = None  # of all answers together; set with the request's last output
     cached_tokens: int = 0  # of the prompt, read from the cache
     scheduled_at: float | None = None  # monotonic seconds of the request's first step
     error: RequestFault | None = None  # set, in place of finish_reason, when the request could not be served
+    index: int = 0  # which of the request's `n` answers
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids, if they were asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with the first output, if asked for
+    cache: CacheReport | None = None  # set with the request's last output
 
     @property
     def finished(self) -> bool:
-        """Whether this is the request's last output."""
+        """Whether this is the last output of its answer."""
         return self.finish_reason is not None or self.error is not None

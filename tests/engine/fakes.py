@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.request import Request, RequestOutput, SamplingParams
 from inference_worker.engine.scheduler import SchedulerOutput
 from inference_worker.engine.sequence import Sequence
@@ -45,11 +46,11 @@ class FakeRunner:
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed
         self.during: Callable[[SchedulerOutput], None] = lambda _: None
 
-    def execute(self, output: SchedulerOutput) -> list[int]:
+    def execute(self, output: SchedulerOutput) -> StepResult:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
         tokens = [self.choose(s.seq) for s in output.scheduled if s.samples]
         self.during(output)
-        return tokens
+        return StepResult(tokens)
 
 
 def fake_engine(
