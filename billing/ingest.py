@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import structlog
-from django.db import DataError, IntegrityError, connection, transaction
+from django.db import DataError, IntegrityError, connection
 
 from billing.models import UsageQuarantine
 from billing.partitions import ensure_partitions
 from inference_worker.protocol import UsageEvent, decode_usage
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +195,7 @@ def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
 
 def _store(rows: Sequence[Row]) -> Counter[LegKey]:
     """Insert in one transaction; what a leg's settling moves besides its row belongs into the same one."""
-    with transaction.atomic(durable=True), connection.cursor() as cursor:
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_INSERT, [list(column) for column in zip(*(row.values for row in rows), strict=True)])
         return Counter(cursor.fetchall())
 
@@ -206,7 +208,7 @@ def _check_repeated(rows: Sequence[Row], inserted: Counter[LegKey], outcome: Out
             left[row.key] -= 1
         else:
             repeated.append(row)
-    with connection.cursor() as cursor:
+    with system(SystemUse.SETTLER), connection.cursor() as cursor:
         cursor.execute(_STORED, [list(column) for column in zip(*(row.key for row in repeated), strict=True)])
         stored = {found[:3]: found[3:] for found in cursor.fetchall()}
     for row in repeated:
@@ -219,16 +221,17 @@ def _check_repeated(rows: Sequence[Row], inserted: Counter[LegKey], outcome: Out
 def _quarantine(message: Message, reason: UsageQuarantine.Reason, detail: str, outcome: Outcome) -> None:
     payload = message.payload or b""
     detail = detail.replace("\x00", "").encode(errors="replace").decode()
-    _, created = UsageQuarantine.objects.get_or_create(
-        payload_hash=hashlib.sha256(payload).digest(),
-        defaults={
-            "received_at": datetime.now(UTC),
-            "stream_id": message.stream_id,
-            "reason": reason,
-            "detail": detail,
-            "payload": payload,
-        },
-    )
+    with system(SystemUse.SETTLER):
+        _, created = UsageQuarantine.objects.get_or_create(
+            payload_hash=hashlib.sha256(payload).digest(),
+            defaults={
+                "received_at": datetime.now(UTC),
+                "stream_id": message.stream_id,
+                "reason": reason,
+                "detail": detail,
+                "payload": payload,
+            },
+        )
     outcome.quarantined += created
     log.error("usage_quarantined", stream_id=message.stream_id, reason=reason.value, detail=detail, new=created)
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.authentication import SessionAuthentication
 from rest_framework.exceptions import NotFound
-from rest_framework.generics import GenericAPIView
 from rest_framework.pagination import Cursor
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from billing.models import UsageEvent
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
 from billing.usage import MOST_ROWS, Question, TooManyRows, instant, sums, total
 from millrace.pagination import NewestFirst
-from tenants.authentication import ApiKeyAuthentication, HasTenant, tenant_of
+from tenants.access import Permission
+from tenants.scoping import tenant_scope
+from tenants.views import TenantView
 
 
 class NewestEvents(NewestFirst):
@@ -38,20 +36,20 @@ class NewestEvents(NewestFirst):
         return cursor
 
 
-class UsageView(APIView):
+class UsageView(TenantView):
     """Sums of usage."""
 
-    authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
-    permission_classes = (HasTenant,)
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
     @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageOut, tags=["usage"])
     def get(self, request: Request) -> Response:
         """Tokens by class and requests by verdict, grouped and by hour or day. By default: this month, by model."""
         asked = _asked(UsageQuery, request)
-        tenant = tenant_of(request)
+        tenant = self.access.tenant
         groups, bucket = asked["group_by"], asked.get("bucket")
         try:
-            rows = sums(_question(tenant.pk, asked), groups, bucket)
+            with tenant_scope(tenant):
+                rows = sums(_question(tenant.pk, asked), groups, bucket)
         except TooManyRows as fault:
             message = f"The answer would have more than {MOST_ROWS} rows: ask for less time or fewer groups."
             raise serializers.ValidationError({"group_by": [message]}) from fault
@@ -59,11 +57,10 @@ class UsageView(APIView):
         return Response(UsageOut({**answer, "bucket": bucket, "rows": rows, "total": total(rows)}).data)
 
 
-class UsageEventsView(GenericAPIView[UsageEvent]):
+class UsageEventsView(TenantView):
     """Single usage events."""
 
-    authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
-    permission_classes = (HasTenant,)
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
     serializer_class = UsageEventOut
     pagination_class = NewestEvents
 
@@ -73,8 +70,8 @@ class UsageEventsView(GenericAPIView[UsageEvent]):
     def get(self, request: Request) -> Response:
         """Each leg of each request as it was metered, newest first, in pages."""
         asked = _asked(EventQuery, request)
-        events = _question(tenant_of(request).pk, asked).events()
-        page = self.paginate_queryset(events)
+        with tenant_scope(self.access.tenant):
+            page = self.paginate_queryset(_question(self.access.tenant.pk, asked).events())
         return self.get_paginated_response(UsageEventOut(page or [], many=True).data)
 
 

@@ -16,8 +16,8 @@ from billing.usage import this_month
 from frontend.metering import Metering, metering
 from frontend.numbers import exact
 from tenants.models import ApiKey, Tenant
-
-_WHY = "operators see every tenant"
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,24 @@ class TenantList:
 def tenant_list(now: datetime | None = None) -> TenantList:
     """Every tenant with its keys and its use of this month: three queries, however many there are."""
     start, now = this_month(now)
-    events = UsageEvent.objects.all_tenants(_WHY).filter(admitted_at__gte=start, admitted_at__lt=now)
     billed = ~Q(verdict=Verdict.FAILED)
-    used: dict[int, Mapping[str, Any]] = {
-        row["tenant_id"]: row
-        for row in events.values("tenant_id").annotate(
-            requests=Count("leg"),
-            failed=Count("leg", filter=~billed),
-            tokens=Coalesce(Sum(sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0])), filter=billed), 0),
-        )
-    }
-    live = ApiKey.objects.all_tenants(_WHY).filter(revoked_at__isnull=True)
-    live = live.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=now)).order_by()
-    keys = dict(live.values_list("tenant_id").annotate(Count("id")))
+    tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
+    with system(SystemUse.OPERATOR):
+        events = UsageEvent.objects.all_tenants().filter(admitted_at__gte=start, admitted_at__lt=now)
+        used: dict[int, Mapping[str, Any]] = {
+            row["tenant_id"]: row
+            for row in events.values("tenant_id").annotate(
+                requests=Count("leg"),
+                failed=Count("leg", filter=~billed),
+                tokens=Coalesce(Sum(tokens, filter=billed), 0),
+            )
+        }
+        live = ApiKey.objects.all_tenants().filter(revoked_at__isnull=True)
+        live = live.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=now)).order_by()
+        keys = dict(live.values_list("tenant_id").annotate(Count("id")))
+        tenants = list(Tenant.objects.all_tenants())
     none = {"requests": 0, "failed": 0, "tokens": 0}
-    rows = (_row(tenant, keys.get(tenant.pk, 0), used.get(tenant.pk, none)) for tenant in Tenant.objects.all())
+    rows = (_row(tenant, keys.get(tenant.pk, 0), used.get(tenant.pk, none)) for tenant in tenants)
     return TenantList(now, metering(now), tuple(rows))
 
 

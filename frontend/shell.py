@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from django.http import HttpRequest
 from django.urls import reverse
 
-from tenants.models import Membership, Tenant, User
+from tenants.authentication import Access
+from tenants.models import Membership, User
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ def initials(name: str) -> str:
     return letters.upper()
 
 
-def tenant_shell(user: User, tenant: Tenant, title: str) -> Shell:
+def tenant_shell(user: User, access: Access, title: str) -> Shell:
     """The frame of a tenant's page."""
-    membership = Membership.objects.for_tenant(tenant).filter(user=user).first()
+    tenant = access.tenant
     here = reverse("overview", args=[tenant.slug])
     return Shell(
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
-        detail=membership.get_role_display() if membership else "Seen as operator",
+        detail=Membership.Role(access.role).label if access.role else "Seen as operator",
         initials=initials(tenant.name),
         links=(Link("Overview", here, "overview", current=title == "Overview"),),
         more=(_all_tenants(user), _reference()),

@@ -45,7 +45,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
         manager = self.model._default_manager
         all_tenants = getattr(manager, "all_tenants", None)
-        rows: models.QuerySet[Any] = all_tenants("break-glass admin") if all_tenants else manager.get_queryset()
+        rows: models.QuerySet[Any] = all_tenants() if all_tenants else manager.get_queryset()
         return rows
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import QuerySet
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
@@ -14,8 +13,12 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from tenants import snapshot
-from tenants.models import ApiKey, Tenant
+from millrace.config import platform_settings
+from tenants import actions, addresses, snapshot
+from tenants.access import EVERYTHING, KEY, ROLES, Permission
+from tenants.models import ApiKey, Membership, Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,11 @@ class ApiKeyAuthentication(BaseAuthentication):
         secret = _secret(request)
         if secret is None:
             return None
-        rows = ApiKey.objects.all_tenants("whose the key is, is what is asked").select_related("tenant")
-        key = rows.filter(key_hash=snapshot.hash_key(secret)).first()
-        if key is None or not key.is_live:
-            raise exceptions.AuthenticationFailed("This API key is unknown, revoked or expired.")
+        key = find_key(secret)
+        if key is None or not key.is_live or not _from_there(request, key):
+            raise exceptions.AuthenticationFailed(
+                "This API key is unknown, revoked or expired, or not for this address."
+            )
         if key.tenant.is_suspended:
             raise exceptions.PermissionDenied("This account is suspended; please contact the operator.")
         if self.scope not in key.scopes:
@@ -65,44 +69,70 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
 
 
 class HasTenant(BasePermission):
-    """Lets a key through, and any logged-in person; whose rows they see, `tenant_of` decides."""
+    """Lets a key through, and any logged-in person; whose rows they see, `access_of` decides."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         return bool(request.user and request.user.is_authenticated)
 
 
-def tenant_of(request: Request) -> Tenant:
-    """The tenant a request is about: its key's, else the one named by `?tenant=<slug>`, else the person's only one.
+@dataclass(frozen=True)
+class Access:
+    """A caller in a tenant, and what they may do there. `role` is None for a key, and for an operator from outside."""
+
+    tenant: Tenant
+    role: str | None
+    permissions: frozenset[Permission]
+
+
+def access_of(caller: Any, slug: str | None) -> Access:
+    """The access a request is about: to its key's tenant, else the one named `slug`, else the person's only one.
 
     Raises:
         NotFound: there is none such, or it is not this caller's to see (which is not told apart).
         ValidationError: the person has several and named none.
     """
-    slug = request.query_params.get("tenant")
-    if isinstance(request.user, KeyCaller):
-        tenant = request.user.key.tenant
+    if isinstance(caller, KeyCaller):
+        tenant = caller.key.tenant
         if slug is not None and slug != tenant.slug:
             raise exceptions.NotFound
-        return tenant
-    visible = visible_tenants(request.user)
-    if slug is None:
-        found = list(visible[:2])
-        if len(found) != 1:
-            raise exceptions.ValidationError({"tenant": ["Say which tenant: ?tenant=<slug>."]})
-        return found[0]
-    tenant_or_none = visible.filter(slug=slug).first()
-    if tenant_or_none is None:
+        return Access(tenant, None, KEY)
+    found = accesses(caller, slug)
+    if slug is None and len(found) != 1:
+        raise exceptions.ValidationError({"tenant": ["Say which tenant: ?tenant=<slug>."]})
+    if not found:
         raise exceptions.NotFound
-    return tenant_or_none
+    return found[0]
 
 
-def visible_tenants(user: Any) -> QuerySet[Tenant]:
-    """The tenants a person may look at: all for an operator, else those they are a member of."""
+def accesses(user: Any, slug: str | None = None) -> list[Access]:
+    """The tenants a person may look at, or the one named: all for an operator, else those they are a member of."""
     if isinstance(user, AnonymousUser) or not user.is_authenticated:
-        return Tenant.objects.none()
+        return []
+    wanted = {} if slug is None else {"slug": slug}
     if user.is_staff:
-        return Tenant.objects.all()
-    return Tenant.objects.filter(membership__user=user)
+        with system(SystemUse.OPERATOR):
+            tenants = list(Tenant.objects.all_tenants().filter(**wanted))
+        return [Access(tenant, None, EVERYTHING) for tenant in tenants]
+    with system(SystemUse.MEMBERSHIPS):
+        rows = Membership.objects.all_tenants().filter(user=user, **{f"tenant__{k}": v for k, v in wanted.items()})
+        rows = rows.exclude(tenant__status=Tenant.Status.PURGED).select_related("tenant").order_by("tenant__slug")
+        memberships = list(rows)
+    return [Access(row.tenant, row.role, ROLES[row.role]) for row in memberships]
+
+
+def find_key(secret: str) -> ApiKey | None:
+    """The key with this secret, whatever its state; stored under an old pepper, it is stored anew under the newest."""
+    peppers = platform_settings().key_peppers
+    with system(SystemUse.KEY_LOOKUP):
+        rows = ApiKey.objects.all_tenants().select_related("tenant")
+        key = rows.filter(key_hash__in=snapshot.possible_hashes(secret, peppers)).first()
+    if key is not None and key.is_live and key.pepper != snapshot.pepper_id(peppers[0]):
+        actions.do_rehash_api_key(key, secret)
+    return key
+
+
+def _from_there(request: Request, key: ApiKey) -> bool:
+    return addresses.allowed(request.META.get("REMOTE_ADDR"), key.allowed_addresses)
 
 
 def _secret(request: Request) -> str | None:

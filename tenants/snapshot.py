@@ -7,7 +7,9 @@ table `tenants_keysnapshot` under the key's hash; the gateway reads these record
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
@@ -46,6 +48,7 @@ class KeySnapshot(msgspec.Struct, frozen=True):
     suspended: bool  # the tenant or the project is
     limits: Limits
     version: int  # grows by one with each compilation
+    allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -57,8 +60,28 @@ def new_secret() -> str:
     return KEY_START + secrets.token_urlsafe(32)
 
 
-def hash_key(secret: str) -> bytes:
-    """SHA-256 of the key, by which it is found. With 256 random bits a salt or a slow hash would add nothing."""
+def hash_key(secret: str, pepper: str) -> bytes:
+    """What is stored of a key, and found by. With 256 random bits a salt or a slow hash would add nothing."""
+    return with_pepper(_digest(secret), pepper)
+
+
+def with_pepper(digest: bytes, pepper: str) -> bytes:
+    """A key's SHA-256, mixed with a secret that is not in the database: who reads the one cannot try keys with it."""
+    return hmac.digest(pepper.encode(), digest, "sha256")
+
+
+def possible_hashes(secret: str, peppers: Sequence[str]) -> tuple[bytes, ...]:
+    """Every hash a key may be stored under: with each pepper, the newest first, and without any, as it once was."""
+    digest = _digest(secret)
+    return (*(with_pepper(digest, pepper) for pepper in peppers), digest)
+
+
+def pepper_id(pepper: str) -> str:
+    """Names a pepper without telling it."""
+    return hashlib.sha256(b"millrace key pepper\0" + pepper.encode()).hexdigest()[:8]
+
+
+def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 

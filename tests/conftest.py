@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import pytest_django
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
@@ -61,12 +63,52 @@ def pytest_configure() -> None:
         MILLRACE_BROKER_URL=given.get("MILLRACE_TEST_BROKER_URL") or _broker(state),
         MILLRACE_SECRET_KEY="tests-" + "s" * 44,
         MILLRACE_CACHE_SECRET="tests-" + "c" * 44,
+        MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE="millrace.settings",
     )
     from django.conf import settings
 
     settings.DATABASES  # noqa: B018  (loads them: pytest-django sets Django up if they are)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
+    """The tests' database, made by the tables' owner; the tests themselves run as the app's role."""
+    from django.db import connections
+
+    from tenants.roles import APP
+
+    owner, app = connections["owner"], connections["default"]
+    with django_db_blocker.unblock():
+        owner.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+        app.creation.set_as_test_mirror(owner.settings_dict)
+        with owner.cursor() as cursor:  # Django empties all tables after a test that committed
+            cursor.execute(f"GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {APP}")
+            cursor.execute("ALTER TABLE tenants_auditentry DISABLE TRIGGER tenants_auditentry_no_truncate")
+        owner.close()
+    yield
+    with django_db_blocker.unblock():
+        app.close()
+        app.close_pool()
+        owner.creation.destroy_test_db(owner.settings_dict["NAME"], verbosity=0)
+
+
+@pytest.fixture
+def as_owner() -> Callable[[], AbstractContextManager[None]]:
+    """Gives a transaction as the tables' owner, who may change and empty them."""
+    from django.db import connection, transaction
+
+    @contextmanager
+    def as_owner() -> Iterator[None]:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL ROLE NONE")
+            yield
+            with connection.cursor() as cursor:
+                cursor.execute("RESET ROLE")
+
+    return as_owner
 
 
 def pytest_unconfigure() -> None:
@@ -78,7 +120,8 @@ def _database(state: Path) -> str:
     program = server.prepare()
     _running.callback(shutil.rmtree, server.folder, ignore_errors=True)
     _start(program, state)
-    return server.url
+    server.make_roles()
+    return server.owner_url
 
 
 def _broker(state: Path) -> str:

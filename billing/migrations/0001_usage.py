@@ -1,10 +1,9 @@
 """The usage table, partitioned by month and append-only, and the quarantine beside it."""
 
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from django.db import migrations, models
-
-from billing.partitions import ensure_partitions
 
 TABLE = """
 CREATE TABLE billing_usageevent (
@@ -86,7 +85,24 @@ TRIGGERS = (
 
 
 def make_partitions(apps: Any, schema_editor: Any) -> None:
-    ensure_partitions()
+    """As billing.partitions did when this migration was written."""
+    current = datetime.now(UTC).date().replace(day=1)
+    months = []
+    for offset in range(-1, 4):
+        years, index = divmod(current.year * 12 + current.month - 1 + offset, 12)
+        months.append(date(years, index + 1, 1))
+    for start in months:
+        end = (start + timedelta(days=31)).replace(day=1)
+        name = f"billing_usageevent_{start:%Y_%m}"
+        schema_editor.execute(f"CREATE TABLE {name} (LIKE billing_usageevent INCLUDING ALL)")
+        schema_editor.execute(
+            f"ALTER TABLE billing_usageevent ATTACH PARTITION {name}"
+            f" FOR VALUES FROM ('{start} 00:00:00+00') TO ('{end} 00:00:00+00')"
+        )
+        schema_editor.execute(
+            f"CREATE TRIGGER billing_usage_no_truncate BEFORE TRUNCATE ON {name}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_truncate()"
+        )
 
 
 class Migration(migrations.Migration):

@@ -11,9 +11,10 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging
 
-from billing.schedule import BEAT_SCHEDULE
+from billing.schedule import BEAT_SCHEDULE as BILLING
 from millrace import logs
 from millrace.config import platform_settings
+from tenants.schedule import BEAT_SCHEDULE as TENANTS
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.settings")
 
@@ -25,7 +26,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "web:"},
     accept_content=["json"],
-    beat_schedule=BEAT_SCHEDULE,
+    beat_schedule=BILLING | TENANTS,
     beat_schedule_filename=str(_settings.state_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

@@ -30,6 +30,31 @@ def database(url: str) -> str:
     return url
 
 
+def optional_database(url: str) -> str:
+    """Check a PostgreSQL URL, if there is one."""
+    return database(url) if url else ""
+
+
+def peppers(text: str) -> tuple[str, ...]:
+    """Check secrets with commas between them, at least one."""
+    found = env.words(text)
+    if not found:
+        raise ValueError("want at least one")
+    return tuple(secret(pepper) for pepper in found)
+
+
+def boolean_or_none(text: str) -> bool | None:
+    """true, false, or empty for neither."""
+    return env.boolean(text) if text else None
+
+
+def email_url(text: str) -> str:
+    """Check where mail goes: empty, or smtp(s)://host."""
+    if text and not urlsplit(env.url("smtp", "smtps")(text)).hostname:
+        raise ValueError("want smtp://user:password@host:587")
+    return text
+
+
 def secret(text: str) -> str:
     """Check a secret: long enough that guessing is out of the question."""
     if len(text) < 32:
@@ -65,6 +90,13 @@ class PlatformSettings(SharedSettings):
         " set",
         secret=True,
     )
+    owner_database_url: str = env.env(
+        "MILLRACE_OWNER_DATABASE_URL",
+        optional_database,
+        default="",
+        help="the same database as the role that owns its tables, for `manage.py migrate` alone; empty: the same URL",
+        secret=True,
+    )
     secret_key: str = env.env(
         "MILLRACE_SECRET_KEY",
         secret,
@@ -77,6 +109,14 @@ class PlatformSettings(SharedSettings):
         secret,
         default=None,
         help="roots the salts that keep tenants' prompt caches apart; at least 32 characters; generated likewise",
+        secret=True,
+    )
+    key_peppers: tuple[str, ...] = env.env(
+        "MILLRACE_KEY_PEPPERS",
+        peppers,
+        default=None,
+        help="mixed into the stored hashes of API keys; comma-separated, the newest first, each of at least 32"
+        " characters; generated likewise",
         secret=True,
     )
     host: str = env.env("MILLRACE_HOST", str, default="127.0.0.1", help="address the gateway listens on")
@@ -97,6 +137,46 @@ class PlatformSettings(SharedSettings):
         help="address customers use; https:// turns on secure cookies and HSTS and expects a proxy that sets"
         " X-Forwarded-Proto; empty: http://host:port",
     )
+    trusted_proxies: str = env.env(
+        "MILLRACE_TRUSTED_PROXIES",
+        str,
+        default="127.0.0.1",
+        help="addresses and networks of the proxies in front, comma-separated: X-Forwarded-For counts from these alone",
+    )
+    require_operator_totp: bool | None = env.env(
+        "MILLRACE_REQUIRE_OPERATOR_TOTP",
+        boolean_or_none,
+        default="",
+        help="operators must enrol TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
+    )
+    email_url: str = env.env(
+        "MILLRACE_EMAIL_URL",
+        email_url,
+        default="",
+        help="where mail goes: smtp://user:password@host:587 (STARTTLS) or smtps://user:password@host:465; empty: files"
+        " in the state folder's `mail`",
+        secret=True,
+    )
+    email_from: str = env.env(
+        "MILLRACE_EMAIL_FROM", str, default="Millrace <millrace@localhost>", help="the sender of its mail"
+    )
+    deletion_grace_days: int = env.env(
+        "MILLRACE_DELETION_GRACE_DAYS",
+        env.integer(0, 365),
+        default="30",
+        help="how long a deleted tenant can be restored, in days",
+    )
+    oidc_issuer: str = env.env(
+        "MILLRACE_OIDC_ISSUER",
+        web_url,
+        default="",
+        help="log-in by OpenID Connect: the provider's address, below which /.well-known/openid-configuration lies",
+    )
+    oidc_client_id: str = env.env("MILLRACE_OIDC_CLIENT_ID", str, default="", help="this platform's id at the provider")
+    oidc_client_secret: str = env.env(
+        "MILLRACE_OIDC_CLIENT_SECRET", str, default="", help="and its secret there", secret=True
+    )
+    oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
     max_body_bytes: int = env.env("MILLRACE_MAX_BODY", env.size, default="8MiB", help="largest request body")
     queue_seconds: int = env.env(
         "MILLRACE_QUEUE_SECONDS",
@@ -104,6 +184,12 @@ class PlatformSettings(SharedSettings):
         default="30",
         help="how long a request may wait for a worker, in seconds",
     )
+
+    @property
+    def operators_need_totp(self) -> bool:
+        """Whether operators must have a second factor."""
+        chosen = self.require_operator_totp
+        return self.public_url.startswith("https://") if chosen is None else chosen
 
     @property
     def base_url(self) -> str:
@@ -163,6 +249,26 @@ def effective_environ(environ: Mapping[str, str] | None = None) -> dict[str, str
 def platform_settings() -> PlatformSettings:
     """This process' settings, read once."""
     return env.load(PlatformSettings, effective_environ())
+
+
+def email_parameters(url: str, folder: Path) -> dict[str, Any]:
+    """Django's settings for sending mail."""
+    if not url:
+        return {
+            "EMAIL_BACKEND": "django.core.mail.backends.filebased.EmailBackend",
+            "EMAIL_FILE_PATH": str(folder),
+        }
+    parts = urlsplit(url)
+    implicit = parts.scheme == "smtps"
+    return {
+        "EMAIL_HOST": parts.hostname,
+        "EMAIL_PORT": parts.port or (465 if implicit else 587),
+        "EMAIL_HOST_USER": unquote(parts.username or ""),
+        "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
+        "EMAIL_USE_SSL": implicit,
+        "EMAIL_USE_TLS": not implicit and bool(parts.username),
+        "EMAIL_TIMEOUT": 20,
+    }
 
 
 def database_parameters(url: str) -> dict[str, Any]:

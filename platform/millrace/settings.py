@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from millrace.config import database_parameters, platform_settings
+from tenants.roles import APP
 
 _settings = platform_settings()
 _https = _settings.public_url.startswith("https://")
@@ -23,6 +25,11 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "channels",
     "rest_framework",
     "drf_spectacular",
@@ -41,6 +48,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
@@ -61,19 +69,21 @@ TEMPLATES = [
 
 # Data
 
-_database = database_parameters(_settings.database_url)
-DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.postgresql",
-        **_database,
-        "OPTIONS": {
-            "application_name": "millrace",
-            "connect_timeout": 5,
-            **_database["OPTIONS"],
-            "pool": {"min_size": 1, "max_size": 8, "timeout": 10},
-        },
-    }
-}
+
+def _database(url: str, *, role: str = "") -> dict[str, Any]:
+    """A database's settings; with `role`, its sessions start in that one (see tenants.roles)."""
+    found = database_parameters(url)
+    given = found["OPTIONS"]
+    options = {"application_name": "millrace", "connect_timeout": 5, **given}
+    if role:
+        options["options"] = f"{given.get('options', '')} -c role={role}".strip()
+    return {"ENGINE": "django.db.backends.postgresql", **found, "OPTIONS": options}
+
+
+DATABASES = {"default": _database(_settings.database_url, role=APP)}
+DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 10}
+# The tables' owner, for `manage.py migrate` alone.
+DATABASES["owner"] = _database(_settings.owner_database_url or _settings.database_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 CACHES = {
     "default": {

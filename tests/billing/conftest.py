@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis
-from django.db import connection, transaction
+from django.db import connection
 
 from inference_worker.engine.request import TokenUsage
 from inference_worker.protocol import USAGE_STREAM, Envelope, UsageEvent, encode
@@ -34,10 +34,10 @@ def broker() -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def table(transactional_db: None) -> Iterator[None]:
+def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
     """Real commits; the rows they leave are taken out past the triggers that forbid it."""
     yield
-    with transaction.atomic(), connection.cursor() as cursor:
+    with as_owner(), connection.cursor() as cursor:
         cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
         cursor.execute("DELETE FROM billing_usageevent")
         cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")

@@ -10,7 +10,8 @@ from rest_framework.test import APIClient
 from billing.ingest import Message, settle
 from inference_worker.protocol import encode
 from tenants.actions import do_create_api_key, do_create_tenant
-from tenants.models import Project, Tenant, User
+from tenants.models import Tenant, User
+from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db
 USAGE, EVENTS = "/api/usage", "/api/usage/events"
@@ -32,7 +33,7 @@ def other() -> Tenant:
 
 
 def by_key(tenant: Tenant, *scopes: str) -> APIClient:
-    project = Project.objects.for_tenant(tenant).get()
+    project = only_project(tenant)
     _, secret = do_create_api_key(project, "k", scopes=scopes or ("manage",))
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")

@@ -14,13 +14,16 @@ from billing.models import UsageEvent
 from billing.partitions import ensure_partitions, existing_partitions, month_of, shifted
 from billing.tasks import make_partitions
 from inference_worker.protocol import encode
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tests.seeing import Everybody
 
 FAR = datetime(2031, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 FAR_MONTHS = ["2031_11", "2031_12", "2032_01", "2032_02", "2032_03"]
 
 
-def drop_far_partitions() -> None:
-    with connection.cursor() as cursor:
+def drop_far_partitions(as_owner) -> None:
+    with as_owner(), connection.cursor() as cursor:
         for name in existing_partitions():
             if name > "billing_usageevent_2031":
                 cursor.execute(f"DROP TABLE {name}")
@@ -58,7 +61,7 @@ def test_months_across_the_years_end_are_made_once():
     assert ensure_partitions(FAR) == []
 
 
-def test_many_at_once_make_each_month_once(table):
+def test_many_at_once_make_each_month_once(table, as_owner):
     made: list[list[str]] = []
     start = threading.Barrier(6)
 
@@ -75,7 +78,7 @@ def test_many_at_once_make_each_month_once(table):
     try:
         assert sorted(map(len, made)) == [0, 0, 0, 0, 0, 5]
     finally:
-        drop_far_partitions()
+        drop_far_partitions(as_owner)
 
 
 @pytest.mark.django_db
@@ -84,7 +87,7 @@ def test_the_last_microsecond_and_the_next_are_of_two_months(event):
     first = datetime.combine(this, datetime.min.time(), UTC)
     last = datetime.fromtimestamp(first.timestamp() - 1, UTC).replace(microsecond=999_999)
     settle([Message("1-0", encode(event(at=first))), Message("2-0", encode(event(at=last)))])
-    with connection.cursor() as cursor:
+    with system(SystemUse.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT tableoid::regclass::text, admitted_at FROM billing_usageevent ORDER BY admitted_at")
         assert cursor.fetchall() == [
             (f"billing_usageevent_{shifted(this, -1):%Y_%m}", last),
@@ -105,28 +108,30 @@ def test_the_last_microsecond_and_the_next_are_of_two_months(event):
     ],
 )
 @pytest.mark.parametrize("made_later", [False, True])
-def test_rows_cannot_be_changed(event, statement, made_later):
+def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
     at = FAR if made_later else datetime.now(UTC)
     ensure_partitions(at)
     counts = dict.fromkeys(("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "block_size"), 0)
     times = dict.fromkeys(("queue_us", "ttft_us", "duration_us"), 0)
     ids = {"request_id": "r", "leg": 0, "tenant_id": 1, "project_id": 1, "key_id": 1, "model": "m", "attempt": 1}
-    UsageEvent._base_manager.create(
-        admitted_at=at, settled_at=at, verdict="completed", output=7, **ids, **counts, **times
-    )
+    Everybody(UsageEvent).create(admitted_at=at, settled_at=at, verdict="completed", output=7, **ids, **counts, **times)
     partition = f"billing_usageevent_{at:%Y_%m}"
-    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
+    with pytest.raises(DatabaseError, match="permission denied"), system(SystemUse.COMMAND):
+        connection.cursor().execute(statement.format(partition=partition))
+    with pytest.raises(DatabaseError, match="append-only"), as_owner(), connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE billing_usageevent NO FORCE ROW LEVEL SECURITY")
+        cursor.execute(f"ALTER TABLE {partition} NO FORCE ROW LEVEL SECURITY")
         cursor.execute(statement.format(partition=partition))
-    assert UsageEvent._base_manager.get(request_id="r").output == 7
+    assert Everybody(UsageEvent).get(request_id="r").output == 7
 
 
-def test_truncate_is_refused_where_rows_could_be_overlooked(table):
+def test_truncate_is_refused_where_rows_could_be_overlooked(table, as_owner):
     with (
         pytest.raises(DatabaseError, match="append-only"),
         transaction.atomic(),
         connection.cursor() as cursor,
     ):
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SET LOCAL ROLE NONE; SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("TRUNCATE billing_usageevent")
 
 

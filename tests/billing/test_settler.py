@@ -18,6 +18,7 @@ from billing import status
 from billing.models import UsageEvent, UsageQuarantine
 from billing.settler import Settler
 from inference_worker.protocol import USAGE_GROUP, USAGE_STREAM, encode
+from tests.seeing import Everybody
 
 Reason = UsageQuarantine.Reason
 
@@ -35,7 +36,7 @@ def pending(broker: redis.Redis) -> int:
 
 
 def quarantined() -> list[tuple[str, bytes]]:
-    return [(item.reason, bytes(item.payload)) for item in UsageQuarantine.objects.order_by("id")]
+    return [(item.reason, bytes(item.payload)) for item in Everybody(UsageQuarantine).order_by("id")]
 
 
 def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
@@ -54,7 +55,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     )
     send(sent)
     assert settler().drain() == 1
-    row = UsageEvent._base_manager.get()
+    row = Everybody(UsageEvent).get()
     assert (row.admitted_at, row.request_id, row.leg) == (at, sent.envelope.request_id, 1)
     assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
@@ -76,14 +77,14 @@ def test_three_times_each_in_random_order_is_once_each(settler, send, event):
     random.Random(7).shuffle(events)
     send(*events)
     settler(batch=170).drain()
-    assert UsageEvent._base_manager.count() == 400
+    assert Everybody(UsageEvent).count() == 400
     assert quarantined() == []
 
 
 def test_two_legs_of_a_request_are_two_rows(settler, send, event):
     send(event(request_id="r", leg=0), event(request_id="r", leg=1))
     settler().drain()
-    assert UsageEvent._base_manager.count() == 2
+    assert Everybody(UsageEvent).count() == 2
 
 
 def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, monkeypatch):
@@ -97,29 +98,29 @@ def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, 
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(Settler, "_acknowledge", crash)
         settler().drain()
-    assert UsageEvent._base_manager.count() == 10
+    assert Everybody(UsageEvent).count() == 10
     assert pending(broker) == 10  # so no worker has trimmed its journal
     send(event())
     settler().drain()
-    assert UsageEvent._base_manager.count() == 11
+    assert Everybody(UsageEvent).count() == 11
     assert pending(broker) == 0
 
 
-def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, broker):
+def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, broker, as_owner):
     send(event())
     one = settler()
     one._resume()
-    with connection.cursor() as cursor:
+    with as_owner(), connection.cursor() as cursor:
         cursor.execute("ALTER TABLE billing_usageevent RENAME TO hidden")
     try:
         with pytest.raises(ProgrammingError, match="does not exist"):
             one._round()
         assert pending(broker) == 1
     finally:
-        with connection.cursor() as cursor:
+        with as_owner(), connection.cursor() as cursor:
             cursor.execute("ALTER TABLE hidden RENAME TO billing_usageevent")
     settler().drain()
-    assert UsageEvent._base_manager.count() == 1
+    assert Everybody(UsageEvent).count() == 1
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
     before, after = [event() for _ in range(20)], [event() for _ in range(20)]
     send(*before, payload, *after)
     settler().drain()
-    assert UsageEvent._base_manager.count() == 40
+    assert Everybody(UsageEvent).count() == 40
     assert quarantined() == [(reason, payload)]
     assert broker.xlen(USAGE_STREAM) == 0
 
@@ -164,7 +165,7 @@ def test_poison_that_comes_again_is_kept_once(settler, send):
     for _ in range(2):
         send(b"poison")
         settler().drain()
-    assert UsageQuarantine.objects.get().payload_hash == hashlib.sha256(b"poison").digest()
+    assert Everybody(UsageQuarantine).get().payload_hash == hashlib.sha256(b"poison").digest()
 
 
 def test_a_leg_settled_otherwise_before_is_not_forgotten(settler, send, event):
@@ -174,7 +175,7 @@ def test_a_leg_settled_otherwise_before_is_not_forgotten(settler, send, event):
     other = event(at=at, request_id="r", output=8)
     send(other, event(at=at, request_id="r", output=7))
     settler().drain()
-    assert UsageEvent._base_manager.get().output == 7
+    assert Everybody(UsageEvent).get().output == 7
     assert quarantined() == [(Reason.CONFLICT, encode(other))]
 
 
@@ -184,7 +185,7 @@ def test_of_one_batch_the_failure_counts(settler, send, event):
         event(at=at, request_id="r"), event(at=at, request_id="r", verdict="failed", uncached=0, cache_read=0, output=0)
     )
     settler().drain()
-    assert UsageEvent._base_manager.get().verdict == "failed"
+    assert Everybody(UsageEvent).get().verdict == "failed"
 
 
 def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
@@ -194,10 +195,10 @@ def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
     thread.start()
     try:
         send(event())
-        until(lambda: UsageEvent._base_manager.count() == 1)
+        until(lambda: Everybody(UsageEvent).count() == 1)
         broker.flushdb()
         send(event(), event())  # a stream again, with no group
-        until(lambda: UsageEvent._base_manager.count() == 3)
+        until(lambda: Everybody(UsageEvent).count() == 3)
         until(lambda: broker.xlen(USAGE_STREAM) == 0)
     finally:
         stopping.set()
@@ -211,7 +212,7 @@ def test_what_a_dead_settler_left_is_taken_over(broker, settler, send, event, un
     time.sleep(0.05)
     living = settler("living", claim_idle_ms=20)
     living._take_over()
-    assert UsageEvent._base_manager.count() == 2
+    assert Everybody(UsageEvent).count() == 2
     assert pending(broker) == 0
 
 
@@ -221,7 +222,7 @@ def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, s
     ids = [entry for entry, _ in broker.xreadgroup(USAGE_GROUP, "a", {USAGE_STREAM: ">"})[0][1]]
     broker.xdel(USAGE_STREAM, ids[0])
     settler().drain()
-    assert UsageEvent._base_manager.count() == 1
+    assert Everybody(UsageEvent).count() == 1
     assert quarantined() == []
     assert pending(broker) == 0
 
@@ -232,14 +233,14 @@ def test_the_database_goes_away_and_comes_back(broker, table, send, event, until
     thread.start()
     try:
         send(event())
-        until(lambda: UsageEvent._base_manager.count() == 1)
+        until(lambda: Everybody(UsageEvent).count() == 1)
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         send(event())
-        until(lambda: UsageEvent._base_manager.count() == 2)
+        until(lambda: Everybody(UsageEvent).count() == 2)
     finally:
         stopping.set()
         thread.join()
@@ -265,12 +266,12 @@ def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, unti
     events = [event() for _ in range(6000)]
     send(*events, *events)
     first, second = start_settler("first"), start_settler("second")
-    until(lambda: UsageEvent._base_manager.exists())
+    until(lambda: Everybody(UsageEvent).exists())
     first.send_signal(signal.SIGKILL)
     first.wait()
     start_settler("first")  # as the supervisor does: same name, so it finds what it had read
     until(lambda: broker.xlen(USAGE_STREAM) == 0)
-    assert UsageEvent._base_manager.count() == 6000
+    assert Everybody(UsageEvent).count() == 6000
     assert quarantined() == []
     assert second.poll() is None
 
@@ -279,11 +280,11 @@ def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, unti
 def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
     send(*(event() for _ in range(5000)))
     process = start_settler("only")
-    until(lambda: UsageEvent._base_manager.exists())
+    until(lambda: Everybody(UsageEvent).exists())
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 0
     assert pending(broker) == 0  # all that was read is acknowledged
-    assert UsageEvent._base_manager.count() + broker.xlen(USAGE_STREAM) == 5000
+    assert Everybody(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
 
 
 @pytest.mark.fault
@@ -304,12 +305,12 @@ def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
         try:
             connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
             thread.start()
-            until(lambda: UsageEvent._base_manager.count() == 1)
+            until(lambda: Everybody(UsageEvent).count() == 1)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             process = program.start(log)
             connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
-            until(lambda: UsageEvent._base_manager.count() == 2)
+            until(lambda: Everybody(UsageEvent).count() == 2)
         finally:
             stopping.set()
             thread.join()

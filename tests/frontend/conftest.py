@@ -59,12 +59,12 @@ def use() -> Callable[..., str]:
 
 
 @pytest.fixture
-def table(transactional_db: None) -> Iterator[None]:
+def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
     """Real commits; the usage they leave is taken out past the triggers that forbid it."""
-    from django.db import connection, transaction
+    from django.db import connection
 
     yield
-    with transaction.atomic(), connection.cursor() as cursor:
+    with as_owner(), connection.cursor() as cursor:
         cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
         cursor.execute("DELETE FROM billing_usageevent")
         cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")

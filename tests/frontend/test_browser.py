@@ -13,7 +13,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 from tenants import actions
-from tenants.models import Project, Tenant, User
+from tenants.models import Tenant, User
+from tests.seeing import only_project
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"
@@ -79,7 +80,7 @@ def acme() -> Tenant:
 @pytest.fixture
 def busy(acme: Tenant, use: Callable[..., str]) -> Tenant:
     """A tenant with use of every kind and verdict, on each day of the month so far."""
-    key, _ = actions.do_create_api_key(Project.objects.for_tenant(acme).get(), "k")
+    key, _ = actions.do_create_api_key(only_project(acme), "k")
     now = datetime.now(UTC)
     for day in range(1, now.day + 1):
         at = now.replace(day=day, hour=0, minute=0, second=0)

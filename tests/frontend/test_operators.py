@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tenants import actions
-from tenants.models import Project, User
+from tenants.models import User
+from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db
 
@@ -19,7 +20,7 @@ def operator(client) -> User:
 
 def test_it_works(client, operator, use):
     acme, lab = actions.do_create_tenant("acme", "Acme"), actions.do_create_tenant("lab", "Lab", is_demo=True)
-    project = Project.objects.for_tenant(acme).get()
+    project = only_project(acme)
     for _ in range(2):
         key, _ = actions.do_create_api_key(project, "k")
     actions.do_revoke_api_key(key)
@@ -63,7 +64,7 @@ def test_queries_are_bounded(client, operator, use, django_assert_num_queries):
 
 def test_the_raw_admin_works_and_is_read_only(client, operator):
     tenant = actions.do_create_tenant("acme", "Acme")
-    key, _ = actions.do_create_api_key(Project.objects.for_tenant(tenant).get(), "k")
+    key, _ = actions.do_create_api_key(only_project(tenant), "k")
     for path in ("", "tenants/user/", "tenants/tenant/", "tenants/project/", "tenants/membership/", "tenants/apikey/"):
         assert client.get(f"/ops/raw/{path}").status_code == 200, path
     for kind, row in (("apikey", key), ("tenant", tenant), ("project", key.project), ("user", operator)):

@@ -11,7 +11,8 @@ from django.conf import settings
 from billing import status
 from frontend.overview import overview
 from tenants import actions
-from tenants.models import Project, Tenant, User
+from tenants.models import Tenant, User
+from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db
 NOON = datetime.now(UTC).replace(day=15, hour=12, minute=0, second=0, microsecond=0)  # in a month that has a partition
@@ -37,7 +38,7 @@ def page_of(client, slug: str = "acme") -> str:
 
 
 def test_it_works(client, acme, member, use):
-    key, _ = actions.do_create_api_key(Project.objects.for_tenant(acme).get(), "k")
+    key, _ = actions.do_create_api_key(only_project(acme), "k")
     request_id = use(
         acme, key_id=key.pk, uncached=1234, cache_read=64, output=7, ttft_us=184_000, duration_us=2_310_000
     )
@@ -68,7 +69,7 @@ def test_an_operator_sees_it_too(client, acme):
 
 
 def test_empty_shows_what_to_type(client, acme, member):
-    _, secret = actions.do_create_api_key(Project.objects.for_tenant(acme).get(), "k")
+    _, secret = actions.do_create_api_key(only_project(acme), "k")
     page = page_of(client)
     assert "Bearer $MILLRACE_KEY" in page
     assert secret[:12] not in page
@@ -125,7 +126,7 @@ def test_the_latest_come_first_and_twenty_at_most(acme, use):
 
 @pytest.mark.parametrize("requests", [1, 15])
 def test_queries_are_bounded(client, acme, member, use, requests, django_assert_num_queries):
-    project = Project.objects.for_tenant(acme).get()
+    project = only_project(acme)
     for _ in range(requests):
         key, _ = actions.do_create_api_key(project, "k")
         use(acme, key_id=key.pk)

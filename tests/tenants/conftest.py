@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from millrace.config import platform_settings
 from tenants import snapshot
+from tenants.roles import SystemUse
 
 
 @pytest.fixture
@@ -18,13 +20,33 @@ def broker() -> Iterator[redis.Redis]:
     client.close()
 
 
+def stored_hash(secret: str) -> bytes:
+    return snapshot.hash_key(secret, platform_settings().key_peppers[0])
+
+
+@pytest.fixture
+def hashed():
+    """What is stored of a key."""
+    return stored_hash
+
+
 @pytest.fixture
 def row():
     """What the data plane would read of a key."""
 
     def row(secret: str) -> snapshot.KeySnapshot:
         from tenants.models import KeySnapshot  # here: this file is read before Django is set up
+        from tenants.scoping import system
 
-        return KeySnapshot.objects.get(key_hash=snapshot.hash_key(secret)).decoded()
+        with system(SystemUse.KEY_LOOKUP):
+            return KeySnapshot.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
 
     return row
+
+
+@pytest.fixture
+def event():
+    """A plausible usage event, as billing's tests make it."""
+    from tests.billing.conftest import make_event
+
+    return make_event

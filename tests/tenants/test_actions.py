@@ -11,7 +11,9 @@ import redis
 from django.db import connection, transaction
 
 from tenants import actions, snapshot
+from tenants.compiling import tell_gateways
 from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, User
+from tests.seeing import Everybody, of, only_project
 
 
 @pytest.fixture
@@ -21,15 +23,15 @@ def tenant(db) -> Tenant:
 
 @pytest.fixture
 def project(tenant) -> Project:
-    return Project.objects.for_tenant(tenant).get()
+    return only_project(tenant)
 
 
 def test_create_tenant_works(db):
     owner = User.objects.create_user("Owner@Example.com")
     tenant = actions.do_create_tenant("acme", "Acme", owner=owner)
     assert owner.email == "owner@example.com"
-    assert Membership.objects.for_tenant(tenant).get().role == "owner"
-    assert Project.objects.for_tenant(tenant).get().slug == "default"
+    assert [row.role for row in of(Membership, tenant)] == ["owner"]
+    assert only_project(tenant).slug == "default"
     with pytest.raises(actions.ActionRefused, match="already"):
         actions.do_create_tenant("acme", "Acme again")
 
@@ -38,7 +40,7 @@ def test_create_tenant_works(db):
 def test_create_tenant_refuses_what_is_no_slug(db, slug):
     with pytest.raises(actions.ActionRefused, match="slug: "):
         actions.do_create_tenant(slug, "Acme")
-    assert not Tenant.objects.exists()
+    assert not Everybody(Tenant).exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -57,7 +59,7 @@ def test_of_two_tenants_of_one_name_at_once_one_is_made():
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(make, range(4))) == 1
-    assert Project.objects.for_tenant(Tenant.objects.get()).count() == 1
+    assert only_project(Everybody(Tenant).get())
 
 
 def test_create_project_works(tenant):
@@ -70,7 +72,7 @@ def test_add_member_works(tenant):
     user = User.objects.create_user("dev@example.com")
     actions.do_add_member(tenant, user, "developer")
     actions.do_add_member(tenant, user, "admin")
-    assert Membership.objects.for_tenant(tenant).get(user=user).role == "admin"
+    assert [row.role for row in of(Membership, tenant)] == ["admin"]
     with pytest.raises(actions.ActionRefused, match="Unknown role 'emperor'"):
         actions.do_add_member(tenant, user, "emperor")
 
@@ -80,7 +82,7 @@ def test_create_api_key_works(project, row):
     key, secret = actions.do_create_api_key(project, "k", allowed_models=["m"], expires_at=expires)
     assert len(secret) == len("sk-mr-") + 43
     assert key.prefix == secret[:12]
-    assert secret not in repr(ApiKey.objects.for_tenant(project.tenant_id).values().get(pk=key.pk))
+    assert secret not in repr(Everybody(ApiKey).values())
     assert row(secret) == snapshot.KeySnapshot(
         key_id=key.pk,
         tenant_id=project.tenant_id,
@@ -101,20 +103,20 @@ def test_create_api_key_refuses(project):
         actions.do_create_api_key(project, "k", scopes=["omnipotence"])
     with pytest.raises(actions.ActionRefused, match="past"):
         actions.do_create_api_key(project, "k", expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    assert not ApiKey.objects.for_tenant(project.tenant_id).exists()
+    assert not Everybody(ApiKey).exists()
 
 
 def test_revoke_works(project, row):
     key, secret = actions.do_create_api_key(project, "k")
     assert actions.do_revoke_api_key(key)
     assert not actions.do_revoke_api_key(key)
-    key = ApiKey.objects.for_tenant(project.tenant_id).get(pk=key.pk)
+    key = Everybody(ApiKey).get(pk=key.pk)
     assert not key.is_live
     assert (row(secret).revoked, row(secret).version) == (True, 2)
 
 
 def test_suspend_works_and_spares_other_tenants(tenant, project, row):
-    other = Project.objects.for_tenant(actions.do_create_tenant("other", "Other")).get()
+    other = only_project(actions.do_create_tenant("other", "Other"))
     secrets = [actions.do_create_api_key(project, str(number))[1] for number in range(2)]
     _, theirs = actions.do_create_api_key(other, "theirs")
     assert actions.do_suspend_tenant(tenant)
@@ -126,10 +128,10 @@ def test_suspend_works_and_spares_other_tenants(tenant, project, row):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_revoking_removes_what_the_gateways_share(broker, row):
-    project = Project.objects.for_tenant(actions.do_create_tenant("acme", "Acme")).get()
+def test_revoking_removes_what_the_gateways_share(broker, row, hashed):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
-    name = snapshot.valkey_name(snapshot.hash_key(secret))
+    name = snapshot.valkey_name(hashed(secret))
     broker.set(name, snapshot.encode(row(secret)))
     with pytest.raises(RuntimeError), transaction.atomic():
         actions.do_revoke_api_key(key)
@@ -141,18 +143,18 @@ def test_revoking_removes_what_the_gateways_share(broker, row):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_late_message_does_not_bring_an_older_snapshot_back(broker, row):
-    project = Project.objects.for_tenant(actions.do_create_tenant("acme", "Acme")).get()
+def test_a_late_message_does_not_bring_an_older_snapshot_back(broker, row, hashed):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     old = row(secret)
     actions.do_revoke_api_key(key)
-    actions.tell_gateways(snapshot.hash_key(secret), old)
-    assert snapshot.decode(broker.get(snapshot.valkey_name(snapshot.hash_key(secret)))).revoked
+    tell_gateways([(hashed(secret), old)], old.tenant_id)
+    assert snapshot.decode(broker.get(snapshot.valkey_name(hashed(secret)))).revoked
 
 
 @pytest.mark.django_db(transaction=True)
 def test_revoking_works_without_the_broker(monkeypatch, row):
-    project = Project.objects.for_tenant(actions.do_create_tenant("acme", "Acme")).get()
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(redis.Redis, "from_url", lambda *_, **__: nowhere)
@@ -163,7 +165,7 @@ def test_revoking_works_without_the_broker(monkeypatch, row):
 @pytest.mark.django_db(transaction=True)
 def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
     tenant = actions.do_create_tenant("acme", "Acme")
-    project = Project.objects.for_tenant(tenant).get()
+    project = only_project(tenant)
     made = [actions.do_create_api_key(project, str(number)) for number in range(4)]
     start = threading.Barrier(6)
 
@@ -180,14 +182,14 @@ def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
     assert answers[:4] == [True] * 4
     assert sorted(answers[4:]) == [False, True]
     assert all(row(secret).revoked and row(secret).suspended for _, secret in made)
-    assert KeySnapshot.objects.count() == 4
+    assert Everybody(KeySnapshot).count() == 4
 
 
 @pytest.mark.django_db(transaction=True)
 def test_no_key_slips_past_a_suspension(row):
     """A key is half made when the suspension begins: it must wait, or the key would stay open."""
     tenant = actions.do_create_tenant("acme", "Acme")
-    project = Project.objects.for_tenant(tenant).get()
+    project = only_project(tenant)
 
     def suspend():
         try:

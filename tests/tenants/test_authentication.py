@@ -8,7 +8,9 @@ import pytest
 from rest_framework.test import APIClient
 
 from tenants import actions
-from tenants.models import ApiKey, Project, Tenant, User
+from tenants.models import ApiKey, Tenant, User
+from tenants.scoping import tenant_scope
+from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db
 URL = "/api/usage"
@@ -20,7 +22,7 @@ def acme() -> Tenant:
 
 
 def key_of(tenant: Tenant, *scopes: str) -> tuple[ApiKey, str]:
-    return actions.do_create_api_key(Project.objects.for_tenant(tenant).get(), "k", scopes=scopes or ("manage",))
+    return actions.do_create_api_key(only_project(tenant), "k", scopes=scopes or ("manage",))
 
 
 def get(client: APIClient, **headers: str):
@@ -70,7 +72,8 @@ def test_rejects_revoked_and_expired_keys(client, acme):
     actions.do_revoke_api_key(key)
     assert get(client, Authorization=f"Bearer {secret}").status_code == 401
     key, secret = key_of(acme)
-    ApiKey.objects.for_tenant(acme).filter(pk=key.pk).update(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    with tenant_scope(acme):
+        ApiKey.objects.for_tenant(acme).filter(pk=key.pk).update(expires_at=datetime.now(UTC) - timedelta(seconds=1))
     assert get(client, Authorization=f"Bearer {secret}").status_code == 401
 
 

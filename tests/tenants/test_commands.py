@@ -16,6 +16,7 @@ from django.db import connection
 
 from tenants import actions
 from tenants.models import ApiKey, Membership, Project, Tenant, User
+from tests.seeing import Everybody, of, only_project
 
 
 def manage(*words: str) -> str:
@@ -38,7 +39,7 @@ def credentials() -> Path:
 
 
 def keys() -> list[ApiKey]:
-    return list(ApiKey.objects.all_tenants("the test counts them"))
+    return Everybody(ApiKey).all()
 
 
 @pytest.mark.django_db
@@ -51,7 +52,7 @@ def test_bootstrap_works(credentials, row):
     assert operator.check_password(said["operator_password"])
     assert set(row(said["demo_key"]).scopes) == {"inference", "manage", "models"}
     assert row(said["demo_key"]).tenant_slug == said["tenant"] == "demo"
-    assert Tenant.objects.get().is_demo
+    assert Everybody(Tenant).get().is_demo
     assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
     assert json.loads(credentials.read_text()) == said
 
@@ -59,7 +60,7 @@ def test_bootstrap_works(credentials, row):
 @pytest.mark.django_db
 def test_bootstrap_twice_changes_nothing(credentials):
     assert bootstrap() == bootstrap()
-    assert (Tenant.objects.count(), User.objects.count(), len(keys())) == (1, 1, 1)
+    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 1, 1)
 
 
 @pytest.mark.django_db
@@ -108,7 +109,7 @@ def test_bootstraps_at_once_agree(credentials):
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(run, range(4)))
     assert said == [json.loads(credentials.read_text())] * 4
-    assert (Tenant.objects.count(), User.objects.count(), len(keys())) == (1, 1, 1)
+    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 1, 1)
 
 
 @pytest.mark.django_db
@@ -118,7 +119,7 @@ def test_create_key_works(row):
     secret = manage("create_key", "acme", "--project", "lab", "--scope", "manage", "--model", "m").strip()
     made = row(secret)
     assert (made.tenant_slug, made.scopes, made.models) == ("acme", ("manage",), ("m",))
-    assert made.project_id == Project.objects.for_tenant(tenant).get(slug="lab").pk
+    assert made.project_id == of(Project, tenant, slug="lab")[0].pk
     assert set(row(manage("create_key", "acme").strip()).scopes) == {"inference", "models"}
 
 
@@ -133,7 +134,7 @@ def test_create_key_rejects_other_tenants(words):
 
 @pytest.mark.django_db
 def test_revoke_key_works(row):
-    project = Project.objects.for_tenant(actions.do_create_tenant("acme", "Acme")).get()
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     _, kept = actions.do_create_api_key(project, "kept")
     assert "Revoked k" in manage("revoke_key", key.prefix)
@@ -147,4 +148,4 @@ def test_revoke_key_works(row):
 @pytest.mark.django_db
 def test_the_operator_is_no_member(credentials):
     bootstrap()
-    assert not Membership.objects.all_tenants("the test counts them").exists()
+    assert not Everybody(Membership).exists()

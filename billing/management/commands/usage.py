@@ -12,6 +12,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from billing.models import TOKEN_CLASSES, Verdict
 from billing.usage import BUCKETS, GROUP_COLUMNS, GROUPS, MOST_ROWS, Question, TooManyRows, instant, span, sums, total
 from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
 
 _BY = (*GROUPS, *BUCKETS)
 _COUNTED = (*Verdict.values, *TOKEN_CLASSES)
@@ -42,16 +44,19 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON instead of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
+        with system(SystemUse.COMMAND):
+            tenants = Tenant.objects.all_tenants()
+            tenant = tenants.filter(slug=options["tenant"]).first()
+            known = ", ".join(tenants.order_by("slug").values_list("slug", flat=True)[:20])
         if tenant is None:
-            known = ", ".join(Tenant.objects.order_by("slug").values_list("slug", flat=True)[:20])
             raise CommandError(f"There is no tenant {options['tenant']!r}. Tenants: {known or 'none'}.")
         groups = tuple(group for group in GROUPS if group in options["by"])
         bucket = next((bucket for bucket in BUCKETS if bucket in options["by"]), None)
         try:
             start, end = span(options["start"], options["end"])
             asked = {"model": options["model"], "key_id": options["key"], "project_id": options["project"]}
-            rows = sums(Question(tenant.pk, start, end, **asked), groups, bucket)
+            with tenant_scope(tenant):
+                rows = sums(Question(tenant.pk, start, end, **asked), groups, bucket)
         except ValueError:
             raise CommandError("--from must be before --to.") from None
         except TooManyRows:

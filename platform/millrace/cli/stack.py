@@ -16,9 +16,16 @@ from millrace.services.postgres import Postgres
 from millrace.services.program import Program
 from millrace.services.valkey import Valkey
 
-SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET")
+SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET", "MILLRACE_KEY_PEPPERS")
+OWNER = "MILLRACE_OWNER_DATABASE_URL"
 # What a worker has no business to know: it talks to the broker alone.
-NOT_FOR_WORKERS = ("MILLRACE_DATABASE_URL", *SECRETS)
+NOT_FOR_WORKERS = (
+    "MILLRACE_DATABASE_URL",
+    OWNER,
+    "MILLRACE_EMAIL_URL",
+    "MILLRACE_OIDC_CLIENT_SECRET",
+    *SECRETS,
+)
 READY_SECONDS = 600.0
 STOP_GRACE_SECONDS = 10.0
 
@@ -62,6 +69,7 @@ class Stack:
         if self.postgres:
             programs.append(self.postgres.prepare())
             self._made["MILLRACE_DATABASE_URL"] = self.postgres.url
+            self._made[OWNER] = self.postgres.owner_url
         if self.valkey:
             programs.append(self.valkey.prepare())
             self._made["MILLRACE_BROKER_URL"] = self.valkey.url
@@ -119,7 +127,12 @@ class Stack:
         return self._platform(module, module, *arguments)
 
     def _platform(self, name: str, module: str, *arguments: str) -> Program:
-        return Program(name, (sys.executable, "-m", module, *arguments), environ=self.environ())
+        """A process of the platform. Only migrations are told the tables' owner."""
+        environ = self.environ()
+        if arguments[:1] != ("migrate",):
+            environ.pop(f"{OWNER}_FILE", None)
+            environ[OWNER] = ""  # empty and not absent: the file in the state folder names it too
+        return Program(name, (sys.executable, "-m", module, *arguments), environ=environ)
 
     def _worker(self, spec: ModelSpec) -> Program:
         return Program(
@@ -138,8 +151,9 @@ class Stack:
             (
                 *(sys.executable, "-m", "uvicorn", "millrace.asgi:application", *arguments, *more),
                 *("--timeout-graceful-shutdown", str(self.worker.drain_seconds)),
+                *("--forwarded-allow-ips", self.settings.trusted_proxies),
             ),
-            environ=self.environ(),
+            environ=self._platform("gateway", "uvicorn").environ,
             stop_seconds=self.worker.drain_seconds + STOP_GRACE_SECONDS,
             ready=lambda: answers(config.local_address(host), port),
             ready_seconds=READY_SECONDS,

@@ -23,6 +23,7 @@ from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.routing import Router
 from millrace.gateway.service import InferenceService
+from tenants import roles
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +39,13 @@ class Gateway:
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = _connect(settings.broker_url)
         self.database = AsyncConnectionPool(
-            settings.database_url, min_size=1, max_size=4, open=False, kwargs={"autocommit": True}
+            roles.as_role(settings.database_url, roles.SYSTEM),  # whose a key is, is what is asked
+            min_size=1,
+            max_size=4,
+            open=False,
+            kwargs={"autocommit": True},
         )
-        self.keys = KeyStore(self.broker, self.database)
+        self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,

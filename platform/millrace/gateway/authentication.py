@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -29,9 +30,10 @@ MAX_KEY_CHARACTERS = 256
 class KeyStore:
     """Finds the snapshot of an API key."""
 
-    def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
+    def __init__(self, broker: redis.Redis, database: AsyncConnectionPool, peppers: Sequence[str]) -> None:
         self._broker = broker
         self._database = database
+        self._peppers = peppers
         self._cache: OrderedDict[bytes, tuple[float, KeySnapshot | None]] = OrderedDict()
 
     async def authenticate(self, headers: dict[bytes, bytes], scope: str) -> KeySnapshot:
@@ -50,43 +52,47 @@ class KeyStore:
         return key
 
     async def find(self, secret: str) -> KeySnapshot | None:
-        key_hash = snapshot.hash_key(secret)
-        cached = self._cache.get(key_hash)
+        hashes = snapshot.possible_hashes(secret, self._peppers)
+        cached = self._cache.get(hashes[0])
         if cached is not None and time.monotonic() - cached[0] < PROCESS_SECONDS:
             return cached[1]
         asked_at = time.monotonic()  # before the look-up: what it finds is as old as this
-        found = await self._look_up(key_hash)
-        self._cache[key_hash] = (asked_at, found)
-        self._cache.move_to_end(key_hash)
+        found = await self._look_up(hashes)
+        self._cache[hashes[0]] = (asked_at, found)
+        self._cache.move_to_end(hashes[0])
         while len(self._cache) > CACHED_KEYS:
             self._cache.popitem(last=False)
         return found
 
-    async def _look_up(self, key_hash: bytes) -> KeySnapshot | None:
-        name = snapshot.valkey_name(key_hash)
+    async def _look_up(self, hashes: Sequence[bytes]) -> KeySnapshot | None:
         try:
-            payload: Any = await self._broker.get(name)
+            copies: Any = await self._broker.mget([snapshot.valkey_name(key_hash) for key_hash in hashes])
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
-        if payload is None:
-            payload = await self._read_row(key_hash)
-            if payload is not None:
-                with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
-                    await self._broker.set(name, payload, ex=snapshot.VALKEY_SECONDS, nx=True)
-        return None if payload is None else snapshot.decode(payload)
+        if held := [snapshot.decode(copy) for copy in copies if copy is not None]:
+            return max(held, key=lambda found: found.version)  # two while a key moves to another pepper
+        row = await self._read_row(hashes)
+        if row is None:
+            return None
+        key_hash, payload = row
+        with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
+            await self._broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS, nx=True)
+        return snapshot.decode(payload)
 
-    async def _read_row(self, key_hash: bytes) -> bytes | None:
+    async def _read_row(self, hashes: Sequence[bytes]) -> tuple[bytes, bytes] | None:
         try:
             async with self._database.connection(timeout=2) as connection:
                 cursor = await connection.execute(
-                    "SELECT payload FROM tenants_keysnapshot WHERE key_hash = %s", [key_hash], binary=True
+                    "SELECT key_hash, payload FROM tenants_keysnapshot WHERE key_hash = ANY(%s)",
+                    [list(hashes)],
+                    binary=True,
                 )
                 row = await cursor.fetchone()
         except (psycopg.OperationalError, PoolTimeout) as fault:
             log.warning("database_unreachable", error=str(fault))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
-        return None if row is None else bytes(row[0])
+        return None if row is None else (bytes(row[0]), bytes(row[1]))
 
 
 def _secret_from(headers: dict[bytes, bytes]) -> str:

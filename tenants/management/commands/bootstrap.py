@@ -12,8 +12,11 @@ from django.db import connection, transaction
 
 from millrace.config import platform_settings
 from millrace.services.kept import write_private
-from tenants import actions, snapshot
-from tenants.models import ApiKey, Project, Tenant, User
+from tenants import actions
+from tenants.authentication import find_key
+from tenants.models import Project, Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
 
 OPERATOR_EMAIL = "operator@millrace.local"
 DEMO = "demo"
@@ -27,6 +30,7 @@ class Command(BaseCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        actions.do_rehash_unpeppered()
         path = platform_settings().state_dir / "credentials.json"
         with transaction.atomic():
             with connection.cursor() as cursor:
@@ -70,11 +74,12 @@ def _operator_password(known: str | None) -> str:
 
 def _demo_key(known: str | None) -> str:
     """The demo tenant's key: the kept one while it works, else a new one."""
-    tenant = Tenant.objects.filter(slug=DEMO).first() or actions.do_create_tenant(DEMO, "Demo", is_demo=True)
-    if known:
-        key = ApiKey.objects.for_tenant(tenant).filter(key_hash=snapshot.hash_key(known)).first()
-        if key is not None and key.is_live:
-            return known
-    project = Project.objects.for_tenant(tenant).get(slug="default")
+    with system(SystemUse.BOOTSTRAP):
+        tenant = Tenant.objects.all_tenants().filter(slug=DEMO).first()
+    tenant = tenant or actions.do_create_tenant(DEMO, "Demo", is_demo=True)
+    if known and (key := find_key(known)) is not None and key.is_live and key.tenant_id == tenant.pk:
+        return known
+    with tenant_scope(tenant):
+        project = Project.objects.for_tenant(tenant).get(slug="default")
     _, secret = actions.do_create_api_key(project, "Demo key", scopes=("inference", "manage", "models"))
     return secret

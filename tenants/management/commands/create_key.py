@@ -8,6 +8,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenants import actions, snapshot
 from tenants.models import Project, Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
 
 
 class Command(BaseCommand):
@@ -26,10 +28,12 @@ class Command(BaseCommand):
         parser.add_argument("--model", action="append", help="a model the key may use; several times (default: all)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
+        with system(SystemUse.COMMAND):
+            tenant = Tenant.objects.all_tenants().filter(slug=options["tenant"]).first()
         if tenant is None:
             raise CommandError(f"There is no tenant {options['tenant']!r}.")
-        project = Project.objects.for_tenant(tenant).filter(slug=options["project"]).first()
+        with tenant_scope(tenant):
+            project = Project.objects.for_tenant(tenant).filter(slug=options["project"]).first()
         if project is None:
             raise CommandError(f"The tenant {tenant.slug!r} has no project {options['project']!r}.")
         scopes = options["scope"] or ("inference", "models")

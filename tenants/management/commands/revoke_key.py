@@ -8,6 +8,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenants import actions
 from tenants.models import ApiKey
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 
 class Command(BaseCommand):
@@ -17,9 +19,8 @@ class Command(BaseCommand):
         parser.add_argument("prefix", help="the key's visible start, for example: sk-mr-Ab12Cd")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        keys = list(
-            ApiKey.objects.all_tenants("an operator names a key by its prefix").filter(prefix=options["prefix"])
-        )
+        with system(SystemUse.COMMAND):
+            keys = list(ApiKey.objects.all_tenants().filter(prefix=options["prefix"]))
         if len(keys) != 1:
             raise CommandError(f"{len(keys) or 'No'} keys start with {options['prefix']!r}.")
         if actions.do_revoke_api_key(keys[0]):

@@ -1,0 +1,48 @@
+"""Who may do what in a tenant: the table of roles and permissions. Free of Django."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Permission(StrEnum):
+    """One kind of thing that may be seen or done in a tenant."""
+
+    TENANT_READ = "tenant.read"
+    TENANT_UPDATE = "tenant.update"
+    TENANT_DELETE = "tenant.delete"  # and to restore it
+    MEMBERS_READ = "members.read"
+    MEMBERS_WRITE = "members.write"
+    OWNERS_WRITE = "owners.write"  # make, change and remove owners
+    PROJECTS_READ = "projects.read"
+    PROJECTS_WRITE = "projects.write"
+    KEYS_READ = "keys.read"
+    KEYS_WRITE = "keys.write"
+    KEYS_MANAGE = "keys.manage"  # keys with the scope `manage`
+    LIMITS_READ = "limits.read"
+    LIMITS_WRITE = "limits.write"
+    POLICIES_READ = "policies.read"
+    POLICIES_WRITE = "policies.write"
+    USAGE_READ = "usage.read"
+    BILLING_READ = "billing.read"
+    BILLING_WRITE = "billing.write"
+    AUDIT_READ = "audit.read"
+
+
+P = Permission
+EVERYTHING = frozenset(Permission)
+_READ = {P.TENANT_READ, P.MEMBERS_READ, P.PROJECTS_READ, P.LIMITS_READ, P.USAGE_READ}
+_ADMIN = EVERYTHING - {P.TENANT_DELETE, P.OWNERS_WRITE, P.BILLING_WRITE}
+
+ROLES: Mapping[str, frozenset[Permission]] = {
+    "owner": EVERYTHING,
+    "admin": _ADMIN,
+    "developer": frozenset({*_READ, P.KEYS_READ, P.KEYS_WRITE, P.POLICIES_READ, P.POLICIES_WRITE}),
+    "billing": frozenset({*_READ, P.BILLING_READ, P.BILLING_WRITE}),
+    "readonly": frozenset({*_READ, P.KEYS_READ, P.POLICIES_READ}),
+}
+# What a key with the scope `manage` may do. Not to make others of its kind: one that leaked must die with its revoking.
+KEY: frozenset[Permission] = _ADMIN - {P.KEYS_MANAGE}
+# What a person must have proved lately to be themselves for, by password or TOTP. A key's owner is not there to ask.
+STEP_UP = frozenset({P.TENANT_DELETE, P.MEMBERS_WRITE, P.OWNERS_WRITE, P.KEYS_WRITE, P.KEYS_MANAGE, P.BILLING_WRITE})

@@ -1,0 +1,75 @@
+"""Every change of who may do what. Each verb is atomic, assumes it runs concurrently with itself, leaves an audit row,
+and compiles the snapshots it changes in the same transaction; gateways are told once it has committed."""
+
+from tenants.actions.common import ActionRefused, Conflict
+from tenants.actions.keys import (
+    CHANGEABLE,
+    do_create_api_key,
+    do_rehash_api_key,
+    do_rehash_unpeppered,
+    do_revoke_api_key,
+    do_rotate_api_key,
+    do_update_api_key,
+    record_key_use,
+)
+from tenants.actions.members import (
+    do_accept_invitation,
+    do_add_member,
+    do_change_role,
+    do_invite,
+    do_remove_member,
+    do_revoke_invitation,
+)
+from tenants.actions.rules import (
+    do_publish_policy,
+    do_remove_limits,
+    do_revert_policy,
+    do_set_limits,
+    do_withdraw_policy,
+)
+from tenants.actions.tenancy import (
+    do_create_project,
+    do_create_tenant,
+    do_delete_project,
+    do_delete_tenant,
+    do_purge_tenant,
+    do_restore_tenant,
+    do_resume_tenant,
+    do_suspend_tenant,
+    do_update_project,
+    do_update_tenant,
+)
+
+__all__ = [
+    "CHANGEABLE",
+    "ActionRefused",
+    "Conflict",
+    "do_accept_invitation",
+    "do_add_member",
+    "do_change_role",
+    "do_create_api_key",
+    "do_create_project",
+    "do_create_tenant",
+    "do_delete_project",
+    "do_delete_tenant",
+    "do_invite",
+    "do_publish_policy",
+    "do_purge_tenant",
+    "do_rehash_api_key",
+    "do_rehash_unpeppered",
+    "do_remove_limits",
+    "do_remove_member",
+    "do_restore_tenant",
+    "do_resume_tenant",
+    "do_revert_policy",
+    "do_revoke_api_key",
+    "do_revoke_invitation",
+    "do_rotate_api_key",
+    "do_set_limits",
+    "do_suspend_tenant",
+    "do_update_api_key",
+    "do_update_project",
+    "do_update_tenant",
+    "do_withdraw_policy",
+    "record_key_use",
+]

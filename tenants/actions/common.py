@@ -1,0 +1,59 @@
+"""What every verb rests on: one change of a tenant at a time, typed refusals, rows inserted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, models, transaction
+
+from tenants.models import Tenant
+from tenants.scoping import tenant_scope
+
+
+class ActionRefused(Exception):
+    """The change cannot be made; the message says why, for the person who asked."""
+
+
+class Conflict(ActionRefused):
+    """It cannot be made as things stand: what it needs is taken, gone, or not to be given up."""
+
+
+@contextmanager
+def changing(tenant: Tenant | int) -> Iterator[Tenant]:
+    """A transaction that changes the tenant, after any other that does; gives its row as it is now.
+
+    So a verb reads what it decides by (roles, versions, snapshots) once, and no two of one tenant wait in a circle.
+
+    Raises:
+        Conflict: the tenant is gone.
+    """
+    with tenant_scope(tenant):
+        locked = Tenant.objects.for_tenant(tenant).select_for_update(no_key=True).first()
+        if locked is None or locked.status == Tenant.Status.PURGED:
+            raise Conflict("This tenant is gone.")
+        yield locked
+
+
+def insert(row: models.Model, taken: str) -> None:
+    """Save a new row, if its values are right and nobody, even at this instant, has taken its name."""
+    check(row)
+    try:
+        with transaction.atomic():
+            row.save(force_insert=True)
+    except IntegrityError as fault:
+        raise Conflict(taken) from fault
+
+
+def check(row: models.Model) -> None:
+    """See that the row's values are right, each for itself.
+
+    Raises:
+        ActionRefused: naming the fields that are not.
+    """
+    try:
+        row.clean_fields()
+    except ValidationError as fault:
+        texts = (f"{name}: {' '.join(messages)}" for name, messages in fault.message_dict.items())
+        raise ActionRefused(" ".join(texts)) from fault

@@ -1,0 +1,205 @@
+"""Verbs on API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import connection
+
+from millrace.config import platform_settings
+from tenants import addresses, audit, changes, snapshot
+from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.compiling import recompile
+from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+LONGEST_OVERLAP = timedelta(days=30)
+CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
+
+
+def do_create_api_key(
+    project: Project,
+    name: str,
+    *,
+    scopes: Sequence[str] = ("inference", "models"),
+    allowed_models: Sequence[str] | None = None,
+    allowed_addresses: Sequence[str] | None = None,
+    expires_at: datetime | None = None,
+    created_by: User | None = None,
+) -> tuple[ApiKey, str]:
+    """A new key and its secret, which cannot be had again.
+
+    Raises:
+        ActionRefused: an unknown scope, no network, or an expiry in the past.
+    """
+    with changing(project.tenant_id) as tenant:
+        key = ApiKey(tenant=tenant, project=project, created_by=created_by)
+        _set(
+            key,
+            {
+                "name": name,
+                "scopes": scopes,
+                "allowed_models": allowed_models,
+                "allowed_addresses": allowed_addresses,
+                "expires_at": expires_at,
+            },
+        )
+        secret = _issue(key)
+        audit.record("key.create", key, tenant_id=tenant.pk, after=audit.described(key))
+        recompile(tenant, ChangeLog.Kind.KEY, key)
+    return key, secret
+
+
+def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
+    """Change some of CHANGEABLE. A key that is not live stays as it is.
+
+    Raises:
+        ActionRefused: as in do_create_api_key.
+        Conflict: the key is revoked or expired.
+    """
+    with changing(key.tenant_id) as tenant:
+        row = _live(tenant, key)
+        before = audit.described(row)
+        _set(row, fields)
+        row.save(update_fields=list(fields))
+        audit.record("key.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        recompile(tenant, ChangeLog.Kind.KEY, row)
+    return row
+
+
+def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | None = None) -> tuple[ApiKey, str]:
+    """A new key that may do what this one may, which expires after the overlap, or when it would have if that is
+    sooner. The new key does not expire by itself, unless the old one did: then as long after now.
+
+    Raises:
+        ActionRefused: the overlap is negative or above LONGEST_OVERLAP.
+        Conflict: the key is revoked or expired, or was rotated before.
+    """
+    if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
+        raise ActionRefused(f"The overlap is at most {LONGEST_OVERLAP.days} days.")
+    now = datetime.now(UTC)
+    with changing(key.tenant_id) as tenant:
+        old = _live(tenant, key)
+        if ApiKey.objects.for_tenant(tenant).filter(replaces=old, revoked_at__isnull=True).exists():
+            raise Conflict("This key was rotated before: rotate the one that replaced it.")
+        before = audit.described(old)
+        new = ApiKey(
+            tenant=tenant,
+            project_id=old.project_id,
+            name=old.name,
+            scopes=old.scopes,
+            allowed_models=old.allowed_models,
+            allowed_addresses=old.allowed_addresses,
+            expires_at=None if old.expires_at is None else now + (old.expires_at - old.created_at),
+            created_by=created_by,
+            replaces=old,
+        )
+        secret = _issue(new)
+        old.expires_at = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
+        old.save(update_fields=["expires_at"])
+        _copy_limits(tenant, old, new)
+        audit.record("key.rotate", old, tenant_id=tenant.pk, before=before, after=audit.described(old))
+        audit.record("key.create", new, tenant_id=tenant.pk, after=audit.described(new))
+        recompile(tenant, ChangeLog.Kind.KEY, old)
+        recompile(tenant, ChangeLog.Kind.KEY, new)
+    return new, secret
+
+
+def do_revoke_api_key(key: ApiKey) -> bool:
+    """Revoke the key for good. False if it was revoked before."""
+    now = datetime.now(UTC)
+    with changing(key.tenant_id) as tenant:
+        rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk)
+        if not rows.filter(revoked_at__isnull=True).update(revoked_at=now):
+            return False
+        row = rows.get()
+        before = audit.described(row) | {"revoked_at": None}
+        audit.record("key.revoke", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        recompile(tenant, ChangeLog.Kind.KEY, row)
+    return True
+
+
+def do_rehash_api_key(key: ApiKey, secret: str) -> bool:
+    """Store the key under the newest pepper, as its secret is at hand. False if it was before."""
+    newest = platform_settings().key_peppers[0]
+    return _rehash(key, snapshot.hash_key(secret, newest), newest)
+
+
+def do_rehash_unpeppered() -> int:
+    """Mix the newest pepper into the hashes that have none yet: what is stored of those is what peppers are mixed into.
+    Returns how many there were."""
+    newest = platform_settings().key_peppers[0]
+    with system(SystemUse.COMMAND):
+        keys = list(ApiKey.objects.all_tenants().filter(pepper="").select_related("tenant"))
+    keys = [key for key in keys if key.tenant.status != Tenant.Status.PURGED]
+    return sum(_rehash(key, snapshot.with_pepper(bytes(key.key_hash), newest), newest) for key in keys)
+
+
+def record_key_use(used: Mapping[int, datetime]) -> None:
+    """Note when keys were last used; an older time than is known changes nothing. Gateways do the same without Django
+    (`changes.RECORD_USE`). No audit row: nothing of what may be done has changed."""
+    with system(SystemUse.KEY_LOOKUP), connection.cursor() as cursor:
+        cursor.execute(changes.RECORD_USE, [list(used), list(used.values())])
+
+
+def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
+    with changing(key.tenant_id) as tenant:
+        rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk, key_hash=bytes(key.key_hash))
+        if bytes(key.key_hash) == key_hash or not rows.update(key_hash=key_hash, pepper=snapshot.pepper_id(pepper)):
+            return False
+        row = ApiKey.objects.for_tenant(tenant).get(pk=key.pk)
+        audit.record(
+            "key.rehash", row, tenant_id=tenant.pk, before={"pepper": key.pepper}, after={"pepper": row.pepper}
+        )
+        recompile(tenant, ChangeLog.Kind.KEY, row)
+    return True
+
+
+def _issue(key: ApiKey) -> str:
+    """Give the key a secret and save it as new."""
+    pepper = platform_settings().key_peppers[0]
+    secret = snapshot.new_secret()
+    key.prefix = snapshot.visible_prefix(secret)
+    key.key_hash, key.pepper = snapshot.hash_key(secret, pepper), snapshot.pepper_id(pepper)
+    check(key)
+    key.save(force_insert=True)
+    return secret
+
+
+def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
+    """Set what may be chosen of a key, after a look at each value."""
+    if unknown := sorted(set(fields) - set(CHANGEABLE)):
+        raise ActionRefused(f"A key's {', '.join(unknown)} cannot be changed.")
+    for name, value in fields.items():
+        setattr(key, name, list(value) if name in ("scopes", "allowed_models") and value is not None else value)
+    if unknown := sorted(set(key.scopes) - set(snapshot.SCOPES)):
+        raise ActionRefused(f"Unknown scope {', '.join(unknown)}; known are {', '.join(snapshot.SCOPES)}.")
+    if not key.scopes:
+        raise ActionRefused("A key needs a scope.")
+    if fields.get("expires_at") is not None and fields["expires_at"] <= datetime.now(UTC):
+        raise ActionRefused("The expiry lies in the past.")
+    if key.allowed_addresses is not None:
+        try:
+            key.allowed_addresses = list(addresses.normalised(key.allowed_addresses))
+        except ValueError as fault:
+            raise ActionRefused(f"Allowed addresses: {fault}.") from fault
+    if key.pk is not None:
+        check(key)
+
+
+def _live(tenant: Tenant, key: ApiKey) -> ApiKey:
+    row = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk).first()
+    if row is None or not row.is_live:
+        raise Conflict("This key is revoked or expired.")
+    return row
+
+
+def _copy_limits(tenant: Tenant, old: ApiKey, new: ApiKey) -> None:
+    """Give the new key the old one's limits too: rotation must lift none."""
+    for limits in LimitSet.objects.for_tenant(tenant).filter(key=old):
+        limits.pk, limits.key = None, new
+        limits._state.adding = True
+        limits.save(force_insert=True)

@@ -1,0 +1,134 @@
+"""Verbs on limits and routing policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Max
+
+from tenants import audit, policy
+from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.compiling import recompile
+from tenants.models import LIMITS, ApiKey, ChangeLog, LimitSet, Project, RoutingPolicy, Tenant, User
+
+
+def do_set_limits(
+    tenant: Tenant,
+    limits: Mapping[str, int | None],
+    *,
+    project: Project | None = None,
+    key: ApiKey | None = None,
+    model: str = "",
+    by_operator: bool = False,
+    dry_run: bool = False,
+) -> LimitSet:
+    """Set the limits of a tenant, a project or a key, for one model or all together. What is not named is unlimited.
+
+    Raises:
+        ActionRefused: an unknown limit, a negative one, none at all, or both a project and a key.
+    """
+    if unknown := sorted(set(limits) - set(LIMITS)):
+        raise ActionRefused(f"Unknown limit {', '.join(unknown)}; known are {', '.join(LIMITS)}.")
+    if all(value is None for value in limits.values()):
+        raise ActionRefused("Give at least one limit.")
+    if any(value is not None and value < 0 for value in limits.values()):
+        raise ActionRefused("A limit is not negative.")
+    if project is not None and key is not None:
+        raise ActionRefused("Limit a project or a key, not both at once.")
+    with changing(tenant) as locked:
+        _check_theirs(locked, project, key)
+        scope = {"project": project, "key": key, "model": model, "by_operator": by_operator, "dry_run": dry_run}
+        row = LimitSet.objects.for_tenant(locked).filter(**_where(scope)).first()
+        before = None if row is None else audit.described(row)
+        row = row or LimitSet(tenant=locked, **scope)
+        for name in LIMITS:
+            setattr(row, name, limits.get(name))
+        check(row)
+        row.save()
+        audit.record("limits.set", row, tenant_id=locked.pk, before=before, after=audit.described(row))
+        recompile(locked, ChangeLog.Kind.LIMITS, key)
+    return row
+
+
+def do_remove_limits(limits: LimitSet) -> bool:
+    """Lift the limits. False if that was done before."""
+    with changing(limits.tenant_id) as tenant:
+        row = LimitSet.objects.for_tenant(tenant).select_related("key").filter(pk=limits.pk).first()
+        if row is None:
+            return False
+        audit.record("limits.remove", row, tenant_id=tenant.pk, before=audit.described(row))
+        key = row.key
+        row.delete()
+        recompile(tenant, ChangeLog.Kind.LIMITS, key)
+    return True
+
+
+def do_publish_policy(
+    tenant: Tenant, name: str, body: Mapping[str, Any], *, created_by: User | None = None
+) -> RoutingPolicy:
+    """A new version of what the logical model `name` means, from now on.
+
+    Raises:
+        ActionRefused: the body is no policy.
+    """
+    try:
+        policy.parse(body)
+    except ValueError as fault:
+        raise ActionRefused(f"body: {fault}") from fault
+    with changing(tenant) as locked:
+        return _publish(locked, "policy.publish", name, body, created_by)
+
+
+def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None = None) -> RoutingPolicy:
+    """Publish an earlier version's body again, as a new version."""
+    with changing(policy_version.tenant_id) as tenant:
+        old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
+        if old is None:
+            raise Conflict("There is no such version.")
+        return _publish(tenant, "policy.revert", old.name, old.body, created_by)
+
+
+def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
+    """Let the name mean nothing of the tenant's own any more. False if it did not."""
+    with changing(tenant) as locked:
+        row = RoutingPolicy.objects.for_tenant(locked).filter(name=name, active=True).first()
+        if row is None:
+            return False
+        _deactivate(locked, row, "policy.withdraw")
+        recompile(locked, ChangeLog.Kind.POLICY)
+    return True
+
+
+def _publish(tenant: Tenant, verb: str, name: str, body: Mapping[str, Any], created_by: User | None) -> RoutingPolicy:
+    rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name)
+    latest = rows.order_by().aggregate(latest=Max("version"))["latest"] or 0
+    row = RoutingPolicy(
+        tenant=tenant, name=name, version=latest + 1, body=dict(body), active=True, created_by=created_by
+    )
+    check(row)
+    if active := rows.filter(active=True).first():
+        _deactivate(tenant, active, "policy.supersede")
+    row.save(force_insert=True)
+    audit.record(verb, row, tenant_id=tenant.pk, after=audit.described(row))
+    recompile(tenant, ChangeLog.Kind.POLICY)
+    return row
+
+
+def _deactivate(tenant: Tenant, row: RoutingPolicy, verb: str) -> None:
+    before = audit.described(row)
+    row.active = False
+    row.save(update_fields=["active"])
+    audit.record(verb, row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+
+
+def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None) -> None:
+    for row in (project, key):
+        if row is not None and row.tenant_id != tenant.pk:
+            raise ActionRefused(f"{row} is not this tenant's.")
+
+
+def _where(scope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}__isnull" if value is None else name: True if value is None else value for name, value in scope.items()
+    }

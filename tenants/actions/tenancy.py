@@ -1,0 +1,168 @@
+"""Verbs on tenants and projects."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection
+
+from millrace.config import platform_settings
+from tenants import audit
+from tenants.actions.common import Conflict, changing, check, insert
+from tenants.actions.members import do_add_member
+from tenants.compiling import recompile
+from tenants.models import (
+    ApiKey,
+    ChangeLog,
+    IdempotentAnswer,
+    Invitation,
+    KeySnapshot,
+    KeyUse,
+    LimitSet,
+    Membership,
+    Project,
+    RoutingPolicy,
+    Tenant,
+    User,
+)
+from tenants.scoping import tenant_scope
+
+
+def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo: bool = False) -> Tenant:
+    """A tenant with its first project, `default`.
+
+    Raises:
+        ActionRefused: the slug is taken, or no slug.
+    """
+    tenant = Tenant(pk=_new_id(), slug=slug, name=name, is_demo=is_demo)
+    with tenant_scope(tenant):
+        insert(tenant, f"There is a tenant {slug!r} already.")
+        audit.record("tenant.create", tenant, tenant_id=tenant.pk, after=audit.described(tenant))
+        do_create_project(tenant, "default", "Default")
+        if owner is not None:
+            do_add_member(tenant, owner, Membership.Role.OWNER)
+    return tenant
+
+
+def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
+    """Give the tenant another name."""
+    with changing(tenant) as locked:
+        before = audit.described(locked)
+        locked.name = name
+        check(locked)
+        locked.save(update_fields=["name"])
+        audit.record("tenant.update", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+    return locked
+
+
+def do_suspend_tenant(tenant: Tenant) -> bool:
+    """Stop serving the tenant. False if that was so before."""
+    return _set(tenant, "tenant.suspend", status=Tenant.Status.SUSPENDED)
+
+
+def do_resume_tenant(tenant: Tenant) -> bool:
+    """Serve a suspended tenant again. False if it was not suspended."""
+    return _set(tenant, "tenant.resume", status=Tenant.Status.ACTIVE)
+
+
+def do_delete_tenant(tenant: Tenant) -> bool:
+    """Stop serving the tenant, and empty it when its grace is over. False if that was so before."""
+    with changing(tenant) as locked:
+        if locked.purge_after is not None:
+            return False
+        grace = timedelta(days=platform_settings().deletion_grace_days)
+        return _set(locked, "tenant.delete", purge_after=datetime.now(UTC) + grace)
+
+
+def do_restore_tenant(tenant: Tenant) -> bool:
+    """Take a deletion back, while there is still something to restore. False if it was not to be deleted."""
+    return _set(tenant, "tenant.restore", purge_after=None)
+
+
+def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
+    """Remove what a deleted tenant had, when its grace is over. False if it is not, or was restored meanwhile.
+
+    Its row, its audit log and its usage stay: bills were made of them.
+    """
+    now = now or datetime.now(UTC)
+    with changing(tenant) as locked:
+        if locked.purge_after is None or locked.purge_after > now:
+            return False
+        before = audit.described(locked)
+        ApiKey.objects.for_tenant(locked).filter(revoked_at__isnull=True).update(revoked_at=now)
+        recompile(locked, ChangeLog.Kind.TENANT)  # so that gateways are told of dead keys, not of none
+        for model in (KeyUse, KeySnapshot, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
+            model.objects.for_tenant(locked).delete()
+        IdempotentAnswer.objects.for_tenant(locked).delete()
+        locked.status, locked.purge_after = Tenant.Status.PURGED, None
+        locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"
+        locked.save(update_fields=["status", "purge_after", "slug", "name"])
+        audit.record("tenant.purge", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+    return True
+
+
+def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
+    """A project of the tenant.
+
+    Raises:
+        ActionRefused: the slug is taken, or no slug.
+    """
+    with changing(tenant) as locked:
+        project = Project(tenant=locked, slug=slug, name=name)
+        insert(project, f"There is a project {slug!r} already.")
+        audit.record("project.create", project, tenant_id=locked.pk, after=audit.described(project))
+    return project
+
+
+def do_update_project(project: Project, *, name: str) -> Project:
+    """Give the project another name."""
+    with changing(project.tenant_id) as tenant:
+        row = _project(project)
+        before = audit.described(row)
+        row.name = name
+        check(row)
+        row.save(update_fields=["name"])
+        audit.record("project.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+    return row
+
+
+def do_delete_project(project: Project) -> None:
+    """Remove a project that has no keys, nor ever had one: usage names it by them.
+
+    Raises:
+        Conflict: it has keys, or is gone.
+    """
+    with changing(project.tenant_id) as tenant:
+        row = _project(project)
+        if ApiKey.objects.for_tenant(tenant).filter(project=row).exists():
+            raise Conflict("This project has keys; revoked ones count, since usage names them.")
+        audit.record("project.delete", row, tenant_id=tenant.pk, before=audit.described(row))
+        row.delete()
+
+
+def _project(project: Project) -> Project:
+    row = Project.objects.for_tenant(project.tenant_id).filter(pk=project.pk).first()
+    if row is None:
+        raise Conflict("This project is gone.")
+    return row
+
+
+def _new_id() -> int:
+    """The id of a tenant to be: its scope must be open before its row can be written."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT nextval(pg_get_serial_sequence('tenants_tenant', 'id'))")
+        return int(cursor.fetchone()[0])
+
+
+def _set(tenant: Tenant, verb: str, **fields: object) -> bool:
+    """Set fields of the tenant's row that decide whether it is served; False if they are so already."""
+    with changing(tenant) as locked:
+        before = audit.described(locked)
+        if all(getattr(locked, name) == value for name, value in fields.items()):
+            return False
+        for name, value in fields.items():
+            setattr(locked, name, value)
+        locked.save(update_fields=list(fields))
+        audit.record(verb, locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        recompile(locked, ChangeLog.Kind.TENANT)
+    return True

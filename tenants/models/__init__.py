@@ -1,0 +1,25 @@
+"""Who is who and who may do what: tenants, people, keys, limits and policies, and the records of their changes."""
+
+from tenants.models.keys import ApiKey, KeySnapshot, KeyUse
+from tenants.models.people import Invitation, Membership, User, UserManager
+from tenants.models.records import AuditEntry, ChangeLog, IdempotentAnswer
+from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
+from tenants.models.tenancy import Project, Tenant
+
+__all__ = [
+    "LIMITS",
+    "ApiKey",
+    "AuditEntry",
+    "ChangeLog",
+    "IdempotentAnswer",
+    "Invitation",
+    "KeySnapshot",
+    "KeyUse",
+    "LimitSet",
+    "Membership",
+    "Project",
+    "RoutingPolicy",
+    "Tenant",
+    "User",
+    "UserManager",
+]

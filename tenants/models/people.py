@@ -1,0 +1,118 @@
+"""The people that log in, what they may do where, and how they are asked in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
+from django.contrib.auth.models import PermissionsMixin
+from django.db import models
+from django.db.models.functions import Lower
+
+from tenants.models.tenancy import Tenant
+from tenants.scoping import TenantManager
+
+
+class UserManager(BaseUserManager["User"]):
+    def create_user(self, email: str, password: str | None = None, **fields: Any) -> User:
+        user = self.model(email=self.normalize_email(email).lower(), **fields)
+        user.set_password(password)
+        user.save(using=self._db)
+        return user
+
+    def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> User:
+        """An operator: sees every tenant, and the break-glass admin."""
+        return self.create_user(email, password, is_staff=True, is_superuser=True, **fields)
+
+    def get_by_natural_key(self, username: str | None) -> User:
+        return self.get(email=(username or "").lower())
+
+
+class User(AbstractBaseUser, PermissionsMixin):
+    """A person, known by an e-mail address. `is_staff` makes an operator; tenants are joined by `Membership`."""
+
+    email = models.EmailField(unique=True)
+    name = models.CharField(max_length=200, blank=True)
+    is_active = models.BooleanField(default=True)
+    is_staff = models.BooleanField("operator", default=False)
+    date_joined = models.DateTimeField(auto_now_add=True)
+
+    objects: ClassVar[UserManager] = UserManager()
+
+    EMAIL_FIELD = "email"
+    USERNAME_FIELD = "email"
+
+    def __str__(self) -> str:
+        return self.email
+
+
+class Membership(models.Model):
+    """What a person may do in a tenant."""
+
+    AUDITED: ClassVar = ("user_id", "role")
+
+    class Role(models.TextChoices):
+        OWNER = "owner"
+        ADMIN = "admin"
+        DEVELOPER = "developer"
+        BILLING = "billing"
+        READ_ONLY = "readonly"
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=20, choices=Role)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["tenant", "user"], name="member_once_a_tenant"),
+            models.CheckConstraint(
+                condition=models.Q(role__in=["owner", "admin", "developer", "billing", "readonly"]),
+                name="membership_role_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.tenant}: {self.role}"
+
+
+class Invitation(models.Model):
+    """An open seat for whoever reads the mail sent to `email`. The token is made of the row and a secret of the
+    platform (`tenants.invitations`), so that the table alone lets nobody in."""
+
+    AUDITED: ClassVar = ("email", "role", "expires_at", "accepted_at", "revoked_at")
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    email = models.EmailField()
+    role = models.CharField(max_length=20, choices=Membership.Role)
+    nonce = models.CharField(max_length=32)
+    invited_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    accepted_at = models.DateTimeField(null=True)
+    accepted_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    revoked_at = models.DateTimeField(null=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                "tenant",
+                Lower("email"),
+                condition=models.Q(accepted_at__isnull=True, revoked_at__isnull=True),
+                name="invited_once_at_a_time",
+            ),
+            models.CheckConstraint(condition=models.Q(role__in=Membership.Role.values), name="invitation_role_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.email} to {self.tenant_id}: {self.role}"
+
+    @property
+    def is_open(self) -> bool:
+        return self.accepted_at is None and self.revoked_at is None and self.expires_at > datetime.now(UTC)

@@ -1,0 +1,12 @@
+"""What beat runs for tenants, and when. Free of Django: millrace.celery reads it before Django is set up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.schedules import crontab
+
+BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
+    "tenants-purge": {"task": "tenants.purge", "schedule": crontab(minute="23")},
+    "tenants-sweep": {"task": "tenants.sweep", "schedule": crontab(minute="*/10")},
+}

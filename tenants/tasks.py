@@ -1,0 +1,43 @@
+"""Web jobs of tenants (see tenants/schedule.py for those that beat runs)."""
+
+from __future__ import annotations
+
+import smtplib
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from celery import shared_task
+
+from tenants import changes, invitations
+from tenants.actions import do_purge_tenant
+from tenants.models import ChangeLog, IdempotentAnswer, Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+log = structlog.get_logger(__name__)
+ANSWERS_KEPT = timedelta(hours=24)
+
+
+@shared_task(
+    name="tenants.mail_invitation", autoretry_for=(OSError, smtplib.SMTPException), retry_backoff=10, max_retries=8
+)
+def mail_invitation(tenant_id: int, invitation_id: int) -> None:
+    invitations.mail(tenant_id, invitation_id)
+
+
+@shared_task(name="tenants.purge")
+def purge() -> int:
+    """Empty the tenants whose grace is over; returns how many."""
+    with system(SystemUse.HOUSEKEEPING):
+        due = list(Tenant.objects.all_tenants().filter(purge_after__lte=datetime.now(UTC)))
+    return sum(do_purge_tenant(tenant) for tenant in due)
+
+
+@shared_task(name="tenants.sweep")
+def sweep() -> None:
+    """Forget what gateways have long read, and answers that will not be asked for again."""
+    now = datetime.now(UTC)
+    with system(SystemUse.HOUSEKEEPING):
+        old = now - timedelta(seconds=changes.RETENTION_SECONDS)
+        ChangeLog.objects.all_tenants().filter(at__lt=old).delete()
+        IdempotentAnswer.objects.all_tenants().filter(at__lt=now - ANSWERS_KEPT).delete()
