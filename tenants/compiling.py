@@ -14,7 +14,7 @@ from django.db import transaction
 
 from millrace.config import platform_settings
 from tenants import changes, snapshot
-from tenants.models import ApiKey, ChangeLog, KeySnapshot, LimitSet, RoutingPolicy, Tenant
+from tenants.models import LIMITS, ApiKey, ChangeLog, KeySnapshot, LimitSet, RoutingPolicy, Tenant
 
 log = structlog.get_logger(__name__)
 
@@ -86,10 +86,19 @@ def _snapshot(
         expires_at=None if key.expires_at is None else round(key.expires_at.timestamp() * 1e6),
         revoked=key.revoked_at is not None,
         suspended=tenant.is_suspended,
-        limits=snapshot.Limits(),
+        limits=snapshot.Limits(tuple(_limit_set(row) for row in limits if _applies(row, key))),
         version=version,
         allowed_addresses=None if key.allowed_addresses is None else tuple(key.allowed_addresses),
     )
+
+
+def _applies(row: LimitSet, key: ApiKey) -> bool:
+    return row.key_id in (None, key.pk) and row.project_id in (None, key.project_id)
+
+
+def _limit_set(row: LimitSet) -> snapshot.LimitSet:
+    limits = {name: getattr(row, name) for name in LIMITS}
+    return snapshot.LimitSet(row.pk, row.scope, row.model, row.dry_run, **limits)
 
 
 def tell_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:

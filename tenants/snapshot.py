@@ -20,18 +20,40 @@ VALKEY_SECONDS = 60  # how long the gateways' shared copy lives
 _VALKEY_PREFIX = "key:"
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The least of what key, project and tenant allow. None: no limit."""
+class LimitSet(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one tenant, project or key may use, of one model or of all together. None: no limit.
 
+    The sets that apply to a request hold all at once. What was used is counted in the set's own buckets, which all keys
+    under it share.
+    """
+
+    id: int  # names its buckets: the row it was compiled from
+    scope: str  # whom it limits: "tenant", "project" or "key"
+    model: str = ""  # a model's name, as asked for or as served; empty: all models together
+    dry_run: bool = False  # refuses nothing; what it would have refused is counted
     requests_per_minute: int | None = None
     input_tokens_per_minute: int | None = None
     output_tokens_per_minute: int | None = None
     tokens_per_minute: int | None = None
     requests_per_day: int | None = None
+    input_tokens_per_day: int | None = None
+    output_tokens_per_day: int | None = None
     tokens_per_day: int | None = None
-    concurrency: int | None = None
+    concurrency: int | None = None  # requests at once
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
+    long_queue: int | None = None  # prompts from so many tokens on are long jobs, which wait in a queue of their own
+    long_cap: int | None = None  # long jobs at once
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Every limit on a key's way: its own, its project's and its tenant's, of all models and of single ones."""
+
+    sets: tuple[LimitSet, ...] = ()
+
+    def of(self, *models: str) -> list[LimitSet]:
+        """The sets that apply to a request for a model, under any of its names."""
+        return [each for each in self.sets if not each.model or each.model in models]
 
 
 class KeySnapshot(msgspec.Struct, frozen=True):

@@ -184,6 +184,12 @@ class PlatformSettings(SharedSettings):
         default="30",
         help="how long a request may wait for a worker, in seconds",
     )
+    cache_read_percent: int = env.env(
+        "MILLRACE_CACHE_READ_PERCENT",
+        env.integer(0, 100),
+        default="0",
+        help="what a prompt token read from the prefix cache counts towards token limits, in percent",
+    )
 
     @property
     def operators_need_totp(self) -> bool:

@@ -1,19 +1,33 @@
 """May it: limits and money, decided before dispatch and settled after.
 
-`Admission` is the interface the endpoints are written against. `OpenAdmission` enforces what a snapshot alone can
-decide (longest prompt, longest answer); request, token and concurrency buckets and budget slices come behind the same
-calls.
+`Admission` is the interface the endpoints are written against. `LimitAdmission` keeps every limit of a key's snapshot;
+budget slices come behind the same calls.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import redis.asyncio as redis
+import structlog
+
 from inference_worker.engine.request import TokenUsage
-from millrace.gateway.errors import ApiError, invalid
+from millrace.gateway import rates
+from millrace.gateway.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.limits import ENFORCED, LEASE_MS, Check, Cost, LimitStore, Standing, Taken, checks_of
 from millrace.gateway.routing import Candidate
-from tenants.snapshot import KeySnapshot
+from tenants.snapshot import KeySnapshot, LimitSet
+
+log = structlog.get_logger(__name__)
+
+RENEW_SECONDS = LEASE_MS / 3000
+_RENEWED_AT_ONCE = 500
+_NOTHING = Cost(0, 0, 0)
+_TOKENS_OUT = ("output_tokens_per_minute", "output_tokens_per_day")
+_TOKENS_ALL = ("tokens_per_minute", "tokens_per_day")
 
 
 @dataclass(frozen=True)
@@ -23,10 +37,15 @@ class Demand:
     request_id: str
     admitted_at: int  # microseconds since 1970, UTC
     key: KeySnapshot
+    name: str  # the model, as asked for
     candidates: list[Candidate]
     prompt_tokens: int
     max_tokens: int | None  # None: the caller did not say
     sequences: int = 1  # answers to generate for the prompt (`n`)
+
+    @property
+    def limit_sets(self) -> list[LimitSet]:
+        return self.key.limits.of(self.name, self.candidates[0].model.name)
 
 
 @dataclass(frozen=True)
@@ -60,40 +79,185 @@ class Admission(Protocol):
             ApiError: refused; says by which limit and when to come back.
         """
 
+    async def standing(self, key: KeySnapshot) -> list[tuple[bytes, bytes]]:
+        """Rate headers for an answer to which nothing was admitted."""
 
-class OpenTicket:
-    """The ticket of an admission that counts nothing."""
+    async def start(self) -> None:
+        """Begin to keep the places of admitted requests."""
 
-    def __init__(self, terms: Terms) -> None:
+    async def stop(self) -> None:
+        """End that. What is still held comes back by itself."""
+
+
+class LimitTicket:
+    """What one request holds of its limits."""
+
+    def __init__(self, admission: LimitAdmission, terms: Terms, cost: Cost, taken: Taken, headers: rates.Headers):
         self.terms = terms
+        self.taken = taken
+        self._admission = admission
+        self._cost = cost
+        self._headers = headers
+        self._closed = False
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return []
+    def headers(self) -> rates.Headers:
+        return self._headers
 
     async def close(self, usage: TokenUsage | None) -> None:
-        """Nothing was taken, nothing goes back."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._admission.give_back(self.taken, self._unused(usage))
+
+    def _unused(self, usage: TokenUsage | None) -> Cost:
+        if usage is None:
+            return self._cost
+        cached = usage.cache_read * (100 - self._admission.cache_read_percent) // 100
+        return Cost(0, cached, max(0, self._cost.output - usage.output))
 
 
-class OpenAdmission:
-    """Admits every request that fits its model and its key's longest prompt and answer."""
+class LimitAdmission:
+    """Admits what fits its model and every limit on its key's way."""
 
-    async def admit(self, demand: Demand) -> Ticket:
-        model, limits = demand.candidates[0].model, demand.key.limits
-        room = model.context_length - demand.prompt_tokens
-        if demand.prompt_tokens < 1:
-            raise invalid("prompt", "The prompt is empty: it must hold at least one token.")
-        wanted = demand.max_tokens
-        if room < (wanted or 1):
-            asked = f"{demand.prompt_tokens} in the prompt" + (f", {wanted} in the completion" if wanted else "")
-            raise ApiError(
-                "context_length_exceeded",
-                f"This model's maximum context length is {model.context_length} tokens. However, you requested "
-                f"{demand.prompt_tokens + (wanted or 1)} tokens ({asked}). Shorten the prompt or the completion.",
-                "messages" if not wanted or demand.prompt_tokens >= model.context_length else "max_tokens",
-            )
-        if limits.max_prompt_tokens is not None and demand.prompt_tokens > limits.max_prompt_tokens:
-            raise invalid("messages", f"This API key allows prompts of at most {limits.max_prompt_tokens} tokens.")
-        if wanted and limits.max_output_tokens is not None and wanted > limits.max_output_tokens:
-            raise invalid("max_tokens", f"This API key allows answers of at most {limits.max_output_tokens} tokens.")
-        default = min(room, model.default_max_output, limits.max_output_tokens or room)
-        return OpenTicket(Terms(wanted or default, demand.candidates[0].price_version))
+    def __init__(self, broker: redis.Redis, *, cache_read_percent: int = 0) -> None:
+        self._store = LimitStore(broker)
+        self.cache_read_percent = cache_read_percent
+        self._held: dict[str, Taken] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._renewing = asyncio.create_task(self._keep_places())
+
+    async def stop(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    async def admit(self, demand: Demand) -> LimitTicket:
+        sets = demand.limit_sets
+        terms = Terms(_max_tokens(demand, sets), demand.candidates[0].price_version)
+        cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
+        checks = checks_of(demand.key.tenant_id, sets, cost)
+        _refuse_what_never_fits(checks)
+        taken, standings = await self._take(demand, checks)
+        headers = rates.headers(standings)
+        if taken is None:
+            raise _refusal(standings, headers)
+        if taken.places:
+            self._held[demand.request_id] = taken
+        return LimitTicket(self, terms, cost, taken, headers)
+
+    async def standing(self, key: KeySnapshot) -> rates.Headers:
+        checks = checks_of(key.tenant_id, key.limits.of(), _NOTHING)
+        windows = [check for check in checks if check.group == ENFORCED and check.cost == 0]
+        if not windows:
+            return []
+        try:
+            _, standings = await self._store.take(key.tenant_id, "", windows)
+        except redis.RedisError:
+            return []  # the answer itself matters more
+        return rates.headers(standings)
+
+    async def give_back(self, taken: Taken, unused: Cost) -> None:
+        """Return what a request did not use, and its places. Lost with the broker: buckets drain, leases end."""
+        self._held.pop(taken.request_id, None)
+        try:
+            await self._store.give_back(taken, unused)
+        except redis.RedisError as fault:
+            log.warning("limits_not_returned", request_id=taken.request_id, error=str(fault))
+
+    async def _take(self, demand: Demand, checks: Sequence[Check]) -> tuple[Taken | None, list[Standing]]:
+        tenant_id, request_id = demand.key.tenant_id, demand.request_id
+        if not checks:
+            return Taken(tenant_id, request_id, ()), []
+        try:
+            return await self._store.take(tenant_id, request_id, checks)
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+
+    async def _keep_places(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            held = list(self._held.values())
+            places = [(key, taken.request_id) for taken in held for key in taken.places]
+            try:
+                for start in range(0, len(places), _RENEWED_AT_ONCE):
+                    await self._store.renew(places[start : start + _RENEWED_AT_ONCE])
+                # What ended while we renewed may have been given back first: then its places are taken again now.
+                for taken in held:
+                    if taken.request_id not in self._held:
+                        await self._store.give_back(taken, _NOTHING)
+            except redis.RedisError as fault:
+                log.warning("places_not_renewed", places=len(places), error=str(fault))
+
+
+def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
+    """How long the answer may become.
+
+    Raises:
+        ApiError: 400, prompt or answer are longer than the model, or a limit, allows.
+    """
+    model, prompt, wanted = demand.candidates[0].model, demand.prompt_tokens, demand.max_tokens
+    room = model.context_length - prompt
+    if prompt < 1:
+        raise invalid("prompt", "The prompt is empty: it must hold at least one token.")
+    if room < (wanted or 1):
+        asked = f"{prompt} in the prompt" + (f", {wanted} in the completion" if wanted else "")
+        raise ApiError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {model.context_length} tokens. However, you requested "
+            f"{prompt + (wanted or 1)} tokens ({asked}). Shorten the prompt or the completion.",
+            "messages" if not wanted or prompt >= model.context_length else "max_tokens",
+        )
+    enforced = [each for each in sets if not each.dry_run]
+    longest = _least(enforced, "max_prompt_tokens")
+    if longest is not None and prompt > longest:
+        raise invalid("messages", f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}.")
+    longest = _least(enforced, "max_output_tokens")
+    if wanted is not None:
+        if longest is not None and wanted > longest:
+            raise invalid("max_tokens", f"Your limits allow answers of at most {longest} tokens.")
+        return wanted
+    # Nobody asked for a length: what the windows could never give is not reserved.
+    bounds = [room, model.default_max_output, longest, _least(enforced, *_TOKENS_OUT)]
+    whole = _least(enforced, *_TOKENS_ALL)
+    bounds.append(None if whole is None else whole // demand.sequences - prompt)
+    return max(1, min(bound for bound in bounds if bound is not None))
+
+
+def _least(sets: Iterable[LimitSet], *names: str) -> int | None:
+    found = [value for each in sets for name in names if (value := getattr(each, name)) is not None]
+    return min(found, default=None)
+
+
+_PARAM = {"input": "messages", "output": "max_tokens", "total": "max_tokens"}
+
+
+def _refuse_what_never_fits(checks: Iterable[Check]) -> None:
+    """Waiting would be in vain: say so at once.
+
+    Raises:
+        ApiError: 400, or 429 without a time to come back where the limit lets nothing pass at all.
+    """
+    for check in checks:
+        if check.group != ENFORCED or check.cost <= check.limit:
+            continue
+        if check.limit == 0 or check.counts not in _PARAM:
+            raise ApiError("rate_limit_exceeded", f"Your limits allow nothing here: {rates.describe(check)}.")
+        raise invalid(
+            _PARAM[check.counts],
+            f"This request needs {check.cost} tokens, which your limits can never allow: {rates.describe(check)}.",
+        )
+
+
+def _refusal(standings: Iterable[Standing], headers: rates.Headers) -> ApiError:
+    refusing = [s for s in standings if s.check.group == ENFORCED and s.wait_ms]
+    worst = max(refusing, key=lambda standing: standing.wait_ms)
+    used = worst.check.limit - worst.remaining if worst.check.counts in rates.COUNTED else worst.level
+    return ApiError(
+        "rate_limit_exceeded",
+        f"Rate limit reached: {rates.describe(worst.check)}. Used {used}, requested {worst.check.cost}. "
+        f"Please try again in {rates.duration(worst.wait_ms)}.",
+        retry_after=worst.wait_ms / 1000,
+        rate_headers=headers,
+    )

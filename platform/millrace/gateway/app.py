@@ -16,7 +16,7 @@ from redis.backoff import ExponentialBackoff
 
 from billing import status
 from millrace.config import PlatformSettings, platform_settings
-from millrace.gateway.admission import OpenAdmission
+from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
 from millrace.gateway.catalogue import ServedModel, load_catalogue
 from millrace.gateway.dispatch import Dispatcher
@@ -54,11 +54,12 @@ class Gateway:
             queue_seconds=settings.queue_seconds,
             keep_seconds=settings.stream_keep_seconds,
         )
+        self.admission = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.service = InferenceService(
             self.broker,
             self.router,
-            OpenAdmission(),
+            self.admission,
             self.dispatcher,
             self.metrics,
             gateway_id=self.id,
@@ -70,10 +71,12 @@ class Gateway:
         # Not waiting: a database that comes up later is found later, and /readyz says so until then.
         await self.database.open(wait=False)
         await self.dispatcher.start()
+        await self.admission.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
     async def stop(self) -> None:
         await self.service.drain()
+        await self.admission.stop()
         await self.dispatcher.stop()
         await self.database.close()
         await self.broker.aclose()

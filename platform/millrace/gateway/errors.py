@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 OVERLOADED = "server_is_overloaded"
@@ -23,6 +25,7 @@ _BY_CODE = {
     "not_found": (404, "invalid_request_error"),
     "method_not_allowed": (405, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
     "cancelled": (499, "invalid_request_error"),
     "timeout": (504, "service_unavailable_error"),
     OVERLOADED: (503, "service_unavailable_error"),
@@ -36,12 +39,21 @@ _ABOUT_MONEY = frozenset({"tenant_suspended"})
 class ApiError(Exception):
     """A request ends with this, as an HTTP status before its first token and as an event in the stream after it."""
 
-    def __init__(self, code: str, message: str, param: str | None = None, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        retry_after: float | None = None,
+        rate_headers: Sequence[tuple[bytes, bytes]] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
+        self.rate_headers = rate_headers  # how the limits stood, if that is known
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 
     def body(self) -> dict[str, Any]:
@@ -51,8 +63,9 @@ class ApiError(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = []
         if self.retry_after is not None:
-            headers.append((b"retry-after", str(max(1, round(self.retry_after))).encode()))
-        if self.code in _ABOUT_MONEY or (self.retry_after or 0) > 60:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        hopeless = self.status == 429 and self.retry_after is None
+        if self.code in _ABOUT_MONEY or hopeless or (self.retry_after or 0) > 60:
             headers.append((b"x-should-retry", b"false"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))

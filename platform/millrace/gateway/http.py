@@ -19,6 +19,7 @@ from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.errors import ApiError
 from millrace.gateway.ids import new_request_id
+from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +39,8 @@ class HttpConsumer(AsyncConsumer):
         self._task: asyncio.Task[None] | None = None
         self._responding = False
         self.started = time.monotonic()
+        self.key: KeySnapshot | None = None
+        self.rate_headers: Headers | None = None  # of the caller's limits, as soon as they are known
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
@@ -47,6 +50,15 @@ class HttpConsumer(AsyncConsumer):
     @property
     def gateway(self) -> Gateway:
         return running_gateway()
+
+    async def authenticate(self, scope: str) -> KeySnapshot:
+        """Whose request it is.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        self.key = await self.gateway.keys.authenticate(self.headers, scope)
+        return self.key
 
     async def handle(self, body: bytes) -> None:
         """Answer the request."""
@@ -93,6 +105,8 @@ class HttpConsumer(AsyncConsumer):
             body = msgspec.json.encode(fault.body())
             await self.send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": False})
         else:
+            if fault.rate_headers is not None:
+                self.rate_headers = list(fault.rate_headers)
             await self.respond_json(fault.status, fault.body(), fault.headers())
 
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
@@ -123,6 +137,9 @@ class HttpConsumer(AsyncConsumer):
         self.gateway.metrics.requests.labels(self.endpoint, status).inc()
 
     async def _start(self, status: int, headers: Headers) -> None:
+        rates = self.rate_headers
+        if rates is None:
+            rates = [] if self.key is None else await self.gateway.admission.standing(self.key)
         self._responding = True
         self.count(str(status))
         took = round((time.monotonic() - self.started) * 1000)
@@ -131,4 +148,6 @@ class HttpConsumer(AsyncConsumer):
             (b"openai-processing-ms", str(took).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers + common})
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": headers + self.rate_headers + common}
+        )

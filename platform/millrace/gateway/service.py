@@ -86,7 +86,7 @@ class InferenceService:
         self._dispatcher.require_replica(model.name)
         prompt = await self._tokenise(model, request)
         now = time.time_ns() // 1000
-        demand = Demand(request_id, now, key, candidates, len(prompt), request.max_tokens)
+        demand = Demand(request_id, now, key, request.model, candidates, len(prompt), request.max_tokens)
         ticket = await self._admission.admit(demand)
         job = self._job(demand, ticket, request, prompt)
         form = Form(

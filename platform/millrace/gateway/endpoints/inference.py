@@ -19,9 +19,10 @@ class InferenceConsumer(HttpConsumer):
     read: Callable[[bytes], InferenceRequest]
 
     async def handle(self, body: bytes) -> None:
-        key = await self.gateway.keys.authenticate(self.headers, "inference")
+        key = await self.authenticate("inference")
         request = type(self).read(body)
         call = await self.gateway.service.begin(key, request, self.dialect, self.request_id)
+        self.rate_headers = call.ticket.headers()
         try:
             events = self.gateway.service.events(call)
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
@@ -59,7 +60,6 @@ def _headers(call: Call, event: Tokens | End) -> Headers:
     return [
         (b"x-millrace-model", call.model.name.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),
-        *call.ticket.headers(),
     ]
 
 

@@ -14,7 +14,7 @@ class Models(HttpConsumer):
     method = "GET"
 
     async def handle(self, body: bytes) -> None:
-        key = await self.gateway.keys.authenticate(self.headers, "models")
+        key = await self.authenticate("models")
         models = [_model_object(model) for model in self.gateway.router.visible(key)]
         await self.respond_json(200, {"object": "list", "data": models})
 
@@ -24,7 +24,7 @@ class Model(HttpConsumer):
     method = "GET"
 
     async def handle(self, body: bytes) -> None:
-        key = await self.gateway.keys.authenticate(self.headers, "models")
+        key = await self.authenticate("models")
         name = self.path_arguments["name"]
         for model in self.gateway.router.visible(key):
             if model.name == name:

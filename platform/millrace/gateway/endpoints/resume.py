@@ -28,7 +28,7 @@ class ResumeStream(HttpConsumer):
     method = "GET"
 
     async def handle(self, body: bytes) -> None:
-        key = await self.gateway.keys.authenticate(self.headers, "inference")
+        key = await self.authenticate("inference")
         self._resumed = self.path_arguments["request_id"]
         form = await self._form(key)
         had = self._last_event_id()
