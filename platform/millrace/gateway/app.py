@@ -20,7 +20,9 @@ from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
 from millrace.gateway.catalogue import ServedModel, load_catalogue
 from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
+from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
 from millrace.gateway.service import InferenceService
 from tenants import roles
@@ -46,6 +48,8 @@ class Gateway:
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
+        self.live = LiveRequests()
+        self.changes = ChangeWatcher(self.database, self.broker, self.keys, self.live)
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,
@@ -70,12 +74,14 @@ class Gateway:
     async def start(self) -> None:
         # Not waiting: a database that comes up later is found later, and /readyz says so until then.
         await self.database.open(wait=False)
+        await self.changes.start()
         await self.dispatcher.start()
         await self.admission.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
     async def stop(self) -> None:
         await self.service.drain()
+        await self.changes.stop()
         await self.admission.stop()
         await self.dispatcher.stop()
         await self.database.close()

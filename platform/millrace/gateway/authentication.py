@@ -1,6 +1,8 @@
 """Who is calling: key -> snapshot, from this process' cache, else Valkey, else Postgres.
 
-Only snapshots are read here, never Django's models (see tenants.snapshot).
+Only snapshots are read here, never Django's models (see tenants.snapshot). What is cached holds for as long as the
+change log is read (millrace.gateway.revocation): a change drops it within a poll. While the change log cannot be read
+nothing cached counts, and the database is asked for each request.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psycopg
@@ -18,13 +20,21 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.errors import OVERLOADED, ApiError
 from tenants import snapshot
+from tenants.addresses import allowed
+from tenants.changes import Change
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
-PROCESS_SECONDS = 1.0  # a revoked key is known everywhere within this
+FRESH_SECONDS = 0.75  # without a successful poll for so long, nothing cached counts
+UNKNOWN_SECONDS = 1.0  # how long a key that does not exist is remembered: no change will name it
+DATABASE_SECONDS = 0.5  # one look-up: an answer is due within a second whatever fails
+COPIES_SECONDS = snapshot.VALKEY_SECONDS + 5  # after this no copy in Valkey is older than the change that came before
 CACHED_KEYS = 10_000
 MAX_KEY_CHARACTERS = 256
+
+_BY_HASH = "SELECT key_hash, payload FROM tenants_keysnapshot WHERE key_hash = ANY(%s)"
+_BY_ID = "SELECT key_id, payload FROM tenants_keysnapshot WHERE key_id = ANY(%s)"
 
 
 class KeyStore:
@@ -35,64 +45,127 @@ class KeyStore:
         self._database = database
         self._peppers = peppers
         self._cache: OrderedDict[bytes, tuple[float, KeySnapshot | None]] = OrderedDict()
+        self._changes = 0  # so many times something was dropped
+        self._polled_at = float("-inf")
+        # Valkey's copies are not believed before: of any tenant (what changed before our start, we have not seen), and
+        # of the tenants that changed since (whoever changed them may not have reached Valkey).
+        self._distrust_until = time.monotonic() + COPIES_SECONDS
+        self._distrusted: dict[int, float] = {}
+        self.used: dict[int, float] = {}  # key -> Unix time of its last use, until it has been written down
 
-    async def authenticate(self, headers: dict[bytes, bytes], scope: str) -> KeySnapshot:
+    async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> KeySnapshot:
         """The caller's snapshot.
 
         Raises:
             ApiError: 401 for no key or a dead one, 403 if it may not do this.
         """
         key = await self.find(_secret_from(headers))
-        if key is None or key.revoked or (key.expires_at is not None and key.expires_at <= time.time_ns() // 1000):
-            raise ApiError("invalid_api_key", "Incorrect API key provided: it is unknown, revoked or expired.")
-        if key.suspended:
-            raise ApiError("tenant_suspended", "This account is suspended; please contact the operator.")
+        if key is None:
+            raise incorrect()
+        if (fault := dead(key)) is not None:
+            raise fault
+        if not allowed(address, key.allowed_addresses):
+            raise ApiError("invalid_api_key", "This API key may not be used from this address.")
         if scope not in key.scopes:
             raise ApiError("insufficient_scope", f"This API key may not be used here: it lacks the scope {scope!r}.")
+        self.used[key.key_id] = time.time()
         return key
 
     async def find(self, secret: str) -> KeySnapshot | None:
         hashes = snapshot.possible_hashes(secret, self._peppers)
+        now = time.monotonic()
+        fresh = now - self._polled_at < FRESH_SECONDS
         cached = self._cache.get(hashes[0])
-        if cached is not None and time.monotonic() - cached[0] < PROCESS_SECONDS:
+        if fresh and cached is not None and (cached[1] is not None or now - cached[0] < UNKNOWN_SECONDS):
             return cached[1]
-        asked_at = time.monotonic()  # before the look-up: what it finds is as old as this
-        found = await self._look_up(hashes)
-        self._cache[hashes[0]] = (asked_at, found)
+        changes = -1
+        while changes != self._changes:  # what was found may be from before a change
+            changes = self._changes
+            found = await self._look_up(hashes, now, copies=fresh)
+        self._cache[hashes[0]] = (now, found)
         self._cache.move_to_end(hashes[0])
         while len(self._cache) > CACHED_KEYS:
             self._cache.popitem(last=False)
         return found
 
-    async def _look_up(self, hashes: Sequence[bytes]) -> KeySnapshot | None:
-        try:
-            copies: Any = await self._broker.mget([snapshot.valkey_name(key_hash) for key_hash in hashes])
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
-        if held := [snapshot.decode(copy) for copy in copies if copy is not None]:
-            return max(held, key=lambda found: found.version)  # two while a key moves to another pepper
+    def polled(self, at: float) -> None:
+        """The change log was read, as it was at the monotonic time `at`, and all it said was done."""
+        self._polled_at = at
+
+    def forget(self) -> None:
+        """Drop everything: changes may have gone by unseen."""
+        self._changes += 1
+        self._cache.clear()
+        self._distrust_until = time.monotonic() + COPIES_SECONDS
+
+    def drop(self, changes: Collection[Change]) -> None:
+        """Forget what is held of the keys that changed."""
+        self._changes += 1
+        until = time.monotonic() + COPIES_SECONDS
+        self._distrusted = {t: end for t, end in self._distrusted.items() if end > until - COPIES_SECONDS}
+        self._distrusted.update((change.tenant_id, until) for change in changes)
+        keys = {change.key_id for change in changes if change.key_id is not None}
+        tenants = {change.tenant_id for change in changes if change.key_id is None}
+        for key_hash, (_, held) in list(self._cache.items()):
+            if held is None or held.key_id in keys or held.tenant_id in tenants:
+                del self._cache[key_hash]
+
+    async def by_id(self, key_ids: Collection[int]) -> dict[int, KeySnapshot]:
+        """The snapshots as the database has them now.
+
+        Raises:
+            psycopg.Error, PoolTimeout: it cannot be asked.
+        """
+        async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
+            cursor = await connection.execute(_BY_ID, [list(key_ids)], binary=True)
+            return {key_id: snapshot.decode(bytes(payload)) for key_id, payload in await cursor.fetchall()}
+
+    async def _look_up(self, hashes: Sequence[bytes], now: float, *, copies: bool) -> KeySnapshot | None:
+        copies = copies and now > self._distrust_until
+        if copies and (copied := await self._copy(hashes)) is not None:
+            if self._distrusted.get(copied.tenant_id, 0) < now:
+                return copied
+            copies = False
         row = await self._read_row(hashes)
         if row is None:
             return None
         key_hash, payload = row
-        with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
-            await self._broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS, nx=True)
+        if copies:
+            with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
+                await self._broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS, nx=True)
         return snapshot.decode(payload)
+
+    async def _copy(self, hashes: Sequence[bytes]) -> KeySnapshot | None:
+        try:
+            copies: Any = await self._broker.mget([snapshot.valkey_name(key_hash) for key_hash in hashes])
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+            return None
+        held = [snapshot.decode(copy) for copy in copies if copy is not None]
+        return max(held, key=lambda found: found.version, default=None)  # two while a key moves to another pepper
 
     async def _read_row(self, hashes: Sequence[bytes]) -> tuple[bytes, bytes] | None:
         try:
-            async with self._database.connection(timeout=2) as connection:
-                cursor = await connection.execute(
-                    "SELECT key_hash, payload FROM tenants_keysnapshot WHERE key_hash = ANY(%s)",
-                    [list(hashes)],
-                    binary=True,
-                )
+            async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
+                cursor = await connection.execute(_BY_HASH, [list(hashes)], binary=True)
                 row = await cursor.fetchone()
-        except (psycopg.OperationalError, PoolTimeout) as fault:
+        except (psycopg.Error, PoolTimeout) as fault:
             log.warning("database_unreachable", error=str(fault))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
         return None if row is None else (bytes(row[0]), bytes(row[1]))
+
+
+def incorrect() -> ApiError:
+    return ApiError("invalid_api_key", "Incorrect API key provided: it is unknown, revoked or expired.")
+
+
+def dead(key: KeySnapshot) -> ApiError | None:
+    """Why nobody may use this key any more; None: it lives."""
+    if key.revoked or (key.expires_at is not None and key.expires_at <= time.time_ns() // 1000):
+        return incorrect()
+    if key.suspended:
+        return ApiError("tenant_suspended", "This account is suspended; please contact the operator.")
+    return None
 
 
 def _secret_from(headers: dict[bytes, bytes]) -> str:

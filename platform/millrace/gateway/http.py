@@ -7,6 +7,7 @@ disconnect only after its handler has returned.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -23,6 +24,9 @@ from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
+STALLED_SECONDS = 60.0  # a client that has read next to nothing for so long is cut off; it can resume
+TELL_SECONDS = 1.0
+CANCEL_AGAIN_SECONDS = 0.1
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -38,14 +42,27 @@ class HttpConsumer(AsyncConsumer):
         self._size = 0
         self._task: asyncio.Task[None] | None = None
         self._responding = False
+        self._complete = False  # the response is
+        self._telling = False  # the caller is being told that the key died
         self.started = time.monotonic()
         self.key: KeySnapshot | None = None
+        self.key_died: ApiError | None = None  # while the request was under way
         self.rate_headers: Headers | None = None  # of the caller's limits, as soon as they are known
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
-        await super().__call__(scope, receive, send)
+        self.scope, self.base_send = scope, send
+        with contextlib.suppress(StopConsumer):
+            while True:
+                await self.dispatch(await receive())
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Without Channels' look, in a thread, at Django's database connections for each message: none is used here."""
+        if message["type"] == "http.request":
+            await self.http_request(message)
+        elif message["type"] == "http.disconnect":
+            await self.http_disconnect(message)
 
     @property
     def gateway(self) -> Gateway:
@@ -57,7 +74,10 @@ class HttpConsumer(AsyncConsumer):
         Raises:
             ApiError: 401 or 403.
         """
-        self.key = await self.gateway.keys.authenticate(self.headers, scope)
+        address = (self.scope["client"] or ("",))[0]
+        self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
+        # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
+        self.gateway.live.add(self.key, self._end)
         return self.key
 
     async def handle(self, body: bytes) -> None:
@@ -84,6 +104,19 @@ class HttpConsumer(AsyncConsumer):
 
     async def _run(self, body: bytes, too_large: bool = False) -> None:
         try:
+            await self._answer(body, too_large)
+        except asyncio.CancelledError:
+            if self.key_died is None:
+                raise
+            self._telling = True
+            if not self._complete:
+                await self._tell(self.key_died)
+        finally:
+            if self.key is not None:
+                self.gateway.live.remove(self.key, self._end)
+
+    async def _answer(self, body: bytes, too_large: bool) -> None:
+        try:
             if too_large:
                 limit = self.gateway.settings.max_body_bytes
                 raise ApiError("request_too_large", f"The request body is larger than {limit} bytes.")
@@ -98,12 +131,30 @@ class HttpConsumer(AsyncConsumer):
                 ApiError("internal_error", "The server had an error; please send the request again.")
             )
 
+    def _end(self, fault: ApiError) -> None:
+        """The key died."""
+        self.key_died = fault
+        self._ending = asyncio.create_task(self._cancel_until_told())
+
+    async def _cancel_until_told(self) -> None:
+        # Again and again: redis-py swallows a cancellation that arrives while it connects.
+        while self._task is not None and not self._task.done() and not self._telling:
+            self._task.cancel()
+            await asyncio.sleep(CANCEL_AGAIN_SECONDS)
+
+    async def _tell(self, fault: ApiError) -> None:
+        try:
+            async with asyncio.timeout(TELL_SECONDS):
+                await self.respond_error(fault)
+        except TimeoutError:  # it does not read
+            self._abort()
+
     async def respond_error(self, fault: ApiError) -> None:
         """Tell the fault as a status, or as the last event of a stream already begun."""
         if self._responding:
             self.count(f"stream_{fault.code}")
             body = msgspec.json.encode(fault.body())
-            await self.send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": False})
+            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": False})
         else:
             if fault.rate_headers is not None:
                 self.rate_headers = list(fault.rate_headers)
@@ -115,7 +166,7 @@ class HttpConsumer(AsyncConsumer):
     async def respond(self, status: int, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
         head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await self._start(status, head + (headers or []))
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def start_stream(self, headers: Headers) -> None:
         """Begin a stream of server-sent events."""
@@ -126,7 +177,7 @@ class HttpConsumer(AsyncConsumer):
         """Send server-sent events with the ids `<request>:<first>` and on. Waits while the client is slow."""
         name = self.stream_id.encode()
         parts = [b"id: %s:%d\ndata: %s\n\n" % (name, first + n, data) for n, data in enumerate(datas)]
-        await self.send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
+        await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
 
     @property
     def stream_id(self) -> str:
@@ -148,6 +199,21 @@ class HttpConsumer(AsyncConsumer):
             (b"openai-processing-ms", str(took).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
-        await self.send(
-            {"type": "http.response.start", "status": status, "headers": headers + self.rate_headers + common}
-        )
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *rates, *common]})
+
+    async def _send(self, message: Any) -> None:
+        """Send, and wait while the client reads slowly; cut it off when it seems to have stopped."""
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                await self.base_send(message)
+            self._complete = message["type"] == "http.response.body" and not message["more_body"]
+        except TimeoutError:
+            log.info("client_stalled", request_id=self.request_id)
+            self._abort()
+            raise asyncio.CancelledError from None  # as if it had gone
+
+    def _abort(self) -> None:
+        """Close the connection without waiting for the client to take what was sent."""
+        transport = getattr(getattr(self.base_send, "__self__", None), "transport", None)  # uvicorn's
+        if transport is not None:
+            transport.abort()

@@ -32,7 +32,8 @@ class InferenceConsumer(HttpConsumer):
             else:
                 await self._whole(call, first, events)
         finally:
-            self.gateway.service.let_go(call, means_to_return=self.headers.get(b"x-millrace-resume") == b"1")
+            means_to_return = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
+            self.gateway.service.let_go(call, means_to_return=means_to_return)
 
     async def _stream(self, call: Call, event: Tokens | End, events: AsyncIterator[Tokens | End]) -> None:
         writer, sent = call.writer(), 0

@@ -49,7 +49,7 @@ class ResumeStream(HttpConsumer):
                 if not started:
                     await self.start_stream([(b"x-millrace-model", form.model.encode())])
                     started = True
-                sent = await self._send(writer, events, sent, had)
+                sent = await self._write_out(writer, events, sent, had)
                 if events and isinstance(events[-1], End):
                     finished = True
                     return
@@ -90,7 +90,7 @@ class ResumeStream(HttpConsumer):
         await broker.set(f"reader:{self._resumed}", 1, ex=READER_SECONDS)
         return int(attempt), state.decode(), owner.decode() if owner is not None else None
 
-    async def _send(self, writer: Writer, events: list[LogEvent], sent: int, had: int) -> int:
+    async def _write_out(self, writer: Writer, events: list[LogEvent], sent: int, had: int) -> int:
         for event in events:
             if isinstance(event, Failed):
                 raise ApiError(event.code, event.message, event.param)

@@ -1,0 +1,241 @@
+"""A change in Postgres reaches the gateway within a second, whether Valkey passes it on or not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis.asyncio as redis
+from asgiref.sync import sync_to_async
+from django.db import connection
+from psycopg.conninfo import make_conninfo
+from psycopg_pool import AsyncConnectionPool
+
+from millrace.config import platform_settings
+from millrace.gateway import authentication, revocation
+from millrace.gateway.authentication import KeyStore
+from millrace.gateway.errors import ApiError
+from millrace.gateway.live import LiveRequests
+from millrace.gateway.revocation import ChangeWatcher
+from tenants import actions, roles, snapshot
+from tenants.models import ApiKey, KeyUse
+from tests.seeing import Everybody, only_project
+
+pytestmark = pytest.mark.django_db(transaction=True)
+WITHIN = 1.0  # what is promised; measured here with everything on one machine
+
+
+class Watched:
+    """A gateway's key store with its watcher, and a key that it serves."""
+
+    def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
+        self.live = LiveRequests()
+        self.keys = KeyStore(broker, database, platform_settings().key_peppers)
+        self.watcher = ChangeWatcher(database, broker, self.keys, self.live)
+
+    async def fault(self, secret: str) -> str | None:
+        """Why the key may not be used; None if it may."""
+        try:
+            await self.keys.authenticate({b"x-api-key": secret.encode()}, "inference", "10.1.2.3")
+        except ApiError as fault:
+            return fault.code
+        return None
+
+
+@pytest_asyncio.fixture
+async def database() -> AsyncIterator[AsyncConnectionPool]:
+    url = make_conninfo(
+        roles.as_role(platform_settings().database_url, roles.SYSTEM), dbname=connection.settings_dict["NAME"]
+    )
+    async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
+        yield pool
+
+
+@pytest.fixture(params=["pushed", "polled"])
+def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether Valkey hears of changes."""
+    if request.param == "polled":
+        monkeypatch.setattr("tenants.compiling.tell_gateways", lambda *_: None)
+    return bool(request.param == "pushed")
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_connection_left() -> AsyncIterator[None]:
+    """`sync_to_async` has a thread of its own, and that a connection."""
+    yield
+    await sync_to_async(lambda: connection.close())()
+
+
+@pytest_asyncio.fixture
+async def watched(broker: redis.Redis, database: AsyncConnectionPool) -> AsyncIterator[Watched]:
+    watched = Watched(broker, database)
+    await watched.watcher.start()
+    yield watched
+    await watched.watcher.stop()
+
+
+@pytest.fixture
+def new_key() -> Callable[..., tuple[ApiKey, str]]:
+    def new_key(**fields: Any) -> tuple[ApiKey, str]:
+        tenant = actions.do_create_tenant(f"t{time.time_ns()}", "T")
+        return actions.do_create_api_key(only_project(tenant), "k", scopes=("inference",), **fields)
+
+    return new_key
+
+
+async def soon(true: Callable[[], Any], seconds: float = 5) -> float:
+    """Wait until it holds; the seconds it took."""
+    started = time.monotonic()
+    while not await true():
+        assert time.monotonic() - started < seconds
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+@pytest.mark.usefixtures("pushing")
+async def test_a_revoked_key_and_its_requests_end_within_a_second(watched: Watched, new_key: Any) -> None:
+    key, secret = await sync_to_async(new_key)()
+    _, other = await sync_to_async(new_key)()
+    assert await watched.fault(secret) is await watched.fault(other) is None
+    ended: list[tuple[float, str]] = []
+    live = await watched.keys.find(secret)
+    bystander = await watched.keys.find(other)
+    assert live and bystander
+    watched.live.add(live, lambda fault: ended.append((time.monotonic(), fault.code)))
+    watched.live.add(bystander, lambda fault: ended.append((0, "the wrong one")))
+    await asyncio.sleep(0.3)
+    await sync_to_async(actions.do_revoke_api_key)(key)
+    committed = time.monotonic()
+    took = await soon(lambda: refused(watched, secret))
+    assert took < WITHIN
+    await soon(lambda: told(ended))
+    ((at, code),) = ended
+    assert code == "invalid_api_key"
+    assert at - committed < WITHIN
+    assert await watched.fault(other) is None
+
+
+async def refused(watched: Watched, secret: str) -> bool:
+    return await watched.fault(secret) is not None
+
+
+async def told(ended: list[Any]) -> bool:
+    return bool(ended)
+
+
+@pytest.mark.usefixtures("pushing")
+async def test_a_suspended_tenants_requests_end_too(watched: Watched, new_key: Any) -> None:
+    key, secret = await sync_to_async(new_key)()
+    ended: list[str] = []
+    live = await watched.keys.find(secret)
+    assert live
+    watched.live.add(live, lambda fault: ended.append(fault.code))
+    await sync_to_async(lambda: actions.do_suspend_tenant(key.tenant))()
+    await soon(lambda: told(ended), WITHIN)
+    assert ended == ["tenant_suspended"]
+    await sync_to_async(lambda: actions.do_resume_tenant(key.tenant))()
+
+    async def works_again() -> bool:
+        return await watched.fault(secret) is None
+
+    await soon(works_again, WITHIN)
+
+
+async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
+    watched: Watched, new_key: Any, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever revokes a key may not reach Valkey, and another gateway's copy is still there."""
+    key, secret = await sync_to_async(new_key)()
+    found = await watched.keys.find(secret)
+    assert found
+    name = snapshot.valkey_name(bytes(key.key_hash))
+    copy = snapshot.encode(msgspec.structs.replace(found, project_id=-1))
+    await broker.set(name, copy)
+    await asyncio.sleep(0.6)
+    assert await watched.keys.find(secret) == found  # from the process' cache
+    watched.keys._cache.clear()
+    assert await watched.keys.find(secret) == found  # from Postgres: the key was made just now
+    watched.keys._cache.clear()
+    watched.keys._distrusted.clear()
+    monkeypatch.setattr(watched.keys, "_distrust_until", 0.0)
+    believed = await watched.keys.find(secret)
+    assert believed and believed.project_id == -1
+    monkeypatch.setattr("tenants.compiling.tell_gateways", lambda *_: None)
+    await sync_to_async(actions.do_revoke_api_key)(key)
+    await soon(lambda: refused(watched, secret), WITHIN)
+    await asyncio.sleep(0.6)
+    assert await broker.get(name) == copy
+    assert await refused(watched, secret)
+
+
+async def test_without_polls_every_request_asks_the_database(
+    watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret = await sync_to_async(new_key)()
+    assert await watched.fault(secret) is None
+
+    async def hang(self: Any) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(ChangeWatcher, "_poll", hang)
+    await asyncio.sleep(authentication.FRESH_SECONDS + 0.3)
+    await sync_to_async(actions.do_revoke_api_key)(key)
+    assert await watched.fault(secret) == "invalid_api_key"
+
+
+async def test_a_change_during_the_look_up_is_not_cached_over(
+    watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret = await sync_to_async(new_key)()
+    await asyncio.sleep(0.4)
+    read_row = watched.keys._read_row
+    looked_up = 0
+
+    async def slow(*args: Any) -> Any:
+        nonlocal looked_up
+        looked_up += 1
+        row = await read_row(*args)
+        if looked_up == 1:
+            await sync_to_async(actions.do_revoke_api_key)(key)
+            await asyncio.sleep(0.6)  # the poll comes before we do
+        return row
+
+    monkeypatch.setattr(watched.keys, "_read_row", slow)
+    assert await watched.fault(secret) == "invalid_api_key"
+    assert looked_up == 2
+
+
+async def test_a_key_is_used_only_from_its_addresses(watched: Watched, new_key: Any) -> None:
+    _, secret = await sync_to_async(new_key)(allowed_addresses=["10.0.0.0/8"])
+    assert await watched.fault(secret) is None
+    _, secret = await sync_to_async(new_key)(allowed_addresses=["192.168.0.0/16"])
+    assert await watched.fault(secret) == "invalid_api_key"
+
+
+async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocation, "USES_SECONDS", 0.1)
+    monkeypatch.setattr(watched.watcher, "_uses_at", 0.0)
+    key, secret = await sync_to_async(new_key)()
+    await watched.fault(secret)
+
+    async def written() -> bool:
+        return bool(await sync_to_async(Everybody(KeyUse).filter)(key_id=key.pk))
+
+    await soon(written)
+
+
+async def test_the_database_away_refuses_and_comes_back(broker: redis.Redis) -> None:
+    nobody = AsyncConnectionPool("postgresql://x@127.0.0.1:1/x", min_size=0, max_size=1, open=False)
+    await nobody.open(wait=False)
+    watched = Watched(broker, nobody)
+    await watched.watcher.start()
+    started = time.monotonic()
+    assert await watched.fault("sk-mr-any") == "server_is_overloaded"
+    assert time.monotonic() - started < WITHIN
+    await watched.watcher.stop()
+    await nobody.close()
