@@ -15,9 +15,9 @@ from celery import Celery, signals
 from kombu import Exchange, Queue
 
 from inference_worker.logs import configure_logging
-from inference_worker.protocol import model_queue
+from inference_worker.protocol import replica_queue
 from inference_worker.settings import WorkerSettings, worker_settings
-from inference_worker.worker import Doorbell, Worker, model_spec, new_replica_id
+from inference_worker.worker import Doorbell, Worker, new_replica_id
 
 GENERATE = "millrace.generate"
 DOORBELL_THREADS = 256  # each waits for its legs to end; waiting threads cost a step nothing (measured)
@@ -30,7 +30,6 @@ def make_app(settings: WorkerSettings) -> Celery:
         task_serializer="json",
         task_ignore_result=True,
         task_acks_late=True,
-        task_default_queue="model.default",
         worker_prefetch_multiplier=1,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
@@ -49,7 +48,7 @@ for chatty in ("celery.worker.strategy", "celery.app.trace"):  # two lines a req
     logging.getLogger(chatty).setLevel(logging.WARNING)
 replica_id = new_replica_id(settings)
 app = make_app(settings)
-_queue = model_queue(model_spec(settings).name)
+_queue = replica_queue(replica_id)
 app.conf.task_queues = [Queue(_queue, Exchange(_queue), routing_key=_queue)]
 
 

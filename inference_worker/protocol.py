@@ -33,8 +33,8 @@ def control_channel(replica_id: str) -> str:
     return f"ctl:{replica_id}"
 
 
-def model_queue(model: str) -> str:
-    return f"model.{model}"
+def replica_queue(replica_id: str) -> str:
+    return f"replica.{replica_id}"
 
 
 class Envelope(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import structlog
 from django.db import transaction
 
 from millrace.config import platform_settings
-from tenants import changes, snapshot
+from tenants import changes, policy, snapshot
 from tenants.models import LIMITS, ApiKey, ChangeLog, KeySnapshot, LimitSet, RoutingPolicy, Tenant
 
 log = structlog.get_logger(__name__)
@@ -89,7 +89,18 @@ def _snapshot(
         limits=snapshot.Limits(tuple(_limit_set(row) for row in limits if _applies(row, key))),
         version=version,
         allowed_addresses=None if key.allowed_addresses is None else tuple(key.allowed_addresses),
+        policies=_policies(policies),
     )
+
+
+def _policies(rows: Iterable[RoutingPolicy]) -> tuple[policy.NamedPolicy, ...]:
+    found = []
+    for row in rows:
+        try:
+            found.append(policy.NamedPolicy(row.name, row.version, policy.parse(row.body)))
+        except ValueError as fault:  # of a release that knew other rules: no reason not to revoke a key
+            log.error("policy_unreadable", policy=row.name, version=row.version, error=str(fault))
+    return tuple(found)
 
 
 def _applies(row: LimitSet, key: ApiKey) -> bool:

@@ -1,17 +1,108 @@
-"""A routing policy's body: which deployments a tenant's logical model name stands for, in order. Free of Django."""
+"""What a tenant's logical model name stands for. Free of Django.
+
+A policy is a list of rules. The first rule whose conditions all hold decides: of its targets one is drawn by weight,
+and the others, in their order, are where the request goes when that one fails. A target of weight 0 is only ever that.
+
+    {"rules": [{"when": {"prompt_tokens": {"at_least": 2000}}, "targets": [{"model": "big"}]},
+               {"targets": [{"model": "small", "weight": 9}, {"model": "small-next"}, {"model": "big", "weight": 0}]}],
+     "fallback_on": ["error", "overload", "context"]}
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime, time
+from functools import lru_cache
+from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+Fallback = Literal["error", "overload", "context"]
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+_DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+MOST_RULES = 32
+MOST_TARGETS = 16
+MOST_WEIGHT = 1_000_000
 
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a logical model name stands for: the first model that can serve."""
 
-    models: tuple[str, ...]
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A deployment."""
+
+    model: str
+    weight: int = 1  # among the rule's targets; 0: only when another fails
+
+
+class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A range of whole numbers, both ends in it."""
+
+    at_least: int = 0
+    at_most: int | None = None
+
+
+class Hours(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of the day, from `start` up to `end`; over midnight if `end` is the earlier one."""
+
+    start: str  # "HH:MM"
+    end: str
+    zone: str = "UTC"  # IANA's name
+    days: tuple[Day, ...] = _DAYS  # on which it starts
+
+
+class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Conditions; all that are given must hold."""
+
+    prompt_tokens: Between | None = None
+    tools: bool | None = None  # the request brings tools, or brings none
+    schema: bool | None = None  # it asks for an answer in a schema, or does not
+    keys: tuple[int, ...] | None = None  # ids of API keys
+    hours: Hours | None = None
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    targets: tuple[Target, ...]
+    when: When = When()
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    rules: tuple[Rule, ...]
+    fallback_on: tuple[Fallback, ...] = ("error", "overload", "context")
+
+    @property
+    def models(self) -> list[str]:
+        """Every deployment it names, each once."""
+        return list(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
+
+
+class NamedPolicy(msgspec.Struct, frozen=True):
+    """A policy as a key's snapshot has it."""
+
+    name: str
+    version: int
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rules may ask of a request."""
+
+    request_id: str  # decides the draw: the same request is drawn alike again
+    key_id: int
+    prompt_tokens: int
+    tools: bool
+    schema: bool
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where a request goes, and why."""
+
+    rule: int  # which one held, from 0
+    draw: int  # the number drawn, below the sum of the weights
+    models: tuple[str, ...]  # in the order in which they are tried
 
 
 def parse(body: Mapping[str, Any]) -> Policy:
@@ -21,9 +112,105 @@ def parse(body: Mapping[str, Any]) -> Policy:
         ValueError: it describes none; the message names the place.
     """
     try:
-        parsed = msgspec.convert(body, Policy)
+        policy = msgspec.convert(body, Policy)
     except msgspec.ValidationError as fault:
         raise ValueError(str(fault)) from fault
-    if not parsed.models:
-        raise ValueError("want at least one model - at `$.models`")
-    return parsed
+    _within("$.rules", len(policy.rules), 1, MOST_RULES, "rules")
+    for r, rule in enumerate(policy.rules):
+        place = f"$.rules[{r}]"
+        _within(f"{place}.targets", len(rule.targets), 1, MOST_TARGETS, "targets")
+        _check_targets(place, rule)
+        _check_conditions(f"{place}.when", rule.when)
+        if rule.when == When() and r < len(policy.rules) - 1:
+            raise ValueError(f"holds always, so the rules after it never do - at `{place}`")
+    return policy
+
+
+def decide(policy: Policy, facts: Facts) -> Decision | None:
+    """What the policy says of a request; None: no rule holds for it."""
+    for number, rule in enumerate(policy.rules):
+        if holds(rule.when, facts):
+            first, draw = _draw(rule, facts.request_id)
+            others = (target.model for target in rule.targets if target.model != first)
+            return Decision(number, draw, (first, *others))
+    return None
+
+
+def holds(when: When, facts: Facts) -> bool:
+    """Whether all conditions do."""
+    tokens = when.prompt_tokens
+    return (
+        (tokens is None or tokens.at_least <= facts.prompt_tokens <= (tokens.at_most or facts.prompt_tokens))
+        and when.tools in (None, facts.tools)
+        and when.schema in (None, facts.schema)
+        and (when.keys is None or facts.key_id in when.keys)
+        and (when.hours is None or _in_hours(when.hours, facts.at))
+    )
+
+
+def _draw(rule: Rule, request_id: str) -> tuple[str, int]:
+    total = sum(target.weight for target in rule.targets)
+    drawn = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "big") % total
+    upto = 0
+    for target in rule.targets:
+        upto += target.weight
+        if drawn < upto:
+            return target.model, drawn
+    raise AssertionError("weights add up")
+
+
+def _in_hours(hours: Hours, at: datetime) -> bool:
+    local = at.astimezone(_zone(hours.zone))
+    start, end, now = _time(hours.start), _time(hours.end), local.time()
+    today, yesterday = _DAYS[local.weekday()], _DAYS[local.weekday() - 1]
+    if start < end:
+        return start <= now < end and today in hours.days
+    return (now >= start and today in hours.days) or (now < end and yesterday in hours.days)
+
+
+def _check_targets(place: str, rule: Rule) -> None:
+    for t, target in enumerate(rule.targets):
+        _within(f"{place}.targets[{t}].weight", target.weight, 0, MOST_WEIGHT)
+        if not target.model:
+            raise ValueError(f"want a model's name - at `{place}.targets[{t}].model`")
+        if any(target.model == other.model for other in rule.targets[:t]):
+            raise ValueError(f"{target.model!r} is named twice - at `{place}.targets[{t}].model`")
+    if not any(target.weight for target in rule.targets):
+        raise ValueError(f"want at least one weight above 0 - at `{place}.targets`")
+
+
+def _check_conditions(place: str, when: When) -> None:
+    if (tokens := when.prompt_tokens) is not None:
+        _within(f"{place}.prompt_tokens.at_least", tokens.at_least, 0, 2**31)
+        if tokens.at_most is not None:
+            _within(f"{place}.prompt_tokens.at_most", tokens.at_most, max(1, tokens.at_least), 2**31)
+    if (hours := when.hours) is not None:
+        for name in ("start", "end"):
+            try:
+                _time(getattr(hours, name))
+            except ValueError:
+                raise ValueError(f"want a time as HH:MM - at `{place}.hours.{name}`") from None
+        if hours.start == hours.end:
+            raise ValueError(f"want another time than the start - at `{place}.hours.end`")
+        if not hours.days:
+            raise ValueError(f"want at least one day - at `{place}.hours.days`")
+        try:
+            _zone(hours.zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"{hours.zone!r} is no time zone - at `{place}.hours.zone`") from None
+
+
+def _within(place: str, value: int, low: int, high: int, what: str = "") -> None:
+    if not low <= value <= high:
+        raise ValueError(f"want {what and what + ': '}{low} to {high}, not {value} - at `{place}`")
+
+
+def _time(text: str) -> time:
+    if len(text) != 5:
+        raise ValueError(text)
+    return time.fromisoformat(text)
+
+
+@lru_cache(maxsize=256)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tenants.policy import NamedPolicy
+
 KEY_START = "sk-mr-"
 SCOPES = ("inference", "manage", "models", "endpoints")
 _VISIBLE = 12  # characters of a secret that may be shown: the start, and six of its 43 random characters
@@ -71,6 +73,8 @@ class KeySnapshot(msgspec.Struct, frozen=True):
     limits: Limits
     version: int  # grows by one with each compilation
     allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
+    policies: tuple[NamedPolicy, ...] = ()  # what the tenant's logical model names stand for
+    weight: float = 1.0  # the tenant's share where tenants wait for each other, in proportion to the others'
 
 
 encode = msgspec.msgpack.Encoder().encode

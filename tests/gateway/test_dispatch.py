@@ -6,7 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import redis.asyncio as redis
@@ -30,23 +33,25 @@ from inference_worker.protocol import (
     decode_usage,
     encode,
     gateway_stream,
-    model_queue,
+    replica_queue,
     request_log,
 )
-from millrace.gateway import dispatch
-from millrace.gateway.dispatch import Dispatcher, Generation
+from millrace.gateway import watch
+from millrace.gateway.dispatch import Dispatcher, why_key
 from millrace.gateway.errors import ApiError
+from millrace.gateway.generation import Errand, Generation
+from millrace.gateway.watch import Watch
 
 GATEWAY = "gw-a"
 
 
-def make_job(request_id: str = "req_1", seconds: float = 60) -> Job:
-    envelope = Envelope(time.time_ns() // 1000, request_id, 0, 1, 1, 1, "m")
+def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) -> Job:
+    envelope = Envelope(time.time_ns() // 1000, request_id, 0, tenant, 1, 1, "m")
     return Job(envelope, GATEWAY, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
 
 
-def heartbeat(beat: int) -> bytes:
-    return encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 0, 0, 0, 0, 0, 0, 10, 0))
+def heartbeat(beat: int, running: int = 0, waiting: int = 0) -> bytes:
+    return encode(Heartbeat(beat, "m", True, False, running, waiting, 8, 0, 0, 0, 0, 0, 0, 10, 0))
 
 
 async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) -> None:
@@ -58,8 +63,9 @@ async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) 
 class Replica:
     """A worker as the dispatcher sees one: it beats, claims and answers."""
 
-    def __init__(self, broker: redis.Redis, name: str) -> None:
+    def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0) -> None:
         self.broker = broker
+        self.running, self.waiting = running, waiting
         self.name = name
         self._task = asyncio.create_task(self._beat())
 
@@ -67,7 +73,7 @@ class Replica:
         beat = time.time_ns()
         while True:
             beat += 1
-            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat))  # type: ignore[misc]
+            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting))  # type: ignore[misc]
             await asyncio.sleep(0.2)
 
     def kill(self) -> None:
@@ -89,9 +95,12 @@ class Replica:
 @pytest_asyncio.fixture
 async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
     url = os.environ["MILLRACE_BROKER_URL"]
-    dispatcher = Dispatcher(broker, url, GATEWAY, queue_seconds=5, keep_seconds=60)
+    dispatcher = Dispatcher(broker, broker, url, GATEWAY, queue_seconds=5, keep_seconds=60, most_queued=3)
+    watching = Watch(dispatcher)
     await dispatcher.start()
+    await watching.start()
     yield dispatcher
+    await watching.stop()
     await dispatcher.stop()
 
 
@@ -107,13 +116,28 @@ async def serving(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.replicas.serving("m"))
 
 
+async def send(dispatcher: Dispatcher, job: Job, **errand: Any) -> Generation:
+    """Submit a leg and wait until its claim is written."""
+    generation = dispatcher.submit(Errand(job, b"form", **errand))
+
+    async def written() -> bool:
+        return generation.written or generation.queued
+
+    await eventually(written)
+    return generation
+
+
+async def owned(generation: Generation, replica: str | None) -> bool:
+    return generation.owner == replica
+
+
 async def next_event(generation: Generation) -> Tokens | End | Failed:
     async with asyncio.timeout(10):
         return await generation.next_event()
 
 
-async def doorbells(broker: redis.Redis) -> int:
-    return int(await broker.llen(model_queue("m")))  # type: ignore[misc]
+async def doorbells(broker: redis.Redis, replica: str = "r1") -> int:
+    return int(await broker.llen(replica_queue(replica)))  # type: ignore[misc]
 
 
 async def verdicts(broker: redis.Redis) -> list[str]:
@@ -121,24 +145,25 @@ async def verdicts(broker: redis.Redis) -> list[str]:
 
 
 async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
-    generation = await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
 
     async def rung() -> bool:
         return await doorbells(broker) == 1
 
     await eventually(rung)
     assert await replica.claim("req_1")
+    await eventually(lambda: owned(generation, "r1"))
     sent = [Tokens("req_1", 1, 0, [5], "Hi", 0), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
     await replica.send(*sent)
     assert [await next_event(generation), await next_event(generation)] == sent
-    assert generation.owner == "r1"
+    assert dispatcher.placement.load("r1") == 0
     dispatcher.release(generation)
     assert dispatcher.in_flight == 0
 
 
 async def test_without_a_replica_it_is_refused_early(dispatcher: Dispatcher) -> None:
     with pytest.raises(ApiError) as caught:
-        dispatcher.require_replica("m")
+        dispatcher.require_room("m", 1)
     assert (caught.value.status, caught.value.code) == (503, "model_loading")
     assert caught.value.retry_after
 
@@ -146,7 +171,7 @@ async def test_without_a_replica_it_is_refused_early(dispatcher: Dispatcher) -> 
 async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    generation = await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
     assert await replica.claim("req_1")
     await asyncio.sleep(0.1)
     replica.kill()
@@ -171,7 +196,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
 async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    generation = await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi", 0))
     assert isinstance(await next_event(generation), Tokens)
@@ -188,7 +213,7 @@ async def test_an_end_that_was_told_before_the_death_counts(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     """The end stands in the log though its batch never reached the gateway: no error, no second verdict."""
-    generation = await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi", 0))
     await next_event(generation)
@@ -203,7 +228,7 @@ async def test_an_end_that_was_told_before_the_death_counts(
 async def test_what_a_draining_worker_hands_back_is_rung_again(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    generation = await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     await broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r1")  # type: ignore[misc]
     before = await doorbells(broker)
@@ -221,9 +246,9 @@ async def test_words_that_were_lost_are_read_from_the_claim(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither who claimed it nor that it was handed back reached the gateway."""
-    monkeypatch.setattr(dispatch, "RING_AGAIN_SECONDS", 0.2)
-    claimed = await dispatcher.submit(make_job("req_1"), b"form")
-    handed_back = await dispatcher.submit(make_job("req_2"), b"form")
+    monkeypatch.setattr(watch, "RING_AGAIN_SECONDS", 0.2)
+    claimed = await send(dispatcher, make_job("req_1"))
+    handed_back = await send(dispatcher, make_job("req_2"))
     for name in ("req_1", "req_2"):
         await broker.eval(claims.CLAIM, 1, claim_key(name, 0), 1, "r1")  # type: ignore[misc]
     await broker.eval(claims.GIVE_UP, 1, claim_key("req_2", 0), 1, "r1")  # type: ignore[misc]
@@ -244,20 +269,20 @@ async def test_words_that_were_lost_are_read_from_the_claim(
 async def test_a_lost_doorbell_rings_again(
     broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "RING_AGAIN_SECONDS", 0.3)
-    await dispatcher.submit(make_job(), b"form")
+    monkeypatch.setattr(watch, "RING_AGAIN_SECONDS", 0.3)
+    await send(dispatcher, make_job())
 
     async def rung() -> bool:
         return await doorbells(broker) > 0
 
     await eventually(rung)
-    await broker.delete(model_queue("m"))
+    await broker.delete(replica_queue("r1"))
     await eventually(rung)
 
 
 @pytest.mark.usefixtures("replica")
 async def test_what_nobody_takes_in_time_is_refused(broker: redis.Redis, dispatcher: Dispatcher) -> None:
-    generation = await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "server_is_overloaded"
@@ -265,12 +290,12 @@ async def test_what_nobody_takes_in_time_is_refused(broker: redis.Redis, dispatc
 
 
 async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
-    await dispatcher.submit(make_job(), b"form")
+    generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
         await pubsub.subscribe(control_channel("r1"))
         await pubsub.get_message(timeout=1)
-        await dispatcher.cancel("req_1", 0)
+        await dispatcher.cancel(generation)
         async with asyncio.timeout(5):
             while (message := await pubsub.get_message(timeout=1)) is None:
                 pass
@@ -280,10 +305,197 @@ async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispat
 async def test_a_worker_that_says_nothing_does_not_outlive_the_deadline(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "OVERDUE_SECONDS", 0.1)
-    generation = await dispatcher.submit(make_job(seconds=0.5), b"form")
+    monkeypatch.setattr(watch, "OVERDUE_SECONDS", 0.1)
+    generation = await send(dispatcher, make_job(seconds=0.5))
     await replica.claim("req_1")
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "timeout"
     assert await verdicts(broker) == ["failed"]
+
+
+# Queues and credits. A replica here has a batch of 8, so 9 credits.
+
+
+async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[Generation]:
+    return [dispatcher.submit(Errand(make_job(f"full_{n}", tenant=tenant), b"form")) for n in range(count)]
+
+
+async def test_nothing_is_sent_beyond_the_credits(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generations = await fill(dispatcher, 12)
+    await asyncio.sleep(0.3)
+    assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
+    assert await broker.exists(claim_key("full_9", 0)) == 0
+    await replica.claim("full_0")
+    await replica.send(End("full_0", 1, 0, "stop", None, TokenUsage(2, output=1)))
+
+    async def went() -> bool:
+        return generations[9].written and generations[10].queued
+
+    await eventually(went)
+
+
+async def test_others_requests_count_against_the_credits(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    busy = Replica(broker, "r1", running=5, waiting=2)
+    await eventually(lambda: serving(dispatcher))
+    generations = await fill(dispatcher, 4)
+    assert [generation.queued for generation in generations] == [False, False, True, True]
+    busy.running = 0
+    await eventually(lambda: all_sent(generations))
+    busy.kill()
+
+
+async def all_sent(generations: list[Generation]) -> bool:
+    return not any(generation.queued for generation in generations)
+
+
+async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> None:
+    await fill(dispatcher)
+    first = [dispatcher.submit(Errand(make_job(f"a{n}", tenant=1), b"form")) for n in range(3)]
+    later = [dispatcher.submit(Errand(make_job(f"b{n}", tenant=2), b"form")) for n in range(2)]
+    for n in range(3):
+        await replica.claim(f"full_{n}")
+        await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenUsage(2, output=16)))
+
+    async def three_went() -> bool:
+        return sum(not generation.queued for generation in first + later) == 3
+
+    await eventually(three_went)
+    # The second tenant came later and had nothing yet; the first had nine.
+    assert [generation.queued for generation in later] == [False, False]
+
+
+@pytest.mark.usefixtures("replica")
+async def test_a_tenants_queue_is_bounded_and_overload_is_told_early(dispatcher: Dispatcher) -> None:
+    await fill(dispatcher, 12)
+    for refused in (
+        lambda: dispatcher.require_room("m", 1),
+        lambda: dispatcher.submit(Errand(make_job("one_more"), b"form")),
+    ):
+        with pytest.raises(ApiError) as caught:
+            refused()
+        assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
+        assert caught.value.retry_after
+    dispatcher.require_room("m", 2)
+    # Nine at work, each for 60 s: three before it in the queue of the only tenant there.
+    dispatcher._seconds["m"] = 60.0
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 1)
+    assert caught.value.retry_after == pytest.approx(4 * 60 / 9)
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 2)  # it would get half
+    assert caught.value.retry_after == pytest.approx(2 * 60 / 9)
+
+
+@pytest.mark.usefixtures("replica")
+async def test_what_leaves_the_queue_runs_nowhere(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    generations = await fill(dispatcher, 11)
+    assert not await dispatcher.cancel(generations[9])
+    dispatcher.release(generations[9])
+    assert not await dispatcher.cancel(generations[0])  # sent, and nobody has claimed it
+    dispatcher.release(generations[0])
+
+    async def next_went() -> bool:
+        return generations[10].written
+
+    await eventually(next_went)
+    assert await broker.exists(claim_key("full_9", 0)) == 0
+    assert await broker.hget(claim_key("full_0", 0), "state") == b"cancelled"  # type: ignore[misc]
+
+
+async def test_what_a_dead_replica_never_claimed_goes_elsewhere(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    assert generation.target == "r1"
+    replica.kill()
+    other = Replica(broker, "r2")
+
+    async def moved() -> bool:
+        return generation.target == "r2" and await doorbells(broker, "r2") == 1
+
+    await eventually(moved)
+    assert await other.claim("req_1")
+    await eventually(lambda: owned(generation, "r2"))
+    assert dispatcher.placement.load("r1") == 0
+    other.kill()
+
+
+async def test_a_late_claim_by_the_first_replica_counts(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    other = Replica(broker, "r2")
+    await eventually(lambda: two_serving(dispatcher))
+    dispatcher.requeue(generation)  # as if the first had been given up
+    generation.target = "r2"
+    await replica.claim("req_1")
+    await eventually(lambda: owned(generation, "r1"))
+    other.kill()
+
+
+async def two_serving(dispatcher: Dispatcher) -> bool:
+    return len(dispatcher.replicas.serving("m")) == 2
+
+
+async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    generation: Generation | None = None
+    for attempt in (1, 2, 3):
+        victim = Replica(broker, f"r{attempt}")
+        await eventually(lambda: serving(dispatcher))
+        generation = generation or await send(dispatcher, make_job())
+        await eventually(partial(targeted, generation, victim.name))
+        assert await victim.claim("req_1", attempt)
+        await eventually(partial(owned, generation, victim.name))
+        victim.kill()
+    assert generation
+    failed = await next_event(generation)
+    assert isinstance(failed, Failed)
+    assert failed.code == "not_served"
+    fault = ApiError(failed.code, failed.message)
+    assert fault.status == 500
+    assert (b"x-should-retry", b"false") in fault.headers()
+    assert await verdicts(broker) == ["failed"]
+
+
+async def targeted(generation: Generation, replica: str) -> bool:
+    return generation.target == replica and generation.written
+
+
+async def test_a_claim_the_broker_lost_is_written_again(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "RING_AGAIN_SECONDS", 0.2)
+    generation = await send(dispatcher, make_job())
+    await broker.delete(claim_key("req_1", 0))
+
+    async def back() -> bool:
+        return await broker.hget(claim_key("req_1", 0), "attempt") == b"2"  # type: ignore[misc]
+
+    await eventually(back)
+    assert generation.attempt == 2
+    assert not await replica.claim("req_1", 1)
+    assert await replica.claim("req_1", 2)
+
+
+async def test_it_is_written_down_why_it_went_there(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    await send(dispatcher, make_job(), why={"asked": "name"})
+    why = msgspec.json.decode(await broker.get(why_key("req_1")))
+    assert why["asked"] == "name"
+    (leg,) = why["legs"]
+    assert (leg["replica"], leg["by"], leg["load"], leg["credits"], leg["attempt"]) == ("r1", "load", 0, 9, 1)
+
+
+async def test_without_the_broker_it_is_refused_at_once(dispatcher: Dispatcher, replica: Replica) -> None:
+    nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    dispatcher.broker, kept = nobody, dispatcher.broker
+    failed = await next_event(dispatcher.submit(Errand(make_job(), b"form")))
+    dispatcher.broker = kept
+    assert isinstance(failed, Failed)
+    assert failed.code == "server_is_overloaded"
+    assert dispatcher.placement.load("r1") == 0
+    await nobody.aclose()

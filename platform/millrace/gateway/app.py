@@ -12,7 +12,7 @@ import redis.asyncio as redis
 import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import NoBackoff
 
 from billing import status
 from millrace.config import PlatformSettings, platform_settings
@@ -20,16 +20,20 @@ from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
 from millrace.gateway.catalogue import ServedModel, load_catalogue
 from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
+from millrace.gateway.readers import Readers
 from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
 from millrace.gateway.service import InferenceService
+from millrace.gateway.watch import Watch
 from tenants import roles
 
 log = structlog.get_logger(__name__)
 
-CONNECTIONS = 64
+CONNECTIONS = 256
+BROKER_SECONDS = 0.4  # for one answer of the broker: a request needs two at most, and is answered within a second
 CHECK_SECONDS = 1.0  # a dependency that does not answer within this is not ready
 
 
@@ -40,6 +44,7 @@ class Gateway:
         self.settings = settings
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = _connect(settings.broker_url)
+        self.patient_broker = _connect(settings.broker_url, patient=True)
         self.database = AsyncConnectionPool(
             roles.as_role(settings.database_url, roles.SYSTEM),  # whose a key is, is what is asked
             min_size=1,
@@ -49,26 +54,28 @@ class Gateway:
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
         self.live = LiveRequests()
-        self.changes = ChangeWatcher(self.database, self.broker, self.keys, self.live)
+        self.changes = ChangeWatcher(self.database, self.patient_broker, self.keys, self.live)
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,
+            self.patient_broker,
             settings.broker_url,
             self.id,
             queue_seconds=settings.queue_seconds,
             keep_seconds=settings.stream_keep_seconds,
         )
+        self.watch = Watch(self.dispatcher)
+        self.readers = Readers(self.broker)
         self.admission = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.service = InferenceService(
-            self.broker,
             self.router,
             self.admission,
             self.dispatcher,
             self.metrics,
-            gateway_id=self.id,
-            cache_secret=settings.cache_secret,
-            request_seconds=settings.request_seconds,
+            self.live,
+            self.readers,
+            JobMaker(self.id, settings.cache_secret, settings.request_seconds),
         )
 
     async def start(self) -> None:
@@ -76,6 +83,7 @@ class Gateway:
         await self.database.open(wait=False)
         await self.changes.start()
         await self.dispatcher.start()
+        await self.watch.start()
         await self.admission.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
@@ -83,9 +91,11 @@ class Gateway:
         await self.service.drain()
         await self.changes.stop()
         await self.admission.stop()
+        await self.watch.stop()
         await self.dispatcher.stop()
         await self.database.close()
         await self.broker.aclose()
+        await self.patient_broker.aclose()
 
     async def readiness(self) -> dict[str, str]:
         """Each thing this gateway needs, and `ok` or what is wrong with it."""
@@ -122,16 +132,20 @@ class Gateway:
         return "ok"
 
 
-def _connect(url: str) -> redis.Redis:
-    """A client for the whole process. When all connections are busy callers wait for one, up to the time-out."""
+def _connect(url: str, *, patient: bool = False) -> redis.Redis:
+    """A client for the whole process. When all connections are busy callers wait for one, for a moment.
+
+    On a request's way nothing is tried twice and nothing waited for: a broker that does not answer is told to the
+    caller within a second. A patient client is for those that block on the broker, and try again by themselves.
+    """
     pool = redis.BlockingConnectionPool.from_url(
         url,
         max_connections=CONNECTIONS,
-        timeout=5,
-        retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),
-        socket_timeout=5,
-        socket_connect_timeout=1,
-        health_check_interval=10,
+        timeout=5 if patient else BROKER_SECONDS / 2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=5 if patient else BROKER_SECONDS,
+        socket_connect_timeout=BROKER_SECONDS,
+        health_check_interval=10 if patient else 0,
     )
     return redis.Redis.from_pool(pool)
 

@@ -28,15 +28,18 @@ class ServedModel:
 
 def load_catalogue(specs: Sequence[ModelSpec], state_dir: Path) -> Mapping[str, ServedModel]:
     """Read each model's tokenizer and limits."""
-    return {spec.name: _load(spec, state_dir) for spec in specs}
+    tokenizers: dict[Path, Tokenizer] = {}  # deployments of one model share it: a prompt is counted once for all
+    return {spec.name: _load(spec, state_dir, tokenizers) for spec in specs}
 
 
-def _load(spec: ModelSpec, state_dir: Path) -> ServedModel:
+def _load(spec: ModelSpec, state_dir: Path, tokenizers: dict[Path, Tokenizer]) -> ServedModel:
     folder = ensure_model(spec, state_dir, None)
     config = ModelConfig.from_dir(folder)
+    if folder not in tokenizers:
+        tokenizers[folder] = Tokenizer.from_dir(folder)
     return ServedModel(
         name=spec.name,
-        tokenizer=Tokenizer.from_dir(folder),
+        tokenizer=tokenizers[folder],
         context_length=config.max_model_len,
         vocab_size=config.vocab_size,
         created=int((folder / "config.json").stat().st_mtime),

@@ -31,8 +31,11 @@ _BY_CODE = {
     OVERLOADED: (503, "service_unavailable_error"),
     "model_loading": (503, "service_unavailable_error"),
     "worker_lost": (503, "service_unavailable_error"),
+    "stream_lost": (503, "service_unavailable_error"),
+    "not_served": (500, "server_error"),
 }
-_RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost"})
+_RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
+_NOT_AGAIN = frozenset({"not_served"})  # it would do the same again
 _ABOUT_MONEY = frozenset({"tenant_suspended"})
 
 
@@ -65,7 +68,7 @@ class ApiError(Exception):
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
         hopeless = self.status == 429 and self.retry_after is None
-        if self.code in _ABOUT_MONEY or hopeless or (self.retry_after or 0) > 60:
+        if self.code in _ABOUT_MONEY or self.code in _NOT_AGAIN or hopeless or (self.retry_after or 0) > 60:
             headers.append((b"x-should-retry", b"false"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))

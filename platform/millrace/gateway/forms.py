@@ -19,6 +19,8 @@ class InferenceRequest:
     prompt: list[dict[str, Any]] | str | list[int]  # chat messages, text or token ids
     sampling: SamplingParams  # its max_tokens is not used: the admission decides
     max_tokens: int | None = None  # None: the caller did not say
+    tools: bool = False  # it brings tools
+    schema: bool = False  # its answer must follow a schema
     cache_key: str | None = None  # divides the tenant's own prompt cache further
     stream: bool = False
     include_usage: bool = False

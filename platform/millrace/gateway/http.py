@@ -12,13 +12,14 @@ import time
 from typing import Any
 
 import msgspec
+import redis
 import structlog
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
-from millrace.gateway.errors import ApiError
+from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.ids import new_request_id
 from tenants.snapshot import KeySnapshot
 
@@ -125,6 +126,9 @@ class HttpConsumer(AsyncConsumer):
             await self.handle(body)
         except ApiError as fault:
             await self.respond_error(fault)
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+            await self.respond_error(ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1))
         except Exception:
             log.exception("request_failed", request_id=self.request_id, endpoint=self.endpoint)
             await self.respond_error(

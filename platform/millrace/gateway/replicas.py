@@ -65,6 +65,11 @@ class ReplicaBoard:
             return replica.dead
         return self._clock() - self._missed.setdefault(replica_id, self._clock()) > REPLICA_DEAD_SECONDS
 
+    def takes_work(self, replica_id: str) -> bool:
+        """Whether it would claim what it is sent."""
+        replica = self._replicas.get(replica_id)
+        return replica is not None and not replica.dead and replica.heartbeat.ready and not replica.heartbeat.draining
+
     def forgotten(self) -> list[str]:
         """Dead long enough to be taken off the broker's list."""
         now = self._clock()
@@ -73,15 +78,19 @@ class ReplicaBoard:
 
     def serving(self, model: str) -> list[Heartbeat]:
         """Heartbeats of the live replicas that take requests for `model`."""
-        return [
-            r.heartbeat
-            for r in self._replicas.values()
+        return list(self.ready(model).values())
+
+    def ready(self, model: str) -> dict[str, Heartbeat]:
+        """The same, by the replicas' ids."""
+        return {
+            replica_id: r.heartbeat
+            for replica_id, r in self._replicas.items()
             if r.seen_alive
             and not r.dead
             and r.heartbeat.model == model
             and r.heartbeat.ready
             and not r.heartbeat.draining
-        ]
+        }
 
     def live(self) -> dict[str, Heartbeat]:
         return {i: r.heartbeat for i, r in self._replicas.items() if r.seen_alive and not r.dead}

@@ -1,16 +1,21 @@
-"""Which way: the ordered candidates for a logical model name.
+"""Which way: the ordered candidates for the model name a caller asks for, and why these.
 
-The tenant's routing policy will stand behind `Router`; so far a name stands for the deployment of that name.
+A name is a deployment's own, or a logical one that the tenant's routing policy explains (tenants.policy).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.errors import ApiError
+from tenants.policy import Facts, NamedPolicy, decide
 from tenants.snapshot import KeySnapshot
+
+EVERY_FALLBACK = ("error", "overload", "context")
 
 
 @dataclass(frozen=True)
@@ -21,24 +26,74 @@ class Candidate:
     price_version: int | None = None
 
 
+@dataclass(frozen=True)
+class Route:
+    """Where a request may go, best first."""
+
+    candidates: list[Candidate]
+    fallback_on: tuple[str, ...]
+    why: dict[str, Any]  # the beginning of the request's record of decisions
+
+
 class Router:
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
 
-    def visible(self, key: KeySnapshot) -> list[ServedModel]:
-        """The models this key may use."""
-        return [model for model in self._models.values() if key.models is None or model.name in key.models]
+    def visible(self, key: KeySnapshot) -> dict[str, ServedModel]:
+        """The names this key may ask for, each with the model to describe it by."""
+        found = dict(self._models)
+        for named in key.policies:
+            served = [self._models[model] for model in named.policy.models if model in self._models]
+            if served:
+                found[named.name] = min(served, key=lambda model: model.context_length)
+        return {name: model for name, model in found.items() if key.models is None or name in key.models}
 
-    def candidates(self, key: KeySnapshot, name: str) -> list[Candidate]:
-        """Where a request for the model `name` may go, best first; never empty.
+    def measure(self, key: KeySnapshot, name: str) -> ServedModel:
+        """The model whose tokens a prompt is counted in before it is known where it goes.
 
         Raises:
-            ApiError: 404 if there is no such model, 403 if this key may not use it.
+            ApiError: 404 if there is no such name, 403 if this key may not use it.
         """
-        if name not in self._models:
+        named = _policy(key, name)
+        served = [self._models[model] for model in (named.policy.models if named else [name]) if model in self._models]
+        if not served:
             raise ApiError(
                 "model_not_found", f"The model {name!r} does not exist or you do not have access to it.", "model"
             )
         if key.models is not None and name not in key.models:
             raise ApiError("model_not_allowed", f"This API key may not use the model {name!r}.", "model")
-        return [Candidate(self._models[name])]
+        return served[0]
+
+    def route(
+        self, key: KeySnapshot, name: str, request_id: str, prompt_tokens: int, *, tools: bool, schema: bool
+    ) -> Route:
+        """Where a request for the model `name` may go; at least one way.
+
+        Raises:
+            ApiError: 404, none of the policy's rules holds for it.
+        """
+        named = _policy(key, name)
+        why: dict[str, Any] = {"tenant": key.tenant_id, "asked": name}
+        if named is None:
+            return Route([Candidate(self._models[name])], (), why)
+        at = datetime.now(UTC)
+        decision = decide(named.policy, Facts(request_id, key.key_id, prompt_tokens, tools, schema, at))
+        if decision is None:
+            raise ApiError("model_not_found", f"No rule of the policy {name!r} holds for this request.", "model")
+        known = [model for model in decision.models if model in self._models]
+        if not known:
+            raise ApiError("model_not_found", f"None of the models behind {name!r} is served here.", "model")
+        why |= {
+            "policy": {"version": named.version, "rule": decision.rule, "draw": decision.draw},
+            "targets": list(decision.models),
+            "prompt_tokens": prompt_tokens,
+            "decided_at": at.isoformat(timespec="milliseconds"),
+        }
+        skipped = [{"model": model, "why": "not served here"} for model in decision.models if model not in known]
+        if skipped:
+            why["skipped"] = skipped
+        return Route([Candidate(self._models[model]) for model in known], named.policy.fallback_on, why)
+
+
+def _policy(key: KeySnapshot, name: str) -> NamedPolicy | None:
+    return next((named for named in key.policies if named.name == name), None)

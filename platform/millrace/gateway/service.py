@@ -3,77 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import hashlib
-import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.engine.chat_template import ChatTemplateError
 from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import End, Envelope, Failed, Job, Tokens
+from inference_worker.protocol import End, Failed, Tokens
 from millrace.gateway.admission import Admission, Demand, Ticket
 from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.dispatch import Dispatcher, Generation
-from millrace.gateway.errors import ApiError, invalid
+from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.forms import Form, InferenceRequest, Writer, encode_form
+from millrace.gateway.generation import Errand, Generation
+from millrace.gateway.jobs import JobMaker
+from millrace.gateway.limits import is_long
+from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.openai import chat, completions
 from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
-from millrace.gateway.routing import Router
+from millrace.gateway.prompts import tokenise
+from millrace.gateway.readers import Readers
+from millrace.gateway.routing import Candidate, Route, Router
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
 WRITERS: Mapping[str, Callable[[Form], Writer]] = {chat.DIALECT: ChatWriter, completions.DIALECT: CompletionWriter}
-LONG_PROMPT_CHARACTERS = 4_000  # above this, tokenising would hold up the event loop
 READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that means to come back
+LOOK_SECONDS = 1.0
+END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
+# Failure -> what a policy calls it. Any other is the request's own and the same everywhere.
+FALLBACK = {
+    OVERLOADED: "overload",
+    "model_loading": "overload",
+    "worker_lost": "error",
+    "not_served": "error",
+    "internal_error": "error",
+    "context_length_exceeded": "context",
+}
 
 
 class Call:
-    """An admitted, dispatched request."""
+    """An admitted request, and its leg that answers or is waited for."""
 
-    def __init__(self, generation: Generation, ticket: Ticket, form: Form, model: ServedModel) -> None:
-        self.generation = generation
-        self.ticket = ticket
-        self.form = form
-        self.model = model
+    def __init__(
+        self,
+        key: KeySnapshot,
+        request: InferenceRequest,
+        dialect: str,
+        request_id: str,
+        prompt: list[int],
+        measure: ServedModel,
+        route: Route,
+    ) -> None:
+        self.key = key
+        self.request = request
+        self.dialect = dialect
+        self.request_id = request_id
+        self.prompt = prompt
+        self.counted_by = measure.tokenizer  # whose tokens the prompt is in
+        self.route = route
+        self.untried = list(route.candidates)
+        self.why = route.why
+        self.admitted_at = time.time_ns() // 1000
         self.started = time.monotonic()
+        self.legs = 0
         self.usage: TokenUsage | None = None
+        self.tokens_seen = 0  # generated, as far as events told
+        # Set with its first leg.
+        self.candidate: Candidate
+        self.form: Form
+        self.ticket: Ticket
+        self.generation: Generation
 
     @property
-    def request_id(self) -> str:
-        return self.form.request_id
+    def model(self) -> str:
+        """The deployment that answers."""
+        return self.candidate.model.name
 
     def writer(self) -> Writer:
-        return WRITERS[self.form.dialect](self.form)
+        return WRITERS[self.dialect](self.form)
+
+    def may_fall_back(self, fault: ApiError) -> bool:
+        """Whether another candidate may try after this failure."""
+        return bool(self.untried) and FALLBACK.get(fault.code) in self.route.fallback_on
+
+    def skip(self, fault: ApiError) -> None:
+        """Write down why a candidate did not answer."""
+        self.why.setdefault("skipped", []).append({"model": self.model, "why": fault.code})
 
 
 class InferenceService:
     def __init__(
         self,
-        broker: redis.Redis,
         router: Router,
         admission: Admission,
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
-        *,
-        gateway_id: str,
-        cache_secret: str,
-        request_seconds: int,
+        live: LiveRequests,
+        readers: Readers,
+        jobs: JobMaker,
     ) -> None:
-        self._broker = broker
         self._router = router
         self._admission = admission
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._gateway_id = gateway_id
-        self._cache_secret = cache_secret.encode()
-        self._request_seconds = request_seconds
+        self._live = live
+        self._readers = readers
+        self._jobs = jobs
         self._background: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
 
     async def begin(self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str) -> Call:
         """Admit the request and send it on its way.
@@ -81,30 +122,14 @@ class InferenceService:
         Raises:
             ApiError: it cannot be served; nothing was taken.
         """
-        candidates = self._router.candidates(key, request.model)
-        model = candidates[0].model
-        self._dispatcher.require_replica(model.name)
-        prompt = await self._tokenise(model, request)
-        now = time.time_ns() // 1000
-        demand = Demand(request_id, now, key, request.model, candidates, len(prompt), request.max_tokens)
-        ticket = await self._admission.admit(demand)
-        job = self._job(demand, ticket, request, prompt)
-        form = Form(
-            dialect,
-            request_id,
-            model.name,
-            now // 1_000_000,
-            len(prompt),
-            request.include_usage,
-            request.continuous_usage,
+        measure = self._router.measure(key, request.model)
+        prompt = await tokenise(measure, request.prompt)
+        route = self._router.route(
+            key, request.model, request_id, len(prompt), tools=request.tools, schema=request.schema
         )
-        try:
-            generation = await self._dispatcher.submit(job, encode_form(form))
-        except BaseException:
-            await ticket.close(None)
-            raise
-        self._metrics.in_flight.set(self._dispatcher.in_flight)
-        return Call(generation, ticket, form, model)
+        call = Call(key, request, dialect, request_id, prompt, measure, route)
+        await self._next_leg(call)
+        return call
 
     async def events(self, call: Call) -> AsyncIterator[Tokens | End]:
         """The answer's events, the last of them its end.
@@ -116,48 +141,164 @@ class InferenceService:
         while True:
             event = await call.generation.next_event()
             if isinstance(event, Failed):
+                fault = ApiError(event.code, event.message, event.param, retry_after=call.generation.retry_after)
                 call.generation.ended = True
-                raise ApiError(event.code, event.message, event.param)
+                if event.code == "stream_lost":
+                    await self._abandon(call.generation)
+                if not (first and call.may_fall_back(fault)):
+                    raise fault
+                await self._fall_back(call, fault)
+                continue
             if first:
                 first = False
-                self._metrics.time_to_first_token.labels(call.model.name).observe(time.monotonic() - call.started)
+                self._metrics.time_to_first_token.labels(call.model).observe(time.monotonic() - call.started)
             if isinstance(event, End):
                 call.generation.ended = True
                 call.usage = event.usage
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
+            else:
+                call.tokens_seen += len(event.token_ids)
             yield event
             if isinstance(event, End):
                 return
 
     def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
         """The caller is done with the request, or gone. Called once for every call, however it ended."""
-        self._dispatcher.release(call.generation)
-        self._metrics.in_flight.set(self._dispatcher.in_flight)
         self._in_background(self._close(call, means_to_return))
 
     async def drain(self) -> None:
         """Wait for what is still being cancelled or closed."""
+        self._stopping.set()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _close(self, call: Call, means_to_return: bool) -> None:
-        if call.usage is not None:
-            self._count(call.model.name, call.usage)
-        await call.ticket.close(call.usage)
-        if call.generation.ended:
-            return
-        if means_to_return:
-            await asyncio.sleep(READERLESS_SECONDS)
-            if await self.has_reader(call.request_id):
-                return
+    # Legs.
+
+    async def _next_leg(self, call: Call) -> None:
+        """Let the next candidate try, or the one after it.
+
+        Raises:
+            ApiError: none of them can.
+        """
+        while True:
+            call.candidate = call.untried.pop(0)
+            try:
+                return await self._begin_leg(call)
+            except ApiError as fault:
+                if not call.may_fall_back(fault):
+                    raise
+                call.skip(fault)
+
+    async def _begin_leg(self, call: Call) -> None:
+        key, model = call.key, call.candidate.model
+        if model.tokenizer is not call.counted_by:
+            call.prompt, call.counted_by = await tokenise(model, call.request.prompt), model.tokenizer
+        self._dispatcher.require_room(model.name, key.tenant_id, key.weight)
+        demand = Demand(
+            call.request_id,
+            call.admitted_at,
+            key,
+            call.request.model,
+            [call.candidate, *call.untried],
+            len(call.prompt),
+            call.request.max_tokens,
+        )
+        ticket = await self._admission.admit(demand)
         try:
-            await self._dispatcher.cancel(call.request_id, call.generation.leg)
+            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket))
+        except BaseException:
+            await ticket.close(None)
+            raise
+        call.ticket = ticket
+        call.legs += 1
+        self._metrics.in_flight.set(self._dispatcher.in_flight)
+
+    def _errand(self, call: Call, demand: Demand, ticket: Ticket) -> Errand:
+        request = call.request
+        call.form = Form(
+            call.dialect,
+            call.request_id,
+            call.model,
+            call.admitted_at // 1_000_000,
+            len(call.prompt),
+            request.include_usage,
+            request.continuous_usage,
+        )
+        return Errand(
+            job=self._jobs.make(demand, ticket.terms, request, call.prompt, leg=call.legs),
+            form=encode_form(call.form),
+            weight=call.key.weight,
+            long=is_long(demand.limit_sets, len(call.prompt)),
+            first_attempt=call.generation.attempt + 1 if call.legs else 1,
+            why=call.why,
+        )
+
+    async def _fall_back(self, call: Call, fault: ApiError) -> None:
+        """The leg failed before its first token: let another candidate try."""
+        log.info("falling_back", request_id=call.request_id, model=call.model, code=fault.code)
+        call.skip(fault)
+        self._dispatcher.release(call.generation)
+        await call.ticket.close(None)
+        try:
+            await self._next_leg(call)
+        except ApiError:
+            raise fault from None  # what went wrong first is what the caller should know
+
+    # The end.
+
+    async def _close(self, call: Call, means_to_return: bool) -> None:
+        generation = call.generation
+        try:
+            if not generation.ended:
+                if means_to_return and not await self._wait_for_return(call):
+                    return  # its places come back when their lease ends, and nothing else does: nobody saw its end
+                await self._end(call)
+            await call.ticket.close(call.usage)
+        finally:
+            self._dispatcher.release(generation)
+            self._metrics.in_flight.set(self._dispatcher.in_flight)
+            if call.usage is not None:
+                self._count(call.model, call.usage)
+
+    async def _wait_for_return(self, call: Call) -> bool:
+        """Let it run on for a while without a reader, and for as long as somebody resumed it. False: this gateway
+        stops, and the leg runs on for whoever resumes it at another."""
+        died = asyncio.Event()
+        with self._live.listed(call.key, lambda _: died.set()):
+            await self._readers.first_left(call.request_id)
+            alone = 0.0
+            while alone < READERLESS_SECONDS and not call.generation.over and not died.is_set():
+                if self._stopping.is_set():
+                    return False
+                await _first(died, self._stopping, seconds=LOOK_SECONDS)
+                alone = 0.0 if await self._readers.any(call.request_id) else alone + LOOK_SECONDS
+        return True
+
+    async def _abandon(self, generation: Generation) -> None:
+        """A part of its answer is lost: it counts as failed, and need not go on."""
+        try:
+            await self._dispatcher.fail(generation.job, generation.attempt, "stream_lost")
+            await self._dispatcher.tell_to_stop(generation)
+        except redis.RedisError as fault:
+            log.warning("cancel_lost", request_id=generation.request_id, error=str(fault))
+
+    async def _end(self, call: Call) -> None:
+        """Cancel the leg, and hear what it used: so much is not given back."""
+        try:
+            coming = await self._dispatcher.cancel(call.generation) or call.generation.over
         except redis.RedisError as fault:
             log.warning("cancel_lost", request_id=call.request_id, error=str(fault))
-
-    async def has_reader(self, request_id: str) -> bool:
-        """Whether somebody resumed the stream."""
-        return bool(await self._broker.exists(f"reader:{request_id}"))
+            coming = True
+        try:
+            async with asyncio.timeout(END_SECONDS if coming else 0):
+                while not isinstance(event := await call.generation.next_event(), Failed):
+                    if isinstance(event, End):
+                        call.usage = event.usage
+                        return
+                    call.tokens_seen += len(event.token_ids)
+        except TimeoutError:
+            if call.tokens_seen:  # nobody told: what we saw was used at least
+                call.usage = TokenUsage(uncached=len(call.prompt), output=call.tokens_seen)
 
     def _count(self, model: str, usage: TokenUsage) -> None:
         for token_class in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output"):
@@ -169,53 +310,13 @@ class InferenceService:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _tokenise(self, model: ServedModel, request: InferenceRequest) -> list[int]:
-        prompt = request.prompt
-        if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
-            ids = [item for item in prompt if isinstance(item, int)]
-            if any(not 0 <= token_id < model.vocab_size for token_id in ids):
-                raise invalid("prompt", f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
-            return ids
-        size = len(prompt) if isinstance(prompt, str) else sum(len(m["content"]) for m in prompt if isinstance(m, dict))
-        if size > LONG_PROMPT_CHARACTERS:
-            return await asyncio.to_thread(_encode, model, prompt)
-        return _encode(model, prompt)
 
-    def _job(self, demand: Demand, ticket: Ticket, request: InferenceRequest, prompt: list[int]) -> Job:
-        key, terms = demand.key, ticket.terms
-        model = demand.candidates[0].model.name
-        envelope = Envelope(
-            admitted_at=demand.admitted_at,
-            request_id=demand.request_id,
-            leg=0,
-            tenant_id=key.tenant_id,
-            project_id=key.project_id,
-            key_id=key.key_id,
-            model=model,
-            price_version=terms.price_version,
-            slice_id=terms.slice_id,
-            fence=terms.fence,
-            hold=terms.hold,
-        )
-        return Job(
-            envelope=envelope,
-            gateway_id=self._gateway_id,
-            prompt_token_ids=prompt,
-            params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
-            cache_salt=self._cache_salt(key.tenant_id, model, request.cache_key),
-            deadline=demand.admitted_at / 1e6 + self._request_seconds,
-        )
-
-    def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:
-        """Derived from a secret, so that nobody can hit or forge another tenant's cached prefixes."""
-        name = f"{tenant_id}\0{model}\0{cache_key or ''}".encode()
-        return hmac.new(self._cache_secret, name, hashlib.sha256).digest()[:16]
-
-
-def _encode(model: ServedModel, prompt: object) -> list[int]:
+async def _first(*events: asyncio.Event, seconds: float) -> bool:
+    """Wait until one of the events is set, so long at most; whether one is."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
     try:
-        if isinstance(prompt, str):
-            return model.tokenizer.encode(prompt)
-        return model.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
-    except ChatTemplateError as fault:
-        raise invalid("messages", str(fault)) from None
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return any(event.is_set() for event in events)

@@ -33,24 +33,48 @@ log = structlog.get_logger(__name__)
 BUFFERED_EVENTS = 256
 STREAM_SECONDS = 60  # a gateway's stream outlives it by this
 LogEvent = Tokens | End | Failed
+LOST = "A part of this answer was lost; please send the request again."
+
+
+class EventsLost(Exception):
+    """The broker has lost a part of a stream: what follows must not be told as if it were the next."""
 
 
 async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq: int) -> list[LogEvent]:
-    """The logged events of an attempt from `first_seq` on, in order, each once."""
-    payloads: Any = await broker.lrange(request_log(request_id, attempt), first_seq, -1)
-    events: list[LogEvent] = []
+    """The logged events of an attempt from `first_seq` on, in order, each once.
+
+    Raises:
+        EventsLost: later ones are there, the next one is not.
+    """
+    # Event n is element n, unless a worker wrote a round twice after a broken connection, or the broker lost some.
+    log_key = request_log(request_id, attempt)
+    payloads: Any = await broker.lrange(log_key, first_seq, -1)
+    events, rest = _in_order(payloads, first_seq)
+    if first_seq and (not payloads or rest):
+        payloads = await broker.lrange(log_key, 0, -1)
+        events, rest = _in_order(payloads, first_seq)
+    if rest and not events:
+        raise EventsLost
+    return events
+
+
+def _in_order(payloads: list[bytes], first_seq: int) -> tuple[list[LogEvent], bool]:
+    """The events from `first_seq` on without a gap, and whether there are later ones beyond a gap."""
+    by_seq: dict[int, LogEvent] = {}
     for payload in payloads:
         event = decode_event(payload)
-        # A worker that wrote a round twice after a broken connection has logged its events twice.
-        if isinstance(event, Tokens | End | Failed) and event.seq == first_seq + len(events):
-            events.append(event)
-    return events
+        if isinstance(event, Tokens | End | Failed) and event.seq >= first_seq:
+            by_seq.setdefault(event.seq, event)
+    events: list[LogEvent] = []
+    while (found := by_seq.pop(first_seq + len(events), None)) is not None:
+        events.append(found)
+    return events, bool(by_seq)
 
 
 class EventBuffer:
     """One request's events on their way to its client: in order, each once, never more than a bounded number held."""
 
-    def __init__(self, broker: redis.Redis, request_id: str) -> None:
+    def __init__(self, broker: redis.Redis, request_id: str, attempt: int = 1) -> None:
         self._broker = broker
         self._request_id = request_id
         self._events: deque[LogEvent] = deque()
@@ -58,7 +82,7 @@ class EventBuffer:
         self._next_seq = 0  # what the client gets next
         self._behind = False  # events are missing here and must be read from the log
         self._last: Failed | None = None  # the end, if it is not in the log
-        self.attempt = 1
+        self.attempt = attempt
 
     def put(self, event: LogEvent) -> None:
         expected = self._next_seq + len(self._events)
@@ -73,10 +97,11 @@ class EventBuffer:
         self._behind = True
         self._ready.set()
 
-    def fail(self, code: str, message: str) -> None:
-        """End with a failure, after what the log still holds."""
+    def fail(self, code: str, message: str, *, unsent: bool = False) -> None:
+        """End with a failure, after what the log still holds; if it was never sent there is none."""
         self._last = Failed(self._request_id, self.attempt, -1, code, message)
-        self.refill()
+        self._behind = not unsent
+        self._ready.set()
 
     def restart(self, attempt: int) -> None:
         """Another attempt answers from the start. Only before the first event has been taken."""
@@ -107,6 +132,9 @@ class EventBuffer:
         except redis.RedisError:
             self._behind = True
             await asyncio.sleep(0.2)
+            return
+        except EventsLost:
+            self._last = Failed(self._request_id, attempt, -1, "stream_lost", LOST)
             return
         if attempt != self.attempt:
             return

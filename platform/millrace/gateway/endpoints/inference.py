@@ -22,11 +22,11 @@ class InferenceConsumer(HttpConsumer):
         key = await self.authenticate("inference")
         request = type(self).read(body)
         call = await self.gateway.service.begin(key, request, self.dialect, self.request_id)
-        self.rate_headers = call.ticket.headers()
         try:
             events = self.gateway.service.events(call)
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
             first = await anext(events)
+            self.rate_headers = call.ticket.headers()
             if request.stream:
                 await self._stream(call, first, events)
             else:
@@ -59,7 +59,7 @@ class InferenceConsumer(HttpConsumer):
 def _headers(call: Call, event: Tokens | End) -> Headers:
     cached = event.usage.cache_read if isinstance(event, End) else event.cached_tokens
     return [
-        (b"x-millrace-model", call.model.name.encode()),
+        (b"x-millrace-model", call.model.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),
     ]
 

@@ -15,7 +15,7 @@ class Models(HttpConsumer):
 
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("models")
-        models = [_model_object(model) for model in self.gateway.router.visible(key)]
+        models = [_model_object(name, model) for name, model in self.gateway.router.visible(key).items()]
         await self.respond_json(200, {"object": "list", "data": models})
 
 
@@ -26,17 +26,16 @@ class Model(HttpConsumer):
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("models")
         name = self.path_arguments["name"]
-        for model in self.gateway.router.visible(key):
-            if model.name == name:
-                return await self.respond_json(200, _model_object(model))
+        if (model := self.gateway.router.visible(key).get(name)) is not None:
+            return await self.respond_json(200, _model_object(name, model))
         raise ApiError(
             "model_not_found", f"The model {name!r} does not exist or you do not have access to it.", "model"
         )
 
 
-def _model_object(model: ServedModel) -> dict[str, Any]:
+def _model_object(name: str, model: ServedModel) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "millrace",

@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import secrets
+import time
+from typing import Any, NamedTuple
 
 from inference_worker.protocol import End, Failed, claim_key, decode_job
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Form, Writer, decode_form
 from millrace.gateway.http import HttpConsumer
+from millrace.gateway.readers import READER_SECONDS
 from millrace.gateway.service import WRITERS
-from millrace.gateway.streams import LogEvent, read_log
+from millrace.gateway.streams import LOST, EventsLost, LogEvent, read_log
 from tenants.snapshot import KeySnapshot
 
 POLL_SECONDS = 0.05
-READER_SECONDS = 10  # how long a reader's mark outlives it
+WORKER_LOST = "The worker that served this request was lost; please send it again."
+
+
+class Leg(NamedTuple):
+    """The leg that answers, as its claim has it."""
+
+    number: int
+    attempt: int
+    state: str
+    owner: str | None
 
 
 class ResumeStream(HttpConsumer):
@@ -30,23 +42,24 @@ class ResumeStream(HttpConsumer):
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("inference")
         self._resumed = self.path_arguments["request_id"]
-        form = await self._form(key)
+        self._reader, self._marked_at = secrets.token_hex(8), float("-inf")
+        form = await self._form(key, 0)
         had = self._last_event_id()
         writer = WRITERS[form.dialect](form)
         attempt, next_seq, sent = 0, 0, 0
         started = finished = False
         try:
             while True:
-                attempt_now, state, owner = await self._claim()
-                if attempt_now != attempt:
-                    if started:
-                        raise ApiError(
-                            "worker_lost", "The worker that served this request was lost; please send it again."
-                        )
-                    attempt, next_seq, sent, writer = attempt_now, 0, 0, WRITERS[form.dialect](form)
-                events = await read_log(self.gateway.broker, self._resumed, attempt, next_seq)
+                leg = await self._leg()
+                if leg.attempt != attempt:
+                    if next_seq:  # what was sent is not a part of the answer any more
+                        raise ApiError("worker_lost", WORKER_LOST)
+                    form = await self._form(key, leg.number)
+                    attempt, writer = leg.attempt, WRITERS[form.dialect](form)
+                events = await self._read(attempt, next_seq)
                 next_seq += len(events)
-                if not started:
+                if events and not started:
+                    self._raise_failure(events[0])  # while it can still be a status of its own
                     await self.start_stream([(b"x-millrace-model", form.model.encode())])
                     started = True
                 sent = await self._write_out(writer, events, sent, had)
@@ -54,18 +67,17 @@ class ResumeStream(HttpConsumer):
                     finished = True
                     return
                 if not events:
-                    await self._check_alive(state, owner, attempt)
+                    await self._check_alive(leg)
                     await asyncio.sleep(POLL_SECONDS)
         finally:
-            if not finished:
-                await self._leave()
+            await self._leave(finished)
 
     @property
     def stream_id(self) -> str:
         return self._resumed
 
-    async def _form(self, key: KeySnapshot) -> Form:
-        claim: Any = await self.gateway.broker.hmget(claim_key(self._resumed, 0), "tenant", "form")
+    async def _form(self, key: KeySnapshot, leg: int) -> Form:
+        claim: Any = await self.gateway.broker.hmget(claim_key(self._resumed, leg), "tenant", "form")
         tenant, form = claim
         if tenant is None or form is None or int(tenant) != key.tenant_id:
             raise ApiError("not_found", f"There is no stream {self._resumed!r}, or it is no longer kept.")
@@ -81,21 +93,40 @@ class ResumeStream(HttpConsumer):
             raise invalid("Last-Event-ID", f"Last-Event-ID must be {self._resumed}:<number>, as the stream gave it.")
         return int(number)
 
-    async def _claim(self) -> tuple[int, str, str | None]:
-        broker, key = self.gateway.broker, claim_key(self._resumed, 0)
-        claim: Any = await broker.hmget(key, "attempt", "state", "owner")
-        attempt, state, owner = claim
+    async def _leg(self) -> Leg:
+        if time.monotonic() - self._marked_at > READER_SECONDS / 3:
+            self._marked_at = time.monotonic()
+            await self.gateway.readers.mark(self._resumed, self._reader)
+        claim: Any = await self._claim(0)
+        number = int(claim[3] or 0)
+        if number:
+            claim = await self._claim(number)
+        attempt, state, owner, _ = claim
         if attempt is None:
             raise ApiError("not_found", f"The stream {self._resumed!r} is no longer kept.")
-        await broker.set(f"reader:{self._resumed}", 1, ex=READER_SECONDS)
-        return int(attempt), state.decode(), owner.decode() if owner is not None else None
+        return Leg(number, int(attempt), state.decode(), owner.decode() if owner is not None else None)
+
+    async def _claim(self, leg: int) -> Any:
+        key = claim_key(self._resumed, leg)
+        return await self.gateway.broker.hmget(key, "attempt", "state", "owner", "leg")
+
+    async def _read(self, attempt: int, next_seq: int) -> list[LogEvent]:
+        try:
+            return await read_log(self.gateway.broker, self._resumed, attempt, next_seq)
+        except EventsLost:
+            raise ApiError("stream_lost", LOST) from None
+
+    def _raise_failure(self, event: LogEvent) -> None:
+        if isinstance(event, Failed):
+            raise ApiError(event.code, event.message, event.param)
+        if isinstance(event, End) and event.finish_reason == "cancelled":
+            raise ApiError("cancelled", "The request was cancelled.")
 
     async def _write_out(self, writer: Writer, events: list[LogEvent], sent: int, had: int) -> int:
         for event in events:
+            self._raise_failure(event)
             if isinstance(event, Failed):
-                raise ApiError(event.code, event.message, event.param)
-            if isinstance(event, End) and event.finish_reason == "cancelled":
-                raise ApiError("cancelled", "The request was cancelled.")
+                continue
             datas = writer.stream(event)
             fresh = datas[max(0, had + 1 - sent) :]
             if fresh or isinstance(event, End):
@@ -103,21 +134,25 @@ class ResumeStream(HttpConsumer):
             sent += len(datas)
         return sent
 
-    async def _check_alive(self, state: str, owner: str | None, attempt: int) -> None:
+    async def _check_alive(self, leg: Leg) -> None:
         """Nothing new in the log: is anything still to come?"""
         dispatcher = self.gateway.dispatcher
-        lost = "The worker that served this request was lost; please send it again."
-        if state == "failed":
-            raise ApiError("worker_lost", lost)
-        if state == "cancelled":
+        if leg.state == "failed":
+            raise ApiError("worker_lost", WORKER_LOST)
+        if leg.state == "cancelled":
             raise ApiError("cancelled", "The request was cancelled.")
-        if state == "running" and owner is not None and dispatcher.replicas.is_dead(owner):
-            job: Any = await self.gateway.broker.hget(claim_key(self._resumed, 0), "job")
-            if job is not None and await dispatcher.fail(decode_job(job), attempt, "worker_lost"):
-                raise ApiError("worker_lost", lost)
+        if leg.state == "running" and leg.owner is not None and dispatcher.replicas.is_dead(leg.owner):
+            job: Any = await self.gateway.broker.hget(claim_key(self._resumed, leg.number), "job")
+            if job is not None and await dispatcher.fail(decode_job(job), leg.attempt, "worker_lost"):
+                raise ApiError("worker_lost", WORKER_LOST)
 
-    async def _leave(self) -> None:
-        """A reader that goes away without the word that it means to return takes the generation with it."""
-        if self.headers.get(b"x-millrace-resume") != b"1":
-            with contextlib.suppress(Exception):  # best effort: the request has a deadline in any case
-                await asyncio.shield(self.gateway.dispatcher.cancel(self._resumed, 0))
+    async def _leave(self, finished: bool) -> None:
+        """The last reader that goes away without the word that it means to return takes the generation with it."""
+        with contextlib.suppress(Exception):  # best effort: the request has a deadline in any case
+            await asyncio.shield(self._leave_to_others(finished))
+
+    async def _leave_to_others(self, finished: bool) -> None:
+        alone = await self.gateway.readers.leave(self._resumed, self._reader)
+        returns = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
+        if alone and not finished and not returns:
+            await self.gateway.dispatcher.cancel_claim(self._resumed, (await self._leg()).number)

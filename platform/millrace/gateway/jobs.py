@@ -1,0 +1,48 @@
+"""From an admitted request to the job a worker is handed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+
+from inference_worker.protocol import Envelope, Job
+from millrace.gateway.admission import Demand, Terms
+from millrace.gateway.forms import InferenceRequest
+
+
+class JobMaker:
+    def __init__(self, gateway_id: str, cache_secret: str, request_seconds: int) -> None:
+        self._gateway_id = gateway_id
+        self._cache_secret = cache_secret.encode()
+        self._request_seconds = request_seconds
+
+    def make(self, demand: Demand, terms: Terms, request: InferenceRequest, prompt: list[int], *, leg: int) -> Job:
+        """One leg's job, for the first of the demand's candidates."""
+        key, model = demand.key, demand.candidates[0].model.name
+        envelope = Envelope(
+            admitted_at=demand.admitted_at,
+            request_id=demand.request_id,
+            leg=leg,
+            tenant_id=key.tenant_id,
+            project_id=key.project_id,
+            key_id=key.key_id,
+            model=model,
+            price_version=terms.price_version,
+            slice_id=terms.slice_id,
+            fence=terms.fence,
+            hold=terms.hold,
+        )
+        return Job(
+            envelope=envelope,
+            gateway_id=self._gateway_id,
+            prompt_token_ids=prompt,
+            params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
+            cache_salt=self._cache_salt(key.tenant_id, model, request.cache_key),
+            deadline=demand.admitted_at / 1e6 + self._request_seconds,
+        )
+
+    def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:
+        """Derived from a secret, so that nobody can hit or forge another tenant's cached prefixes."""
+        name = f"{tenant_id}\0{model}\0{cache_key or ''}".encode()
+        return hmac.new(self._cache_secret, name, hashlib.sha256).digest()[:16]

@@ -1,0 +1,118 @@
+"""Which replica gets a request."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from inference_worker.engine.request import SamplingParams
+from inference_worker.protocol import Envelope, Heartbeat, Job, encode
+from millrace.gateway.placement import AFFINITY_TOKENS, Choice, Placement
+from millrace.gateway.replicas import ReplicaBoard
+
+
+def make_job(prompt: list[int], salt: bytes = b"salt") -> Job:
+    return Job(Envelope(0, "req", 0, 1, 1, 1, "m"), "gw", prompt, SamplingParams(), salt, 0.0)
+
+
+def prompt(start: int, length: int = AFFINITY_TOKENS + 10) -> list[int]:
+    return [start] * AFFINITY_TOKENS + list(range(length - AFFINITY_TOKENS))
+
+
+class Fleet:
+    def __init__(self, *names: str) -> None:
+        self.board = ReplicaBoard()
+        self.placement = Placement(self.board)
+        self.names = list(names)
+        self.beat = 0
+        for _ in range(2):
+            self.beats()
+
+    def beats(self, **running: int) -> None:
+        self.beat += 1
+        beats = {
+            name.encode(): encode(
+                Heartbeat(self.beat, "m", True, False, running.get(name, 0), 0, 16, 0, 0, 0, 0, 0, 0, 10, 0)
+            )
+            for name in self.names
+        }
+        self.board.update(beats)
+        self.placement.observe()
+
+    def send(self, job: Job) -> Choice:
+        choice = self.placement.choose(job)
+        assert choice is not None
+        self.placement.sent(choice.replica_id)
+        return choice
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet("a", "b", "c", "d")
+
+
+def test_one_start_goes_to_one_replica(fleet: Fleet) -> None:
+    went = {fleet.placement.choose(make_job(prompt(7, 80 + n))) for n in range(20)}
+    assert len(went) == 1
+    (choice,) = went
+    assert choice and choice.by == "prefix"
+
+
+def test_starts_are_spread_and_salts_keep_tenants_apart(fleet: Fleet) -> None:
+    def home(start: int, salt: bytes) -> str:
+        choice = fleet.placement.choose(make_job(prompt(start), salt))
+        assert choice is not None
+        return choice.replica_id
+
+    homes = Counter(home(n, b"one") for n in range(400))
+    assert min(homes.values()) > 60
+    assert any(home(n, b"one") != home(n, b"two") for n in range(10))
+
+
+def test_another_takes_over_and_no_other_start_moves(fleet: Fleet) -> None:
+    before = {n: fleet.placement.choose(make_job(prompt(n))) for n in range(50)}
+    fleet.names.remove("b")
+    fleet.beats()
+    after = {n: fleet.placement.choose(make_job(prompt(n))) for n in range(50)}
+    for n in range(50):
+        old, new = before[n], after[n]
+        assert old and new
+        assert new.replica_id == old.replica_id or old.replica_id == "b"
+        assert new.replica_id != "b"
+
+
+def test_a_popular_start_spills_over(fleet: Fleet) -> None:
+    sent = [fleet.send(make_job(prompt(7))) for _ in range(40)]
+    loads = Counter(choice.replica_id for choice in sent)
+    assert max(loads.values()) <= 1.25 * 41 / 4 + 1
+    assert {choice.by for choice in sent} >= {"prefix", "spill"}
+
+
+def test_short_prompts_go_where_there_is_least_to_do(fleet: Fleet) -> None:
+    fleet.beats(a=3, b=1, c=2, d=3)
+    choice = fleet.placement.choose(make_job([1, 2, 3]))
+    assert choice == Choice("b", "load", 1, 17)
+
+
+def test_nobody_is_sent_more_than_its_credits(fleet: Fleet) -> None:
+    went = Counter(fleet.send(make_job(prompt(7))).replica_id for _ in range(4 * 18))
+    assert set(went.values()) == {18}  # a batch of 16, and two at hand
+    assert fleet.placement.choose(make_job([1])) is None
+    assert fleet.placement.capacity("m") == 0
+    fleet.placement.ended("a", claimed=False)
+    again = fleet.placement.choose(make_job(prompt(7)))
+    assert again and again.replica_id == "a"
+
+
+def test_a_heartbeat_tells_of_other_gateways_requests(fleet: Fleet) -> None:
+    for _ in range(4):
+        fleet.placement.sent("a")
+    fleet.placement.claimed("a")
+    fleet.beats(a=6)  # one of ours, five of others; our other three it has not claimed yet
+    assert fleet.placement.load("a") == 9
+    for n in range(4):
+        fleet.placement.ended("a", claimed=n == 0)
+    assert fleet.placement.load("a") == 5
+    fleet.beats(a=2)
+    assert fleet.placement.load("a") == 2

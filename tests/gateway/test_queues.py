@@ -1,0 +1,133 @@
+"""Who goes next."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.gateway.queues import FairQueue, QueueFull
+
+
+def drain(queue: FairQueue[str]) -> list[str]:
+    gone = []
+    while (item := queue.pop()) is not None:
+        gone.append(item)
+    return gone
+
+
+def test_one_tenants_requests_go_in_order() -> None:
+    queue: FairQueue[str] = FairQueue(9)
+    for name in "abc":
+        queue.put(1, 1.0, 10, name)
+    assert queue.peek() == "a"
+    assert drain(queue) == ["a", "b", "c"]
+    assert queue.pop() is queue.peek() is None
+
+
+def test_a_crowd_does_not_hold_up_who_comes_alone() -> None:
+    queue: FairQueue[str] = FairQueue(1000)
+    for n in range(100):
+        queue.put(1, 1.0, 10, f"crowd-{n}")
+    for _ in range(5):
+        queue.pop()
+    queue.put(2, 1.0, 10, "alone")
+    assert "alone" in [queue.pop() for _ in range(2)]
+
+
+def test_who_was_idle_saved_nothing_up() -> None:
+    queue: FairQueue[str] = FairQueue(1000)
+    for n in range(50):
+        queue.put(1, 1.0, 10, f"a{n}")
+    for _ in range(20):
+        queue.pop()
+    for n in range(50):
+        queue.put(2, 1.0, 10, f"b{n}")
+    went = [queue.pop() or "" for _ in range(20)]
+    assert 9 <= sum(name.startswith("b") for name in went) <= 11
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0, 4.0])
+def test_shares_follow_weights(weight: float) -> None:
+    queue: FairQueue[str] = FairQueue(10_000)
+    for n in range(1000):
+        queue.put(1, 1.0, 10, f"a{n}")
+        queue.put(2, weight, 10, f"b{n}")
+    went = [queue.pop() or "" for _ in range(500)]
+    assert sum(name.startswith("b") for name in went) == pytest.approx(500 * weight / (1 + weight), abs=2)
+    assert queue.share(2, weight) == weight / (1 + weight)
+
+
+def test_shares_are_of_tokens_not_of_requests() -> None:
+    queue: FairQueue[str] = FairQueue(10_000)
+    for n in range(1000):
+        queue.put(1, 1.0, 100, f"large-{n}")
+        queue.put(2, 1.0, 10, f"small-{n}")
+    went = [queue.pop() or "" for _ in range(440)]
+    assert sum(name.startswith("small") for name in went) == pytest.approx(400, abs=11)
+
+
+def test_what_was_not_used_is_given_back() -> None:
+    queue: FairQueue[str] = FairQueue(100)
+    for n in range(10):
+        queue.put(1, 1.0, 1000, f"a{n}")
+        queue.put(2, 1.0, 1000, f"b{n}")
+    assert queue.pop() == "a0"
+    queue.refund(1, 990)  # it ended at once
+    assert [queue.pop(), queue.pop()] == ["b0", "a1"]
+
+
+def test_long_jobs_hold_up_no_short_ones_and_are_not_starved() -> None:
+    queue: FairQueue[str] = FairQueue(100)
+    for n in range(5):
+        queue.put(1, 1.0, 1000, f"long-{n}", long=True)
+    for n in range(30):
+        queue.put(1, 1.0, 100, f"short-{n}")
+    went = drain(queue)
+    assert went.index("short-0") <= 1
+    assert went.index("long-1") < went.index("short-29")
+    assert went.index("short-9") < went.index("long-2")
+
+
+def test_a_tenants_queue_is_bounded() -> None:
+    queue: FairQueue[str] = FairQueue(2)
+    queue.put(1, 1.0, 1, "a")
+    queue.put(1, 1.0, 1, "b", long=True)
+    with pytest.raises(QueueFull):
+        queue.put(1, 1.0, 1, "c")
+    queue.put(2, 1.0, 1, "d")
+    queue.put_back(1, 1.0, "e")  # had its turn: never refused, and first again
+    assert queue.pop() == "e"
+
+
+def test_what_leaves_is_not_served() -> None:
+    queue: FairQueue[str] = FairQueue(9)
+    for name in "abc":
+        queue.put(1, 1.0, 1, name, long=name == "b")
+    assert queue.remove(1, "b")
+    assert not queue.remove(1, "b")
+    assert not queue.remove(7, "b")
+    assert drain(queue) == ["a", "c"]
+    queue.forget_idle()
+    assert len(queue) == 0
+
+
+jobs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 500), st.booleans(), st.booleans()), max_size=80)
+
+
+@given(jobs)
+def test_everybody_is_served_once_and_nobody_waits_for_ever(steps: list[tuple[int, int, bool, bool]]) -> None:
+    """However requests come and go: none is lost or doubled, and each tenant's own lanes keep their order."""
+    queue: FairQueue[tuple[int, bool, int]] = FairQueue(1000)
+    put, went = [], []
+    for number, (tenant, cost, long, serve) in enumerate(steps):
+        queue.put(tenant, float(tenant), cost, (tenant, long, number), long=long)
+        put.append((tenant, long, number))
+        if serve and (item := queue.pop()) is not None:
+            went.append(item)
+    while (item := queue.pop()) is not None:
+        went.append(item)
+    assert sorted(went) == sorted(put)
+    for lane in {(tenant, long) for tenant, long, _ in put}:
+        numbers = [number for tenant, long, number in went if (tenant, long) == lane]
+        assert numbers == sorted(numbers)
