@@ -9,11 +9,14 @@ the same script that ends the leg: there is no moment at which one is done and t
 
 from __future__ import annotations
 
-# KEYS claim; ARGV attempt, replica. The job, or nil if there is nothing to claim (any more).
+# KEYS claim; ARGV attempt, replica, a name for this very call. The job, or nil if there is nothing to claim (any more).
+# A call whose answer was lost with the connection is made again under its name, and gets the same answer.
 CLAIM = """
-local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
-if claim[1] ~= ARGV[1] or claim[2] ~= 'queued' then return false end
-redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2])
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by')
+if claim[1] ~= ARGV[1] then return false end
+local again = claim[2] == 'running' and claim[3] == ARGV[2] and ARGV[3] and claim[4] == ARGV[3]
+if claim[2] ~= 'queued' and not again then return false end
+redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', ARGV[3] or '')
 return redis.call('HGET', KEYS[1], 'job')
 """
 

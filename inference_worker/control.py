@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -16,6 +17,7 @@ from inference_worker.protocol import HEARTBEAT_SECONDS, REPLICAS_KEY, Heartbeat
 
 log = structlog.get_logger(__name__)
 
+CANCELS_KEPT = 10_000
 decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, leg, attempt
 
 
@@ -30,6 +32,7 @@ class Control:
         self._engine = engine
         self._heartbeat = heartbeat
         self._closing = threading.Event()
+        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancels heard
         self._threads = [
             threading.Thread(target=self._beat, name="heartbeat", daemon=True),
             threading.Thread(target=self._listen, name="control", daemon=True),
@@ -46,6 +49,10 @@ class Control:
             self._broker.hdel(REPLICAS_KEY, self._replica_id)
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
+
+    def was_cancelled(self, live: Live) -> bool:
+        """Whether a cancel of the leg was heard, be it before the engine had it."""
+        return _key(live) in self._cancelled
 
     def _beat(self) -> None:
         beat = time.time_ns()  # so that a restarted replica's beats are news as well
@@ -83,6 +90,11 @@ class Control:
         except msgspec.MsgspecError:
             log.warning("control_message_unreadable", size=len(data))
             return
+        # NOTE: remembered first, then looked for; a leg is given to the engine first, then asked about here. So one of
+        # the two finds the other, whatever the order.
+        self._cancelled[wanted] = None
+        while len(self._cancelled) > CANCELS_KEPT:
+            self._cancelled.popitem(last=False)
         for live in self._engine.live():
             if _key(live) == wanted:
                 self._engine.cancel(live)

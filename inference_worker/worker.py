@@ -30,6 +30,7 @@ from inference_worker.settings import ModelSpec, WorkerSettings
 
 log = structlog.get_logger(__name__)
 
+CLAIM_AGAIN_SECONDS = 0.2
 Doorbell = tuple[str, int, int]  # request id, leg, attempt
 
 
@@ -117,13 +118,29 @@ class Worker:
         request_id, leg, attempt = doorbell
         if self._draining.is_set():
             return None  # the gateways see the replica drain, and ring again elsewhere
-        payload = self._claim_script(keys=[claim_key(request_id, leg)], args=[attempt, self.replica_id])
+        payload = self._ask_for_job(claim_key(request_id, leg), attempt)
         if payload is None:
             return None
         live = Live(decode_job(payload), attempt)
         self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         self.engine.submit(live)
+        if self._control.was_cancelled(live):  # before the engine knew it
+            self.engine.cancel(live)
         return live
+
+    def _ask_for_job(self, key: str, attempt: int) -> bytes | None:
+        """Claim, until the broker has answered: a claim whose answer is lost would be ours with nobody to run it."""
+        call = secrets.token_hex(8)
+        give_up_at = time.monotonic() + self.settings.request_seconds
+        while True:
+            try:
+                payload: bytes | None = self._claim_script(keys=[key], args=[attempt, self.replica_id, call])
+                return payload
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                if time.monotonic() > give_up_at or self._draining.is_set():
+                    return None
+                time.sleep(CLAIM_AGAIN_SECONDS)
 
     def _engine_config(self) -> EngineConfig:
         settings = self.settings
