@@ -10,7 +10,7 @@ import redis.asyncio as redis
 
 from inference_worker.engine.request import TokenUsage
 from inference_worker.protocol import Claimed, End, Failed, Tokens, encode, gateway_stream, request_log
-from millrace.gateway.streams import BUFFERED_EVENTS, EventBuffer, LogEvent, StreamReader, read_log
+from millrace.gateway.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, LogEvent, StreamReader, read_log
 
 
 def events(count: int, attempt: int = 1) -> list[LogEvent]:
@@ -90,6 +90,29 @@ async def test_the_log_is_read_once_though_it_was_written_twice(broker: redis.Re
     wanted = events(6)
     await write_log(broker, wanted[:4] + wanted[2:])
     assert await read_log(broker, "req_1", 1, 0) == wanted
+
+
+async def test_what_the_broker_lost_from_a_log_is_no_gap_in_it(broker: redis.Redis) -> None:
+    """After a crash of the broker the log's elements are not at their numbers' places any more."""
+    wanted = events(12)
+    await write_log(broker, wanted[:4] + wanted[7:])
+    assert await read_log(broker, "req_1", 1, 2) == wanted[2:4]
+    with pytest.raises(EventsLost):
+        await read_log(broker, "req_1", 1, 4)
+    # Who has had what was lost goes on.
+    assert await read_log(broker, "req_1", 1, 8) == wanted[8:]
+    assert await read_log(broker, "req_1", 1, 12) == []
+
+
+async def test_a_reader_of_a_lost_part_is_told(broker: redis.Redis) -> None:
+    buffer = EventBuffer(broker, "req_1")
+    wanted = events(12)
+    await write_log(broker, wanted[:4] + wanted[7:])
+    buffer.refill()
+    taken = await take(buffer, 5)
+    assert taken[:4] == wanted[:4]
+    assert isinstance(taken[4], Failed)
+    assert taken[4].code == "stream_lost"
 
 
 async def test_a_reader_hands_out_what_is_sent_to_its_gateway(broker: redis.Redis) -> None:

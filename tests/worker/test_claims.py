@@ -58,6 +58,21 @@ def test_an_old_or_unknown_doorbell_claims_nothing(broker: redis.Redis, queued: 
     assert claim(broker, key, 2, "s") is not None
 
 
+def test_a_claim_made_again_after_its_answer_was_lost_gets_the_same(broker: redis.Redis, queued: Queued) -> None:
+    key = queued(make_job())
+
+    def call(name: str, replica: str = "r") -> bytes | None:
+        return broker.eval(claims.CLAIM, 1, key, 1, replica, name)  # type: ignore[no-any-return]
+
+    job = call("one")
+    assert job is not None
+    assert call("one") == job
+    assert call("two") is None  # another doorbell for the same leg
+    assert call("one", "s") is None
+    assert give_up(broker, key, 1, "r") == 2
+    assert call("one") is None
+
+
 def test_only_the_owner_can_be_given_up(broker: redis.Redis, queued: Queued) -> None:
     key = queued(make_job())
     claim(broker, key, 1, "r")

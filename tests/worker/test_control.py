@@ -90,6 +90,14 @@ def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis,
     assert engine.cancelled == [(wanted, None)]
 
 
+def test_a_cancel_that_comes_before_its_leg_is_remembered(broker: redis.Redis, control: Control) -> None:
+    """The leg is claimed, and not yet given to the engine."""
+    early, other = Live(make_job("req_1"), 1), Live(make_job("req_1"), 2)
+    wait_until(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
+    wait_until(lambda: control.was_cancelled(early))
+    assert not control.was_cancelled(other)
+
+
 @pytest.mark.usefixtures("control")
 def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
     broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]

@@ -46,6 +46,14 @@ async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq
     Raises:
         EventsLost: later ones are there, the next one is not.
     """
+    events, _ = await read_log_to_gap(broker, request_id, attempt, first_seq)
+    return events
+
+
+async def read_log_to_gap(
+    broker: redis.Redis, request_id: str, attempt: int, first_seq: int
+) -> tuple[list[LogEvent], bool]:
+    """The same, and whether there are later ones beyond a gap."""
     # Event n is element n, unless a worker wrote a round twice after a broken connection, or the broker lost some.
     log_key = request_log(request_id, attempt)
     payloads: Any = await broker.lrange(log_key, first_seq, -1)
@@ -55,7 +63,7 @@ async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq
         events, rest = _in_order(payloads, first_seq)
     if rest and not events:
         raise EventsLost
-    return events
+    return events, rest
 
 
 def _in_order(payloads: list[bytes], first_seq: int) -> tuple[list[LogEvent], bool]:
@@ -128,7 +136,7 @@ class EventBuffer:
         self._behind = False
         attempt = self.attempt
         try:
-            events = await read_log(self._broker, self._request_id, attempt, self._next_seq)
+            events, gap = await read_log_to_gap(self._broker, self._request_id, attempt, self._next_seq)
         except redis.RedisError:
             self._behind = True
             await asyncio.sleep(0.2)
@@ -140,7 +148,8 @@ class EventBuffer:
             return
         # What arrived while the log was read may stand in it too.
         arrived, self._events = self._events, deque(events[:BUFFERED_EVENTS])
-        self._behind = self._behind or len(events) > BUFFERED_EVENTS
+        # Before a gap it stays behind: the next look tells that what follows is lost.
+        self._behind = self._behind or len(events) > BUFFERED_EVENTS or gap
         for event in arrived:
             self.put(event)
 
