@@ -13,7 +13,7 @@ import structlog
 from django.db import transaction
 
 from millrace.config import platform_settings
-from tenants import changes, snapshot
+from tenants import changes, policy, snapshot
 from tenants.models import LIMITS, ApiKey, ChangeLog, KeySnapshot, LimitSet, RoutingPolicy, Tenant
 
 log = structlog.get_logger(__name__)
@@ -89,6 +89,7 @@ def _snapshot(
         limits=snapshot.Limits(tuple(_limit_set(row) for row in limits if _applies(row, key))),
         version=version,
         allowed_addresses=None if key.allowed_addresses is None else tuple(key.allowed_addresses),
+        policies={row.name: policy.parse(row.body) for row in policies},
     )
 
 

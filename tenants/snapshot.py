@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tenants.policy import Policy
+
 KEY_START = "sk-mr-"
 SCOPES = ("inference", "manage", "models", "endpoints")
 _VISIBLE = 12  # characters of a secret that may be shown: the start, and six of its 43 random characters
@@ -71,6 +73,7 @@ class KeySnapshot(msgspec.Struct, frozen=True):
     limits: Limits
     version: int  # grows by one with each compilation
     allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
+    policies: dict[str, Policy] = {}  # what the tenant's own logical model names mean
 
 
 encode = msgspec.msgpack.Encoder().encode
