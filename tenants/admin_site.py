@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -14,7 +13,7 @@ from tenants.scoping import system
 
 
 class RawAdminSite(AdminSite):
-    def admin_view(self, view: Callable[..., HttpResponse], cacheable: bool = False) -> Callable[..., HttpResponse]:
+    def admin_view(self, view: Any, cacheable: bool = False) -> Any:
         checked = super().admin_view(view, cacheable)
 
         @wraps(view)

@@ -16,6 +16,7 @@ SECRET_KEY = _settings.secret_key
 DEBUG = _settings.debug
 ALLOWED_HOSTS = list(_settings.allowed_hosts)
 ROOT_URLCONF = "millrace.urls"
+CELERY_APP = "millrace.celery.app"  # by name: it imports the schedules of all apps
 ASGI_APPLICATION = "millrace.asgi.application"
 
 INSTALLED_APPS = [
