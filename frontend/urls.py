@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from allauth.account import views as account
+from allauth.socialaccount import views as social
 from django.contrib.auth.views import LogoutView
-from django.urls import path
+from django.urls import include, path, re_path
 
 from frontend import views
 
 urlpatterns = [
     path("", views.home, name="home"),
-    path("login", views.LogIn.as_view(), name="login"),
-    path("logout", LogoutView.as_view(), name="logout"),
+    path("login", views.LogIn.as_view(), name="account_login"),
+    path("logout", LogoutView.as_view(), name="account_logout"),
+    path("invitations/<str:token>", views.invitation, name="invitation"),
+    path("account/", views.account, name="account"),
+    path("account/inactive", account.account_inactive, name="account_inactive"),
+    path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
+    path("account/password", account.password_change, name="account_change_password"),
+    path("account/password/set", account.password_set, name="account_set_password"),
+    path("account/password/reset", account.password_reset, name="account_reset_password"),
+    path("account/password/reset/sent", account.password_reset_done, name="account_reset_password_done"),
+    re_path(
+        r"^account/password/reset/(?P<uidb36>[0-9A-Za-z]+)-(?P<key>.+)$",
+        account.password_reset_from_key,
+        name="account_reset_password_from_key",
+    ),
+    path(
+        "account/password/reset/done",
+        account.password_reset_from_key_done,
+        name="account_reset_password_from_key_done",
+    ),
+    path("account/mfa/", include("allauth.mfa.urls")),
+    path("account/", include("allauth.socialaccount.providers.openid_connect.urls")),
+    path("account/social/cancelled", social.login_cancelled, name="socialaccount_login_cancelled"),
+    path("account/social/error", social.login_error, name="socialaccount_login_error"),
+    path("account/social/unknown", social.signup, name="socialaccount_signup"),
+    path("account/social/", social.connections, name="socialaccount_connections"),
     path("t/<slug:slug>/", views.tenant_overview, name="overview"),
     path("ops/", views.operator_tenants, name="operator-tenants"),
 ]

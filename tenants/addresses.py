@@ -27,8 +27,8 @@ def allowed(address: str | None, networks: Sequence[str] | None) -> bool:
         parsed = ip_address(address or "")
     except ValueError:
         return False
-    inner = getattr(parsed, "ipv4_mapped", None) or parsed
-    return any(inner in network for network in map(_network, networks))
+    forms = {parsed, getattr(parsed, "ipv4_mapped", None) or parsed}
+    return any(form in network for network in map(_network, networks) for form in forms)
 
 
 @lru_cache(maxsize=4096)

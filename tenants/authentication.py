@@ -108,6 +108,8 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
     """The tenants a person may look at, or the one named: all for an operator, else those they are a member of."""
     if isinstance(user, AnonymousUser) or not user.is_authenticated:
         return []
+    if slug is not None and not slug.isprintable():  # NUL, which the database would not even compare
+        return []
     wanted = {} if slug is None else {"slug": slug}
     if user.is_staff:
         with system(SystemUse.OPERATOR):

@@ -93,14 +93,14 @@ def _snapshot(
     )
 
 
-def _policies(rows: Iterable[RoutingPolicy]) -> tuple[policy.NamedPolicy, ...]:
-    found = []
+def _policies(rows: Iterable[RoutingPolicy]) -> dict[str, policy.Policy]:
+    found = {}
     for row in rows:
         try:
-            found.append(policy.NamedPolicy(row.name, row.version, policy.parse(row.body)))
+            found[row.name] = policy.parse(row.body, version=row.version)
         except ValueError as fault:  # of a release that knew other rules: no reason not to revoke a key
             log.error("policy_unreadable", policy=row.name, version=row.version, error=str(fault))
-    return tuple(found)
+    return found
 
 
 def _applies(row: LimitSet, key: ApiKey) -> bool:

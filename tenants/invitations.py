@@ -7,8 +7,10 @@ nor a job's message lets anybody in.
 from __future__ import annotations
 
 import structlog
+from django.conf import settings
 from django.core.mail import send_mail
 from django.utils.crypto import constant_time_compare, salted_hmac
+from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
 from millrace.config import platform_settings
@@ -43,8 +45,7 @@ def find(text: str) -> Invitation | None:
 
 def send(tenant_id: int, invitation_id: int) -> None:
     """Have a web job mail it: a mail server is slow, and may be away for a while."""
-    from millrace.celery import app  # here: it is not needed to start the platform
-
+    app = import_string(settings.CELERY_APP)
     try:
         app.send_task("tenants.mail_invitation", [tenant_id, invitation_id], retry=False)
     except OperationalError as fault:

@@ -6,6 +6,8 @@ and the others, in their order, are where the request goes when that one fails. 
     {"rules": [{"when": {"prompt_tokens": {"at_least": 2000}}, "targets": [{"model": "big"}]},
                {"targets": [{"model": "small", "weight": 9}, {"model": "small-next"}, {"model": "big", "weight": 0}]}],
      "fallback_on": ["error", "overload", "context"]}
+
+`{"models": ["a", "b"]}` is short for one rule: a, and b where a fails.
 """
 
 from __future__ import annotations
@@ -69,19 +71,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     rules: tuple[Rule, ...]
     fallback_on: tuple[Fallback, ...] = ("error", "overload", "context")
+    version: int = 0  # given when it is published
 
     @property
-    def models(self) -> list[str]:
+    def models(self) -> tuple[str, ...]:
         """Every deployment it names, each once."""
-        return list(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
-
-
-class NamedPolicy(msgspec.Struct, frozen=True):
-    """A policy as a key's snapshot has it."""
-
-    name: str
-    version: int
-    policy: Policy
+        return tuple(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
 
 
 @dataclass(frozen=True)
@@ -105,16 +100,17 @@ class Decision:
     models: tuple[str, ...]  # in the order in which they are tried
 
 
-def parse(body: Mapping[str, Any]) -> Policy:
+class _Short(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: tuple[str, ...]
+
+
+def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
     """The policy a JSON body describes.
 
     Raises:
         ValueError: it describes none; the message names the place.
     """
-    try:
-        policy = msgspec.convert(body, Policy)
-    except msgspec.ValidationError as fault:
-        raise ValueError(str(fault)) from fault
+    policy = _read(body)
     _within("$.rules", len(policy.rules), 1, MOST_RULES, "rules")
     for r, rule in enumerate(policy.rules):
         place = f"$.rules[{r}]"
@@ -123,7 +119,7 @@ def parse(body: Mapping[str, Any]) -> Policy:
         _check_conditions(f"{place}.when", rule.when)
         if rule.when == When() and r < len(policy.rules) - 1:
             raise ValueError(f"holds always, so the rules after it never do - at `{place}`")
-    return policy
+    return msgspec.structs.replace(policy, version=version)
 
 
 def decide(policy: Policy, facts: Facts) -> Decision | None:
@@ -146,6 +142,19 @@ def holds(when: When, facts: Facts) -> bool:
         and (when.keys is None or facts.key_id in when.keys)
         and (when.hours is None or _in_hours(when.hours, facts.at))
     )
+
+
+def _read(body: Mapping[str, Any]) -> Policy:
+    try:
+        if "models" in body:
+            models = msgspec.convert(body, _Short).models
+            return Policy((Rule(tuple(Target(model, int(place == 0)) for place, model in enumerate(models))),))
+        policy = msgspec.convert(body, Policy)
+    except msgspec.ValidationError as fault:
+        raise ValueError(str(fault)) from fault
+    if policy.version:
+        raise ValueError("a version is given when it is published - at `$.version`")
+    return policy
 
 
 def _draw(rule: Rule, request_id: str) -> tuple[str, int]:

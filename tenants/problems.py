@@ -11,7 +11,15 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from tenants.actions import ActionRefused
+from tenants.actions import ActionRefused, Conflict
+
+
+class StateConflict(exceptions.APIException):
+    """409: it cannot be done as things stand."""
+
+    status_code = HTTPStatus.CONFLICT
+    default_detail = "This cannot be done as things stand."
+    default_code = "conflict"
 
 
 def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | None:
@@ -20,6 +28,8 @@ def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | Non
         fault = exceptions.NotFound()
     elif isinstance(fault, PermissionDenied):
         fault = exceptions.PermissionDenied()
+    elif isinstance(fault, Conflict):
+        fault = StateConflict(str(fault))
     elif isinstance(fault, ActionRefused):
         fault = exceptions.ValidationError(str(fault))
     if not isinstance(fault, exceptions.APIException):

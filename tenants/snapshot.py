@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tenants.policy import NamedPolicy
+from tenants.policy import Policy
 
 KEY_START = "sk-mr-"
 SCOPES = ("inference", "manage", "models", "endpoints")
@@ -73,7 +73,7 @@ class KeySnapshot(msgspec.Struct, frozen=True):
     limits: Limits
     version: int  # grows by one with each compilation
     allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
-    policies: tuple[NamedPolicy, ...] = ()  # what the tenant's logical model names stand for
+    policies: dict[str, Policy] = {}  # what the tenant's own logical model names mean
     weight: float = 1.0  # the tenant's share where tenants wait for each other, in proportion to the others'
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def has_totp(user: User) -> bool:
     """Whether the person has enrolled a second factor."""
-    return Authenticator.objects.filter(user=user, type=Authenticator.Type.TOTP).exists()
+    return bool(Authenticator.objects.filter(user=user, type=Authenticator.Type.TOTP).exists())
 
 
 def recently_authenticated(request: HttpRequest | Request) -> bool:

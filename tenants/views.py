@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import json
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, TypeVar
 
+from django.db.models import Model, QuerySet
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.generics import GenericAPIView
+from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
 
+from millrace.pagination import NewestFirst
 from tenants import audit
 from tenants.access import STEP_UP, Permission
 from tenants.authentication import Access, ApiKeyAuthentication, HasTenant, KeyCaller, access_of
+from tenants.models import User
+from tenants.scoping import tenant_scope
 from tenants.stepup import recently_authenticated
+
+M = TypeVar("M", bound=Model)
 
 
 class ReauthenticationRequired(exceptions.PermissionDenied):
     default_detail = "Confirm that it is you: log in again, or enter your code."
     default_code = "reauthentication_required"
+
+
+class StrictJSONParser(JSONParser):
+    """JSON whose texts the database can hold: no NUL, no half of a surrogate pair."""
+
+    def parse(self, *args: Any, **kwargs: Any) -> Any:
+        data = super().parse(*args, **kwargs)
+        try:
+            text = json.dumps(data, ensure_ascii=False)
+            text.encode()
+        except (UnicodeEncodeError, RecursionError) as fault:
+            raise exceptions.ParseError("A text in it is no Unicode, or it is nested too deeply.") from fault
+        if "\\u0000" in text:
+            raise exceptions.ParseError("A text in it holds the character NUL.")
+        return data
 
 
 class TenantView(GenericAPIView[Any]):
@@ -28,6 +54,8 @@ class TenantView(GenericAPIView[Any]):
 
     authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
     permission_classes = (HasTenant,)
+    pagination_class = NewestFirst
+    parser_classes = (StrictJSONParser,)
     permissions: ClassVar[dict[str, Permission]] = {}
     access: Access
 
@@ -50,6 +78,48 @@ class TenantView(GenericAPIView[Any]):
             raise exceptions.PermissionDenied(f"This needs the permission {needed.value!r}.")
         if needed in STEP_UP and not isinstance(request.user, KeyCaller) and not recently_authenticated(request):
             raise ReauthenticationRequired
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Whose rows the handlers read."""
+        return tenant_scope(self.access.tenant)
+
+    def rows(self, model: type[M]) -> QuerySet[M]:
+        """The tenant's rows of this model; the scope must be open."""
+        found: QuerySet[M] = model.objects.for_tenant(self.access.tenant)  # type: ignore[attr-defined]
+        return found
+
+    def find(self, model: type[M], pk: int, *related: str) -> M:
+        """One of the tenant's rows.
+
+        Raises:
+            NotFound: there is none such, or it is another tenant's.
+        """
+        with self.scope():
+            row = self.rows(model).select_related(*related).filter(pk=pk).first()
+        if row is None:
+            raise exceptions.NotFound
+        return row
+
+    def page(self, rows: QuerySet[Any], out: type[BaseSerializer[Any]]) -> Response:
+        """A page of the rows; the scope must be open."""
+        found = self.paginate_queryset(rows)
+        return self.get_paginated_response(out(found or [], many=True).data)
+
+
+def given(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = False) -> dict[str, Any]:
+    """What was sent, checked.
+
+    Raises:
+        ValidationError: naming each field that is wrong.
+    """
+    asked = serializer(data=data, partial=partial)
+    asked.is_valid(raise_exception=True)
+    return dict(asked.validated_data)
+
+
+def person(request: Request) -> User | None:
+    """Who sent it, if that is a person and not a key."""
+    return request.user if isinstance(request.user, User) else None
 
 
 def note_actor(request: Request) -> None:

@@ -41,4 +41,5 @@ def only_project(tenant: Tenant) -> Project:
     from tenants.models import Project
 
     (project,) = of(Project, tenant)
+    project.tenant = tenant
     return project

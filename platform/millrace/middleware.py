@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import uuid4
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+
+from tenants.audit import Actor, acting
+from tenants.models import User
 
 
 class SecurityHeaders:
@@ -18,6 +22,25 @@ class SecurityHeaders:
         response = self.get_response(request)
         for name, value in settings.SECURITY_HEADERS.items():
             response.headers.setdefault(name, value)
+        return response
+
+
+class Acting:
+    """Says to the audit log from where, and as far as the session tells by whom, things are changed.
+
+    The answer carries the request's id, which the log's entries carry too.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        actor = Actor(name="anonymous", address=request.META.get("REMOTE_ADDR"), request_id=f"req_{uuid4().hex}")
+        if isinstance(request.user, User):
+            actor = actor.as_user(request.user)
+        with acting(actor):
+            response = self.get_response(request)
+        response.headers.setdefault("x-request-id", actor.request_id)
         return response
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from millrace.config import database_parameters, platform_settings
+from millrace.config import database_parameters, email_parameters, platform_settings
 from tenants.roles import APP
 
 _settings = platform_settings()
@@ -16,10 +16,12 @@ SECRET_KEY = _settings.secret_key
 DEBUG = _settings.debug
 ALLOWED_HOSTS = list(_settings.allowed_hosts)
 ROOT_URLCONF = "millrace.urls"
+CELERY_APP = "millrace.celery.app"  # by name: it imports the schedules of all apps
 ASGI_APPLICATION = "millrace.asgi.application"
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "frontend",  # before those whose pages it shows in its own style
+    "tenants.admin_config.RawAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -36,7 +38,6 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "tenants",
     "billing",
-    "frontend",
 ]
 
 MIDDLEWARE = [
@@ -49,6 +50,8 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "millrace.middleware.Acting",
+    "frontend.second_factor.OperatorsNeedTotp",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
@@ -108,6 +111,50 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "/login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/login"
+
+# Logging in: django-allauth, by e-mail address and password, then TOTP; or by OpenID Connect. Nobody signs up by
+# themselves: people come by invitation (tenants.invitations) or are made by an operator.
+
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+ACCOUNT_ADAPTER = "frontend.allauth_adapters.AccountAdapter"
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_EMAIL_SUBJECT_PREFIX = ""
+ACCOUNT_LOGOUT_REDIRECT_URL = LOGOUT_REDIRECT_URL
+ACCOUNT_SESSION_REMEMBER = True
+ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
+ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
+ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "10/m/ip,5/300s/key", "reauthenticate": "10/m/user"}
+MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+MFA_TOTP_ISSUER = "Millrace"
+SOCIALACCOUNT_ADAPTER = "frontend.allauth_adapters.SocialAccountAdapter"
+SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's word for a verified address is believed
+SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True
+SOCIALACCOUNT_QUERY_EMAIL = True
+SOCIALACCOUNT_PROVIDERS = {
+    "openid_connect": {
+        "OAUTH_PKCE_ENABLED": True,
+        "APPS": [
+            {
+                "provider_id": "sso",
+                "name": _settings.oidc_name,
+                "client_id": _settings.oidc_client_id,
+                "secret": _settings.oidc_client_secret,
+                "settings": {"server_url": _settings.oidc_issuer},
+            }
+        ]
+        if _settings.oidc_issuer
+        else [],
+    }
+}
+OPERATORS_NEED_TOTP = _settings.operators_need_totp
+
+# Mail
+
+globals().update(email_parameters(_settings.email_url, _settings.state_dir / "mail"))
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _settings.email_from
 
 # Words and times
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path
+from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 urlpatterns = [
     path("", include("frontend.urls")),
+    path("api/", RedirectView.as_view(pattern_name="docs"), name="api"),
+    path("api/", include("tenants.api.urls")),
     path("api/", include("billing.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path(

@@ -227,14 +227,14 @@ def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, s
     assert pending(broker) == 0
 
 
-def test_the_database_goes_away_and_comes_back(broker, table, send, event, until):
+def test_the_database_goes_away_and_comes_back(broker, table, send, event, until, as_owner):
     stopping = threading.Event()
     thread = threading.Thread(target=Settler(broker, consumer="a", stopping=stopping).run)
     thread.start()
     try:
         send(event())
         until(lambda: Everybody(UsageEvent).count() == 1)
-        with connection.cursor() as cursor:
+        with as_owner(), connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"

@@ -8,8 +8,9 @@ import pytest
 
 from billing import usage
 from billing.ingest import Message, settle
-from billing.usage import Question, TooManyRows, instant, span, sums, total
+from billing.usage import Question, TooManyRows, instant, span, total
 from inference_worker.protocol import encode
+from tenants.scoping import tenant_scope
 
 pytestmark = pytest.mark.django_db
 CANCELLED = "cancelled"
@@ -19,6 +20,11 @@ NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 def store(*events):
     outcome = settle([Message(f"{number}-0", encode(event)) for number, event in enumerate(events)])
     assert outcome.settled == len(events)
+
+
+def sums(question: Question, *args: object) -> list[dict[str, object]]:
+    with tenant_scope(question.tenant_id):
+        return usage.sums(question, *args)
 
 
 def test_sums_by_model(event):
@@ -72,8 +78,10 @@ def test_buckets_and_groups(event):
 def test_filters(event):
     store(event(model="a", key_id=8, project_id=5, request_id="r"), event(verdict="cancelled"))
     for name, value in {"model": "a", "key_id": 8, "project_id": 5, "request_id": "r", "verdict": "completed"}.items():
-        assert Question(1, **{name: value}).events().get().request_id == "r"
-        assert Question(2, **{name: value}).events().count() == 0
+        with tenant_scope(1):
+            assert Question(1, **{name: value}).events().get().request_id == "r"
+        with tenant_scope(2):
+            assert Question(2, **{name: value}).events().count() == 0
 
 
 def test_nothing_is_a_row_of_noughts_or_no_row():

@@ -17,7 +17,7 @@ def user() -> User:
 
 
 def log_in(client, **fields: str):
-    return client.post("/login", {"username": "dev@example.com", "password": PASSWORD} | fields)
+    return client.post("/login", {"login": "dev@example.com", "password": PASSWORD} | fields)
 
 
 def test_it_works(client, user):
@@ -26,7 +26,7 @@ def test_it_works(client, user):
     page = client.get("/login").content.decode()
     assert 'type="email"' in page
     assert 'type="password"' in page
-    response = log_in(client, username="Dev@Example.com")
+    response = log_in(client, login="Dev@Example.com")
     assert response.status_code == 302
     assert client.get("/").url == "/t/acme/"
     assert client.get("/login").url == "/"
@@ -40,7 +40,7 @@ def test_it_goes_where_one_wanted(client, user):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"password": "wrong"}, {"username": "nobody@example.com"}, {"username": "no address"}, {"password": "nul\x00"}],
+    [{"password": "wrong"}, {"login": "nobody@example.com"}, {"login": "no address"}, {"password": "nul\x00"}],
 )
 def test_it_rejects(client, user, fields):
     response = log_in(client, **fields)

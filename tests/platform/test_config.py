@@ -13,6 +13,7 @@ GOOD = {
     "MILLRACE_BROKER_URL": "redis://127.0.0.1:6379/0",
     "MILLRACE_SECRET_KEY": "s" * 32,
     "MILLRACE_CACHE_SECRET": "c" * 32,
+    "MILLRACE_KEY_PEPPERS": "p" * 32,
 }
 
 
@@ -33,6 +34,11 @@ def test_defaults_hold_where_nothing_is_said() -> None:
         ("MILLRACE_BROKER_URL", "amqp://localhost"),
         ("MILLRACE_SECRET_KEY", "short"),
         ("MILLRACE_CACHE_SECRET", ""),
+        ("MILLRACE_KEY_PEPPERS", ""),
+        ("MILLRACE_KEY_PEPPERS", "p" * 32 + ",short"),
+        ("MILLRACE_OWNER_DATABASE_URL", "owner"),
+        ("MILLRACE_EMAIL_URL", "http://mail.example.com"),
+        ("MILLRACE_REQUIRE_OPERATOR_TOTP", "maybe"),
         ("MILLRACE_PORT", "0"),
         ("MILLRACE_PORT", "http"),
         ("MILLRACE_DEBUG", "maybe"),

@@ -17,7 +17,8 @@ BILLING_MAY = {"inference_worker.protocol"}
 GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
     *(f"inference_worker.engine.{name}" for name in ("request", "tokenizer", "chat_template", "config")),
-    *("tenants.snapshot", "billing.money", "billing.slices", "billing.status"),
+    *(f"tenants.{name}" for name in ("access", "addresses", "changes", "policy", "roles", "snapshot")),
+    *("billing.money", "billing.slices", "billing.status"),
 }
 
 

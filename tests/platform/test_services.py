@@ -23,6 +23,7 @@ from millrace.services.kept import Kept
 from millrace.services.postgres import Postgres
 from millrace.services.program import Program, ServiceError, User
 from millrace.services.valkey import ONCE, Valkey
+from tenants import roles
 
 NOBODY = User(65534, 65534)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what only root does, only root can test")
@@ -54,25 +55,42 @@ def test_the_platforms_role_owns_its_database_and_is_no_superuser(state_dir: Pat
     server = Postgres(state_dir, durable=False)
     with running(server.prepare(), state_dir):
         traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = current_user"
-        assert ask(server.url, traits) == (False, False, False, True)
+        assert ask(server.owner_url, traits) == (False, False, False, True)
         assert (
-            ask(server.url, "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'millrace'") == "millrace"
+            ask(server.owner_url, "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'millrace'")
+            == "millrace"
         )
-        assert ask(server.url, "SELECT datlocale FROM pg_database WHERE datname = 'millrace'") == "C.UTF-8"
+        assert ask(server.owner_url, "SELECT datlocale FROM pg_database WHERE datname = 'millrace'") == "C.UTF-8"
         assert ask(server.superuser_url, "SELECT usesuper FROM pg_user WHERE usename = current_user") is True
-        assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
+        assert ask(server.owner_url, "SHOW listen_addresses") == "127.0.0.1"
         assert ask(server.superuser_url, "SHOW unix_socket_directories") == ""
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            ask(server.url.replace(":" + Kept(state_dir, "postgres")["password"], ":wrong"), "SELECT 1")
+            ask(server.owner_url.replace(":" + Kept(state_dir, "postgres")["password"], ":wrong"), "SELECT 1")
+
+
+def test_roles_are_made_once_and_bound_as_they_should_be(state_dir: Path) -> None:
+    server = Postgres(state_dir, durable=False)
+    with running(server.prepare(), state_dir):
+        for _ in range(2):
+            server.make_roles()
+        traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb, rolcanlogin FROM pg_roles WHERE rolname = "
+        assert ask(server.url, f"{traits} current_user") == (False, False, False, False, True)
+        assert ask(server.url, f"{traits} 'millrace_system'") == (False, True, False, False, False)
+        assert ask(roles.as_role(server.url, roles.SYSTEM), "SELECT current_user::text") == roles.SYSTEM
+        assert ask(roles.as_role(server.owner_url, roles.APP), "SELECT current_user::text") == roles.APP
+        with pytest.raises(psycopg.Error, match="permission denied"):
+            ask(server.url, "CREATE TABLE theirs (n integer)")
+        with pytest.raises(psycopg.Error, match="permission denied"):
+            ask(roles.as_role(server.url, "millrace"), "SELECT 1")
 
 
 def test_a_warm_start_keeps_data_port_and_passwords(state_dir: Path) -> None:
     server = Postgres(state_dir)
     with running(server.prepare(), state_dir):
-        url = server.url
+        url = server.owner_url
         keep_seven(url)
     with running(server.prepare(), state_dir) as process:
-        assert server.url == url
+        assert server.owner_url == url
         assert ask(url, "SELECT n FROM kept") == 7
     assert process.returncode == 0
 
@@ -80,7 +98,7 @@ def test_a_warm_start_keeps_data_port_and_passwords(state_dir: Path) -> None:
 def test_postgres_starts_after_everything_was_killed(state_dir: Path) -> None:
     server = Postgres(state_dir)
     with running(server.prepare(), state_dir) as process:
-        keep_seven(server.url)
+        keep_seven(server.owner_url)
         process.kill()
         process.wait()
     lock = next(server.folder.glob("data/postmaster.pid"))
@@ -88,16 +106,16 @@ def test_postgres_starts_after_everything_was_killed(state_dir: Path) -> None:
     lines = lock.read_text().splitlines()
     lock.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
     with running(server.prepare(), state_dir):
-        assert ask(server.url, "SELECT n FROM kept") == 7
+        assert ask(server.owner_url, "SELECT n FROM kept") == 7
 
 
 def test_a_server_left_running_is_ended_before_the_next_starts(state_dir: Path) -> None:
     server = Postgres(state_dir)
     with running(server.prepare(), state_dir) as old:
-        assert ask(server.url, "SELECT 1") == 1
+        assert ask(server.owner_url, "SELECT 1") == 1
         with running(server.prepare(), state_dir):
             assert old.wait(5) == 0
-            assert ask(server.url, "SELECT 1") == 1
+            assert ask(server.owner_url, "SELECT 1") == 1
 
 
 @pytest.mark.parametrize("kind", [Postgres, Valkey])
@@ -127,7 +145,7 @@ def test_an_interrupted_first_start_is_made_good(state_dir: Path) -> None:
     values = Kept(state_dir, "postgres")._path
     values.write_text(values.read_text().replace('"initialised": "yes"', '"initialised": ""'))
     with running(server.prepare(), state_dir):
-        assert ask(server.url, "SELECT 1") == 1
+        assert ask(server.owner_url, "SELECT 1") == 1
 
 
 def test_a_user_without_a_name_is_told_what_to_do(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +169,7 @@ def test_root_keeps_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> 
         assert folder.stat().st_uid == program.user.uid != 0
         assert folder.stat().st_mode & 0o777 == 0o700
         with running(program, tmp_path) as process:
-            assert ask(server.url, "SELECT 1") == 1
+            assert ask(server.owner_url, "SELECT 1") == 1
             assert Path(f"/proc/{process.pid}").stat().st_uid == program.user.uid
     finally:
         shutil.rmtree(folder)
@@ -170,7 +188,7 @@ def test_root_runs_a_copy_of_a_program_out_of_the_users_reach(
     program = server.prepare()
     assert program.argv[0].startswith(str(state_dir / "outside"))
     with running(program, state_dir):
-        assert ask(server.url, "SELECT 1") == 1
+        assert ask(server.owner_url, "SELECT 1") == 1
 
 
 def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
@@ -240,7 +258,7 @@ def _serve_as_user(state: Path, results: Any) -> None:
     server, broker = Postgres(state, durable=False), Valkey(state)
     with running(server.prepare(), state), running(broker.prepare(), state):
         client = redis.Redis.from_url(broker.url)
-        results.put((ask(server.url, "SELECT current_user"), client.ping(), Kept(state, "postgres")["folder"]))
+        results.put((ask(server.owner_url, "SELECT current_user"), client.ping(), Kept(state, "postgres")["folder"]))
 
 
 @as_root

@@ -12,7 +12,7 @@ from typing import Any
 
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.errors import ApiError
-from tenants.policy import Facts, NamedPolicy, decide
+from tenants.policy import Facts, decide
 from tenants.snapshot import KeySnapshot
 
 EVERY_FALLBACK = ("error", "overload", "context")
@@ -42,10 +42,10 @@ class Router:
     def visible(self, key: KeySnapshot) -> dict[str, ServedModel]:
         """The names this key may ask for, each with the model to describe it by."""
         found = dict(self._models)
-        for named in key.policies:
-            served = [self._models[model] for model in named.policy.models if model in self._models]
+        for name, policy in key.policies.items():
+            served = [self._models[model] for model in policy.models if model in self._models]
             if served:
-                found[named.name] = min(served, key=lambda model: model.context_length)
+                found[name] = min(served, key=lambda model: model.context_length)
         return {name: model for name, model in found.items() if key.models is None or name in key.models}
 
     def measure(self, key: KeySnapshot, name: str) -> ServedModel:
@@ -54,8 +54,8 @@ class Router:
         Raises:
             ApiError: 404 if there is no such name, 403 if this key may not use it.
         """
-        named = _policy(key, name)
-        served = [self._models[model] for model in (named.policy.models if named else [name]) if model in self._models]
+        policy = key.policies.get(name)
+        served = [self._models[model] for model in (policy.models if policy else (name,)) if model in self._models]
         if not served:
             raise ApiError(
                 "model_not_found", f"The model {name!r} does not exist or you do not have access to it.", "model"
@@ -72,19 +72,19 @@ class Router:
         Raises:
             ApiError: 404, none of the policy's rules holds for it.
         """
-        named = _policy(key, name)
+        policy = key.policies.get(name)
         why: dict[str, Any] = {"tenant": key.tenant_id, "asked": name}
-        if named is None:
+        if policy is None:
             return Route([Candidate(self._models[name])], (), why)
         at = datetime.now(UTC)
-        decision = decide(named.policy, Facts(request_id, key.key_id, prompt_tokens, tools, schema, at))
+        decision = decide(policy, Facts(request_id, key.key_id, prompt_tokens, tools, schema, at))
         if decision is None:
             raise ApiError("model_not_found", f"No rule of the policy {name!r} holds for this request.", "model")
         known = [model for model in decision.models if model in self._models]
         if not known:
             raise ApiError("model_not_found", f"None of the models behind {name!r} is served here.", "model")
         why |= {
-            "policy": {"version": named.version, "rule": decision.rule, "draw": decision.draw},
+            "policy": {"version": policy.version, "rule": decision.rule, "draw": decision.draw},
             "targets": list(decision.models),
             "prompt_tokens": prompt_tokens,
             "decided_at": at.isoformat(timespec="milliseconds"),
@@ -92,8 +92,4 @@ class Router:
         skipped = [{"model": model, "why": "not served here"} for model in decision.models if model not in known]
         if skipped:
             why["skipped"] = skipped
-        return Route([Candidate(self._models[model]) for model in known], named.policy.fallback_on, why)
-
-
-def _policy(key: KeySnapshot, name: str) -> NamedPolicy | None:
-    return next((named for named in key.policies if named.name == name), None)
+        return Route([Candidate(self._models[model]) for model in known], policy.fallback_on, why)

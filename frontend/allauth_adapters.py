@@ -1,0 +1,33 @@
+"""How allauth's parts behave here: who may come in, and by which words they are turned away."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from allauth.account.adapter import DefaultAccountAdapter
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from django.http import HttpRequest
+
+
+class AccountAdapter(DefaultAccountAdapter):
+    """Log-in by password. Nobody signs up: people are invited."""
+
+    error_messages: ClassVar = {
+        **DefaultAccountAdapter.error_messages,
+        "email_password_mismatch": "This e-mail address and password do not match. The password is case-sensitive.",
+        "too_many_login_attempts": "Too many failed log-ins. Try again in a few minutes.",
+    }
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        return False
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""
+        return str(request.META.get("REMOTE_ADDR", ""))
+
+
+class SocialAccountAdapter(DefaultSocialAccountAdapter):
+    """Log-in by OpenID Connect, for people who are known by their verified address already."""
+
+    def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
+        return False

@@ -1,0 +1,134 @@
+"""`Idempotency-Key`: the same POST twice is done once, and answered twice with the same body.
+
+The first call writes a row that says it runs, commits, and then does its work and stores the answer in one transaction.
+So whoever comes while it runs is told to wait; after a crash in between nothing was done, and after `STALE` the row may
+be taken over. Refusals are not kept: asked again, they are decided again. An answer may hold a new key's secret, so it
+is stored encrypted by what the caller sent, of which only a hash is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from cryptography.fernet import Fernet
+from django.db import IntegrityError, transaction
+from django.http import HttpResponse
+from django.utils.crypto import salted_hmac
+from drf_spectacular.utils import OpenApiParameter
+from rest_framework import exceptions
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants.authentication import KeyCaller
+from tenants.models import IdempotentAnswer
+from tenants.problems import StateConflict
+
+STALE = timedelta(seconds=60)
+HEADER = OpenApiParameter(
+    "Idempotency-Key",
+    str,
+    OpenApiParameter.HEADER,
+    description="Names this call: sent again with the same body within a day it is answered again and not done again.",
+)
+H = TypeVar("H", bound=Callable[..., Response])
+
+
+class KeyReused(StateConflict):
+    default_detail = "This Idempotency-Key was used for another request."
+    default_code = "idempotency_conflict"
+
+
+class StillRunning(StateConflict):
+    default_detail = "The first request with this Idempotency-Key is still running."
+    default_code = "idempotency_conflict"
+    wait = 1
+
+
+def idempotent(handler: H) -> H:
+    """Decorates the `post` of a view that has a `scope()`."""
+
+    @wraps(handler)
+    def once(self: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
+        name = request.headers.get("Idempotency-Key")
+        if name is None:
+            return handler(self, request, *args, **kwargs)
+        if not 0 < len(name) <= 255:
+            raise exceptions.ValidationError({"Idempotency-Key": ["Give 1 to 255 characters."]})
+        caller = f"key:{request.user.key.pk}" if isinstance(request.user, KeyCaller) else f"user:{request.user.pk}"
+        sent = hashlib.sha256(f"{request.method} {request.get_full_path()}\n".encode() + request.body).digest()
+        call = _Call(self, caller, name, sent)
+        if (stored := call.begin()) is not None:
+            return stored
+        try:
+            with transaction.atomic():
+                return call.end(handler(self, request, *args, **kwargs))
+        except BaseException:
+            call.forget()
+            raise
+
+    return cast(H, once)
+
+
+class _Call:
+    """One call with an Idempotency-Key."""
+
+    def __init__(self, view: Any, caller: str, name: str, sent: bytes) -> None:
+        self._view = view
+        self._sent = sent
+        self._named = {"caller": caller, "name": hashlib.sha256(name.encode()).hexdigest()}
+        key = salted_hmac("tenants.api.idempotency", f"{caller}\n{name}", algorithm="sha256").digest()
+        self._cipher = Fernet(base64.urlsafe_b64encode(key))
+        access = getattr(view, "access", None)
+        self._tenant_id = None if access is None else access.tenant.pk
+
+    def begin(self) -> HttpResponse | None:
+        """Mark the call as running; the stored answer if it was made before.
+
+        Raises:
+            KeyReused: for another request. StillRunning: by somebody else, at this moment.
+        """
+        row = IdempotentAnswer(tenant_id=self._tenant_id, request_hash=self._sent, **self._named)
+        with self._view.scope():
+            try:
+                with transaction.atomic():
+                    row.save(force_insert=True)
+                return None
+            except IntegrityError:
+                return self._before()
+
+    def _before(self) -> HttpResponse | None:
+        rows = IdempotentAnswer._base_manager.filter(**self._named)
+        found = rows.first()
+        if found is None:  # forgotten at this instant, since it was refused; or of another tenant the person is in
+            raise StillRunning
+        if bytes(found.request_hash) != self._sent:
+            raise KeyReused
+        if found.status is None or found.body is None:
+            now = datetime.now(UTC)
+            if rows.filter(status=None, at=found.at, at__lt=now - STALE).update(at=now):
+                return None
+            raise StillRunning
+        body = self._cipher.decrypt(bytes(found.body))
+        answer = HttpResponse(body, status=found.status, content_type="application/json")
+        answer.headers["idempotent-replayed"] = "true"
+        return answer
+
+    def end(self, response: Response) -> Response:
+        """Store the answer, in the transaction of what it answers for."""
+        body = JSONRenderer().render(response.data)
+        with self._view.scope():
+            IdempotentAnswer._base_manager.filter(**self._named).update(
+                status=response.status_code, body=self._cipher.encrypt(body)
+            )
+        return response
+
+    def forget(self) -> None:
+        """It came to nothing, and may be tried again."""
+        with self._view.scope():
+            IdempotentAnswer._base_manager.filter(status=None, **self._named).delete()

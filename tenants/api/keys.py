@@ -1,0 +1,116 @@
+"""API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from django.db.models import Q
+from drf_spectacular.utils import extend_schema
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants import actions
+from tenants.access import Permission
+from tenants.api import serializers as s
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.authentication import KeyCaller
+from tenants.models import ApiKey, Project
+from tenants.views import TenantView, given, person
+
+_SHOWN = ("created_by", "use")
+
+
+class _KeyView(TenantView):
+    serializer_class = s.KeyOut
+
+    def require_for(self, request: Request, scopes: Iterable[str]) -> None:
+        """A key that may manage is handed out by who may hand out such."""
+        if "manage" in scopes:
+            self.require(request, Permission.KEYS_MANAGE)
+
+    def shown(self, key: ApiKey) -> dict[str, Any]:
+        return dict(s.KeyOut(self.find(ApiKey, key.pk, *_SHOWN)).data)
+
+
+@extend_schema(tags=["keys"])
+class Keys(_KeyView):
+    permissions: ClassVar = {"GET": Permission.KEYS_READ, "POST": Permission.KEYS_WRITE}
+
+    @extend_schema(operation_id="keys", parameters=[s.KeyQuery], responses=s.KeyOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The tenant's keys, newest first."""
+        asked = s.KeyQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        filters = asked.filters()
+        live = filters.pop("live", None)
+        with self.scope():
+            rows = self.rows(ApiKey).select_related(*_SHOWN).filter(**filters)
+            if live is not None:
+                is_live = Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
+                rows = rows.filter(is_live if live else ~is_live)
+            return self.page(rows, s.KeyOut)
+
+    @extend_schema(operation_id="keys_create", parameters=[HEADER], request=s.KeyIn, responses={201: s.NewKeyOut})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """A new key. Its secret is in the answer, and nowhere else."""
+        fields = given(s.KeyIn, request.data)
+        self.require_for(request, fields.get("scopes", ()))
+        project = self._project(fields.pop("project_id", None))
+        key, secret = actions.do_create_api_key(project, **fields, created_by=person(request))
+        return Response({**self.shown(key), "secret": secret}, status=201)
+
+    def _project(self, pk: int | None) -> Project:
+        wanted = {"slug": "default"} if pk is None else {"pk": pk}
+        with self.scope():
+            project = self.rows(Project).filter(**wanted).first()
+        if project is None:
+            raise ValidationError({"project_id": ["There is no such project."]})
+        return project
+
+
+@extend_schema(tags=["keys"])
+class KeyDetail(_KeyView):
+    permissions: ClassVar = {
+        "GET": Permission.KEYS_READ,
+        "PATCH": Permission.KEYS_WRITE,
+        "DELETE": Permission.KEYS_WRITE,
+    }
+
+    @extend_schema(operation_id="key")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.KeyOut(self.find(ApiKey, pk, *_SHOWN)).data)
+
+    @extend_schema(operation_id="key_update", request=s.KeyPatch)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change what it may do, from where, and until when."""
+        key = self.find(ApiKey, pk)
+        fields = given(s.KeyPatch, request.data, partial=True)
+        self.require_for(request, [*key.scopes, *fields.get("scopes", ())])
+        return Response(self.shown(actions.do_update_api_key(key, **fields)))
+
+    @extend_schema(operation_id="key_revoke", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Revoke it for good. It stops working, and its running requests end, within a second."""
+        actions.do_revoke_api_key(self.find(ApiKey, pk))
+        return Response(status=204)
+
+
+@extend_schema(tags=["keys"])
+class KeyRotate(_KeyView):
+    permissions: ClassVar = {"POST": Permission.KEYS_WRITE}
+
+    @extend_schema(operation_id="key_rotate", parameters=[HEADER], request=s.RotateIn, responses={201: s.NewKeyOut})
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """A new key that may do the same; this one goes on working for some hours."""
+        key = self.find(ApiKey, pk)
+        fields = given(s.RotateIn, request.data)
+        if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may renew itself
+            self.require_for(request, key.scopes)
+        overlap = timedelta(hours=fields["overlap_hours"])
+        new, secret = actions.do_rotate_api_key(key, overlap, created_by=person(request))
+        return Response({**self.shown(new), "secret": secret}, status=201)

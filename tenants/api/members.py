@@ -1,0 +1,108 @@
+"""Members and invitations."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants import actions
+from tenants.access import Permission
+from tenants.api import serializers as s
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.models import Invitation, Membership
+from tenants.views import TenantView, given, person
+
+
+class _MemberView(TenantView):
+    def require_for(self, request: Request, *roles: str) -> None:
+        """Owners are made, changed and removed by owners."""
+        if Membership.Role.OWNER in roles:
+            self.require(request, Permission.OWNERS_WRITE)
+
+
+@extend_schema(tags=["members"])
+class Members(_MemberView):
+    serializer_class = s.MemberOut
+    permissions: ClassVar = {"GET": Permission.MEMBERS_READ}
+
+    @extend_schema(operation_id="members", parameters=[s.MemberQuery], responses=s.MemberOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Who is in the tenant, and as what. People come in by invitation."""
+        asked = s.MemberQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(self.rows(Membership).select_related("user").filter(**asked.filters()), s.MemberOut)
+
+
+@extend_schema(tags=["members"])
+class MemberDetail(_MemberView):
+    serializer_class = s.MemberOut
+    permissions: ClassVar = {
+        "GET": Permission.MEMBERS_READ,
+        "PATCH": Permission.MEMBERS_WRITE,
+        "DELETE": Permission.MEMBERS_WRITE,
+    }
+
+    @extend_schema(operation_id="member")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.MemberOut(self.find(Membership, pk, "user")).data)
+
+    @extend_schema(operation_id="member_update", request=s.MemberPatch)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Give them another role."""
+        member = self.find(Membership, pk, "user")
+        role = given(s.MemberPatch, request.data)["role"]
+        self.require_for(request, member.role, role)
+        return Response(s.MemberOut(actions.do_change_role(member, role)).data)
+
+    @extend_schema(operation_id="member_remove", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Let them go. The keys they made stay: those belong to projects."""
+        member = self.find(Membership, pk)
+        self.require_for(request, member.role)
+        actions.do_remove_member(member)
+        return Response(status=204)
+
+
+@extend_schema(tags=["members"])
+class Invitations(_MemberView):
+    serializer_class = s.InvitationOut
+    permissions: ClassVar = {"GET": Permission.MEMBERS_READ, "POST": Permission.MEMBERS_WRITE}
+
+    @extend_schema(operation_id="invitations", parameters=[s.InvitationQuery], responses=s.InvitationOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Invitations, also used and expired ones, newest first."""
+        asked = s.InvitationQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(self.rows(Invitation).filter(**asked.filters()), s.InvitationOut)
+
+    @extend_schema(
+        operation_id="invitations_create", parameters=[HEADER], request=s.InvitationIn, responses={201: s.InvitationOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Invite somebody by mail. An open invitation to the same address is replaced."""
+        fields = given(s.InvitationIn, request.data)
+        self.require_for(request, fields["role"])
+        invitation = actions.do_invite(self.access.tenant, **fields, by=person(request))
+        return Response(s.InvitationOut(invitation).data, status=201)
+
+
+@extend_schema(tags=["members"])
+class InvitationDetail(_MemberView):
+    serializer_class = s.InvitationOut
+    permissions: ClassVar = {"GET": Permission.MEMBERS_READ, "DELETE": Permission.MEMBERS_WRITE}
+
+    @extend_schema(operation_id="invitation")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.InvitationOut(self.find(Invitation, pk)).data)
+
+    @extend_schema(operation_id="invitation_revoke", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Take it back."""
+        actions.do_revoke_invitation(self.find(Invitation, pk))
+        return Response(status=204)

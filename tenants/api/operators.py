@@ -1,0 +1,178 @@
+"""What operators alone see and do: every tenant, the models and the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import msgspec
+import redis
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.generics import GenericAPIView
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_worker.protocol import REPLICAS_KEY, decode_heartbeat
+from millrace.config import platform_settings
+from millrace.pagination import NewestFirst
+from tenants import actions
+from tenants.api import serializers as s
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.models import Membership, Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tenants.stepup import recently_authenticated
+from tenants.views import ReauthenticationRequired, StrictJSONParser, given, note_actor, person
+
+VERBS: dict[str, Callable[[Tenant], object]] = {
+    "suspend": actions.do_suspend_tenant,
+    "resume": actions.do_resume_tenant,
+    "delete": actions.do_delete_tenant,
+    "restore": actions.do_restore_tenant,
+}
+
+
+class OperatorView(GenericAPIView[Any]):
+    """A view of all tenants' rows, for operators who are logged in. To others it is not there."""
+
+    authentication_classes = (SessionAuthentication,)
+    permission_classes = (IsAuthenticated,)
+    pagination_class = NewestFirst
+    parser_classes = (StrictJSONParser,)
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        note_actor(request)
+        if not request.user.is_staff:
+            raise exceptions.NotFound
+        if request.method not in ("GET", "HEAD", "OPTIONS") and not recently_authenticated(request):
+            raise ReauthenticationRequired
+
+    def scope(self) -> AbstractContextManager[None]:
+        return system(SystemUse.OPERATOR)
+
+    def find(self, pk: int) -> Tenant:
+        with self.scope():
+            tenant = Tenant.objects.all_tenants().filter(pk=pk).first()
+        if tenant is None:
+            raise exceptions.NotFound
+        return tenant
+
+
+@extend_schema(tags=["operators"])
+class Tenants(OperatorView):
+    serializer_class = s.TenantOut
+
+    @extend_schema(operation_id="operator_tenants", parameters=[s.TenantQuery], responses=s.TenantOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Every tenant, newest first."""
+        asked = s.TenantQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            page = self.paginate_queryset(Tenant.objects.all_tenants().filter(**asked.filters()))
+        return self.get_paginated_response(s.TenantOut(page or [], many=True).data)
+
+    @extend_schema(
+        operation_id="operator_tenants_create", parameters=[HEADER], request=s.TenantIn, responses={201: s.TenantOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """A new tenant, with an invitation to its owner."""
+        fields = given(s.TenantIn, request.data)
+        owner = fields.pop("owner_email", None)
+        tenant = actions.do_create_tenant(**fields)
+        if owner:
+            actions.do_invite(tenant, owner, Membership.Role.OWNER, by=person(request))
+        return Response(s.TenantOut(tenant).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class TenantOne(OperatorView):
+    serializer_class = s.TenantOut
+
+    @extend_schema(operation_id="operator_tenant")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.TenantOut(self.find(pk)).data)
+
+    @extend_schema(operation_id="operator_tenant_update", request=s.NameIn)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Give it another name."""
+        tenant = actions.do_update_tenant(self.find(pk), **given(s.NameIn, request.data))
+        return Response(s.TenantOut(tenant).data)
+
+
+@extend_schema(tags=["operators"])
+class TenantVerb(OperatorView):
+    """POST /api/operator/tenants/{id}/{verb}."""
+
+    verb: ClassVar[str] = ""
+    serializer_class = s.TenantOut
+
+    @extend_schema(parameters=[HEADER], request=None, responses=s.TenantOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        tenant = self.find(pk)
+        VERBS[self.verb](tenant)
+        return Response(s.TenantOut(self.find(pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class Models(OperatorView):
+    serializer_class = s.ModelOut
+    pagination_class = None
+
+    @extend_schema(operation_id="operator_models", responses=s.ModelOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The models this platform serves."""
+        serving = [worker["model"] for worker in _workers() if worker["state"] == "ready"]
+        models = platform_settings().models
+        rows = [{"name": m.name, "source": m.source, "workers": serving.count(m.name)} for m in models]
+        return Response(s.ModelOut(rows, many=True).data)
+
+
+@extend_schema(tags=["operators"])
+class Workers(OperatorView):
+    serializer_class = s.WorkerOut
+    pagination_class = None
+
+    @extend_schema(operation_id="operator_workers", responses=s.WorkerOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The replicas on the board, as they last described themselves."""
+        return Response(s.WorkerOut(_workers(), many=True).data)
+
+
+class Unreachable(exceptions.APIException):
+    status_code = 503
+    default_detail = "The broker does not answer."
+    default_code = "unreachable"
+
+
+def _workers() -> list[dict[str, Any]]:
+    try:
+        with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2) as broker:
+            board: Any = broker.hgetall(REPLICAS_KEY)
+    except redis.RedisError as fault:
+        raise Unreachable from fault
+    found = []
+    for name, payload in sorted(board.items()):
+        try:
+            beat = decode_heartbeat(payload)
+        except msgspec.MsgspecError:
+            continue  # of another version, which may run beside this one while a deploy goes on
+        state = "draining" if beat.draining else "ready" if beat.ready else "starting"
+        found.append(
+            {
+                "id": name.decode(),
+                "model": beat.model,
+                "state": state,
+                "running": beat.running,
+                "waiting": beat.waiting,
+                "free_blocks": beat.kv_blocks - beat.kv_blocks_used,
+                "total_blocks": beat.kv_blocks,
+            }
+        )
+    return found

@@ -1,0 +1,136 @@
+"""Limits and routing policies."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.exceptions import PermissionDenied, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants import actions
+from tenants.access import Permission
+from tenants.api import serializers as s
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.models import LIMITS, ApiKey, LimitSet, Project, RoutingPolicy
+from tenants.views import TenantView, given, person
+
+
+@extend_schema(tags=["limits"])
+class Limits(TenantView):
+    serializer_class = s.LimitsOut
+    permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
+
+    @extend_schema(operation_id="limits", parameters=[s.LimitsQuery], responses=s.LimitsOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Every limit in the tenant, also those the operator imposes."""
+        asked = s.LimitsQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(self.rows(LimitSet).filter(**asked.filters()), s.LimitsOut)
+
+    @extend_schema(operation_id="limits_set", parameters=[HEADER], request=s.LimitsIn, responses=s.LimitsOut)
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Set the limits of the tenant, or of one project or key; those that were there are replaced."""
+        fields = given(s.LimitsIn, request.data)
+        by_operator = fields.pop("by_operator", False)
+        _check_operator(request, by_operator)
+        row = actions.do_set_limits(
+            self.access.tenant,
+            {name: fields.pop(name) for name in LIMITS if name in fields},
+            project=self._named(Project, "project_id", fields.pop("project_id", None)),
+            key=self._named(ApiKey, "key_id", fields.pop("key_id", None)),
+            by_operator=by_operator,
+            **fields,
+        )
+        return Response(s.LimitsOut(row).data)
+
+    def _named(self, model: Any, field: str, pk: int | None) -> Any:
+        if pk is None:
+            return None
+        with self.scope():
+            row = self.rows(model).filter(pk=pk).first()
+        if row is None:
+            raise ValidationError({field: ["There is no such row."]})
+        return row
+
+
+@extend_schema(tags=["limits"])
+class LimitsDetail(TenantView):
+    serializer_class = s.LimitsOut
+    permissions: ClassVar = {"GET": Permission.LIMITS_READ, "DELETE": Permission.LIMITS_WRITE}
+
+    @extend_schema(operation_id="limits_one")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.LimitsOut(self.find(LimitSet, pk)).data)
+
+    @extend_schema(operation_id="limits_remove", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Lift them."""
+        row = self.find(LimitSet, pk)
+        _check_operator(request, row.by_operator)
+        actions.do_remove_limits(row)
+        return Response(status=204)
+
+
+@extend_schema(tags=["policies"])
+class Policies(TenantView):
+    serializer_class = s.PolicyOut
+    permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
+
+    @extend_schema(operation_id="policies", parameters=[s.PolicyQuery], responses=s.PolicyOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Every version of every routing policy, newest first."""
+        asked = s.PolicyQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        filters = {name: value for name, value in asked.filters().items() if value is not None}
+        with self.scope():
+            return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicyOut)
+
+    @extend_schema(
+        operation_id="policies_publish", parameters=[HEADER], request=s.PolicyIn, responses={201: s.PolicyOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Publish a new version of what a logical model name means."""
+        fields = given(s.PolicyIn, request.data)
+        row = actions.do_publish_policy(self.access.tenant, **fields, created_by=person(request))
+        return Response(s.PolicyOut(row).data, status=201)
+
+
+@extend_schema(tags=["policies"])
+class PolicyDetail(TenantView):
+    serializer_class = s.PolicyOut
+    permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
+
+    @extend_schema(operation_id="policy")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.PolicyOut(self.find(RoutingPolicy, pk)).data)
+
+    @extend_schema(operation_id="policy_withdraw", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Let its name mean nothing of the tenant's own any more. Versions stay, to go back to."""
+        row = self.find(RoutingPolicy, pk)
+        if not row.active:
+            raise actions.Conflict("This version is not active.")
+        actions.do_withdraw_policy(self.access.tenant, row.name)
+        return Response(status=204)
+
+
+@extend_schema(tags=["policies"])
+class PolicyRevert(TenantView):
+    permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
+
+    @extend_schema(operation_id="policy_revert", parameters=[HEADER], request=None, responses={201: s.PolicyOut})
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Publish this version's body again, as the newest version."""
+        row = actions.do_revert_policy(self.find(RoutingPolicy, pk), created_by=person(request))
+        return Response(s.PolicyOut(row).data, status=201)
+
+
+def _check_operator(request: Request, by_operator: bool) -> None:
+    if by_operator and not request.user.is_staff:
+        raise PermissionDenied("The operator imposes these limits.")

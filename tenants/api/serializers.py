@@ -1,0 +1,347 @@
+"""What the management API takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from rest_framework import serializers
+
+from tenants import snapshot
+from tenants.actions.keys import LONGEST_OVERLAP
+from tenants.models import (
+    LIMITS,
+    ApiKey,
+    AuditEntry,
+    Invitation,
+    LimitSet,
+    Membership,
+    Project,
+    RoutingPolicy,
+    Tenant,
+)
+
+MOST = 2**63 - 1  # of a bigint
+
+
+class Strict(serializers.Serializer[Any]):
+    """A name that is not known is refused: a misspelt one must not be taken for a wish that was granted."""
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        sent = self.initial_data if isinstance(self.initial_data, Mapping) else {}
+        if unknown := sorted(set(sent) - set(self.fields)):
+            raise serializers.ValidationError({str(name): ["There is no such field."] for name in unknown})
+        if self.partial and not attrs:
+            raise serializers.ValidationError("Give at least one field.")
+        return attrs
+
+
+class Query(Strict):
+    """Parameters of a list: what it is filtered by, beside what every list has."""
+
+    tenant = serializers.CharField(required=False, help_text="The tenant's slug, for people who may see several.")
+    cursor = serializers.CharField(required=False, help_text="From the `next` or `previous` of another page.")
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Rows on a page; 50.")
+
+    def filters(self) -> dict[str, Any]:
+        """What to filter rows by: field names as they are here, unless `names` says otherwise."""
+        names: Mapping[str, str] = getattr(self, "names", {})
+        return {
+            names.get(name, name): value
+            for name, value in self.validated_data.items()
+            if name not in ("tenant", "cursor", "limit")
+        }
+
+
+def _id(help_text: str, **options: Any) -> serializers.IntegerField:
+    return serializers.IntegerField(min_value=1, max_value=MOST, help_text=help_text, **options)
+
+
+# Tenant and projects
+
+
+class TenantOut(serializers.ModelSerializer[Tenant]):
+    class Meta:
+        model = Tenant
+        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after")
+        read_only_fields = fields
+
+
+class TenantIn(Strict):
+    slug = serializers.SlugField(max_length=50)
+    name = serializers.CharField(max_length=200)
+    owner_email = serializers.EmailField(required=False, help_text="Who is invited as its owner.")
+
+
+class NameIn(Strict):
+    name = serializers.CharField(max_length=200)
+
+
+class ProjectOut(serializers.ModelSerializer[Project]):
+    class Meta:
+        model = Project
+        fields = ("id", "slug", "name", "created_at")
+        read_only_fields = fields
+
+
+class ProjectIn(Strict):
+    slug = serializers.SlugField(max_length=50)
+    name = serializers.CharField(max_length=200)
+
+
+class ProjectQuery(Query):
+    slug = serializers.CharField(required=False)
+
+
+# Keys
+
+
+class KeyOut(serializers.ModelSerializer[ApiKey]):
+    """A key without its secret, which is shown when the key is made and never again."""
+
+    project_id = serializers.IntegerField()
+    replaces_id = serializers.IntegerField(allow_null=True, help_text="The key this one was rotated from.")
+    created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
+    last_used_at = serializers.DateTimeField(source="use.last_used_at", default=None, allow_null=True)
+    live = serializers.BooleanField(source="is_live")
+
+    class Meta:
+        model = ApiKey
+        fields = (
+            "id",
+            "name",
+            "prefix",
+            "project_id",
+            "scopes",
+            "allowed_models",
+            "allowed_addresses",
+            "created_at",
+            "created_by",
+            "expires_at",
+            "revoked_at",
+            "replaces_id",
+            "last_used_at",
+            "live",
+        )
+        read_only_fields = fields
+
+
+class NewKeyOut(KeyOut):
+    secret = serializers.CharField(help_text="The key itself. It is shown this once.")
+
+    class Meta(KeyOut.Meta):
+        fields = (*KeyOut.Meta.fields, "secret")  # type: ignore[assignment]
+        read_only_fields = fields  # type: ignore[assignment]
+
+
+class _KeyFields(Strict):
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(snapshot.SCOPES), allow_empty=False, max_length=len(snapshot.SCOPES)
+    )
+    allowed_models = serializers.ListField(
+        child=serializers.CharField(max_length=64), allow_null=True, required=False, max_length=100
+    )
+    allowed_addresses = serializers.ListField(
+        child=serializers.CharField(max_length=43),
+        allow_null=True,
+        required=False,
+        max_length=100,
+        help_text="Addresses and networks it may be used from, as 192.0.2.7 or 10.0.0.0/8; null: any.",
+    )
+    expires_at = serializers.DateTimeField(allow_null=True, required=False)
+
+
+class KeyIn(_KeyFields):
+    project_id = _id("The project it belongs to; default: the one named `default`.", required=False)
+    name = serializers.CharField(max_length=200)
+
+    def get_fields(self) -> dict[str, Any]:
+        fields = super().get_fields()
+        fields["scopes"].required = False
+        return fields
+
+
+class KeyPatch(_KeyFields):
+    name = serializers.CharField(max_length=200)
+
+
+class RotateIn(Strict):
+    overlap_hours = serializers.IntegerField(
+        default=24,
+        min_value=0,
+        max_value=LONGEST_OVERLAP // timedelta(hours=1),
+        help_text="How long the old key still works.",
+    )
+
+
+class KeyQuery(Query):
+    names = {"project": "project_id", "live": "live"}  # noqa: RUF012
+    project = _id("Only this project's.", required=False)
+    live = serializers.BooleanField(required=False, default=None, allow_null=True, help_text="Only live ones, or dead.")
+    prefix = serializers.CharField(required=False, max_length=20)
+
+
+# Members
+
+
+class MemberOut(serializers.ModelSerializer[Membership]):
+    email = serializers.EmailField(source="user.email")
+    name = serializers.CharField(source="user.name")
+
+    class Meta:
+        model = Membership
+        fields = ("id", "email", "name", "role", "created_at")
+        read_only_fields = fields
+
+
+class MemberPatch(Strict):
+    role = serializers.ChoiceField(Membership.Role.choices)
+
+
+class MemberQuery(Query):
+    names = {"email": "user__email__iexact"}  # noqa: RUF012
+    role = serializers.ChoiceField(Membership.Role.choices, required=False)
+    email = serializers.CharField(required=False, max_length=254)
+
+
+class InvitationOut(serializers.ModelSerializer[Invitation]):
+    """An invitation. Its link goes to the invited address and nowhere else."""
+
+    open = serializers.BooleanField(source="is_open")
+
+    class Meta:
+        model = Invitation
+        fields = ("id", "email", "role", "created_at", "expires_at", "accepted_at", "revoked_at", "open")
+        read_only_fields = fields
+
+
+class InvitationIn(Strict):
+    email = serializers.EmailField()
+    role = serializers.ChoiceField(Membership.Role.choices)
+
+
+class InvitationQuery(Query):
+    names = {"email": "email__iexact"}  # noqa: RUF012
+    email = serializers.CharField(required=False, max_length=254)
+    role = serializers.ChoiceField(Membership.Role.choices, required=False)
+
+
+# Limits and policies
+
+
+class LimitsOut(serializers.ModelSerializer[LimitSet]):
+    scope = serializers.ChoiceField(["tenant", "project", "key"])
+    project_id = serializers.IntegerField(allow_null=True)
+    key_id = serializers.IntegerField(allow_null=True)
+
+    class Meta:
+        model = LimitSet
+        fields = ("id", "scope", "project_id", "key_id", "model", "by_operator", "dry_run", *LIMITS, "updated_at")
+        read_only_fields = fields
+
+
+class LimitsIn(Strict):
+    """The limits of the tenant, or of the project or key that is named. Limits that are left out are lifted."""
+
+    project_id = _id("Limit this project.", required=False, allow_null=True)
+    key_id = _id("Limit this key.", required=False, allow_null=True)
+    model = serializers.CharField(
+        required=False, allow_blank=True, max_length=64, help_text="Only this model; empty: all together."
+    )
+    by_operator = serializers.BooleanField(required=False, help_text="Imposed by the operator, who alone may say so.")
+    dry_run = serializers.BooleanField(required=False, help_text="Refuse nothing; count what would be refused.")
+
+    def get_fields(self) -> dict[str, Any]:
+        limits = {
+            name: serializers.IntegerField(required=False, allow_null=True, min_value=0, max_value=MOST)
+            for name in LIMITS
+        }
+        return {**super().get_fields(), **limits}
+
+
+class LimitsQuery(Query):
+    names = {"project": "project_id", "key": "key_id"}  # noqa: RUF012
+    project = _id("Only this project's.", required=False)
+    key = _id("Only this key's.", required=False)
+    model = serializers.CharField(required=False, max_length=64)
+
+
+class PolicyOut(serializers.ModelSerializer[RoutingPolicy]):
+    class Meta:
+        model = RoutingPolicy
+        fields = ("id", "name", "version", "body", "active", "created_at")
+        read_only_fields = fields
+
+
+class PolicyIn(Strict):
+    name = serializers.CharField(max_length=64)
+    body = serializers.DictField()
+
+
+class PolicyQuery(Query):
+    name = serializers.CharField(required=False, max_length=64)
+    active = serializers.BooleanField(required=False, default=None, allow_null=True)
+
+
+# Audit
+
+
+class AuditOut(serializers.ModelSerializer[AuditEntry]):
+    class Meta:
+        model = AuditEntry
+        fields = (
+            "id",
+            "at",
+            "verb",
+            "actor",
+            "actor_user_id",
+            "actor_key_id",
+            "address",
+            "request_id",
+            "object_type",
+            "object_id",
+            "object_name",
+            "before",
+            "after",
+        )
+        read_only_fields = fields
+
+
+class AuditQuery(Query):
+    names = {"since": "at__gte", "until": "at__lt"}  # noqa: RUF012
+    verb = serializers.CharField(required=False, max_length=64)
+    actor = serializers.CharField(required=False, max_length=254)
+    object_type = serializers.CharField(required=False, max_length=40)
+    object_id = _id("Only what was done to the object with this id.", required=False)
+    request_id = serializers.CharField(required=False, max_length=64)
+    since = serializers.DateTimeField(required=False)
+    until = serializers.DateTimeField(required=False)
+
+
+# Operators
+
+
+class TenantQuery(Query):
+    names = {"search": "name__icontains"}  # noqa: RUF012
+    status = serializers.ChoiceField(Tenant.Status.choices, required=False)
+    slug = serializers.CharField(required=False, max_length=50)
+    search = serializers.CharField(required=False, max_length=200, help_text="A part of the name.")
+
+
+class ModelOut(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    source = serializers.CharField()
+    workers = serializers.IntegerField(help_text="Replicas that serve it now.")
+
+
+class WorkerOut(serializers.Serializer[Any]):
+    """A replica, as its last heartbeat described it."""
+
+    id = serializers.CharField()
+    model = serializers.CharField()
+    state = serializers.CharField()
+    running = serializers.IntegerField()
+    waiting = serializers.IntegerField()
+    free_blocks = serializers.IntegerField()
+    total_blocks = serializers.IntegerField()

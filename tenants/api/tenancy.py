@@ -1,0 +1,131 @@
+"""One's own tenant, its projects, and its audit log."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants import actions
+from tenants.access import Permission
+from tenants.api import serializers as s
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.models import AuditEntry, Project, Tenant
+from tenants.views import TenantView, given
+
+
+def described(tenant: Tenant) -> dict[str, Any]:
+    return dict(s.TenantOut(tenant).data)
+
+
+@extend_schema(tags=["tenant"])
+class TenantDetail(TenantView):
+    serializer_class = s.TenantOut
+    permissions: ClassVar = {
+        "GET": Permission.TENANT_READ,
+        "PATCH": Permission.TENANT_UPDATE,
+        "DELETE": Permission.TENANT_DELETE,
+    }
+
+    @extend_schema(operation_id="tenant", parameters=[s.Query])
+    def get(self, request: Request) -> Response:
+        """The tenant itself."""
+        return Response(described(self.access.tenant))
+
+    @extend_schema(operation_id="tenant_update", request=s.NameIn)
+    def patch(self, request: Request) -> Response:
+        """Give it another name."""
+        return Response(described(actions.do_update_tenant(self.access.tenant, **given(s.NameIn, request.data))))
+
+    @extend_schema(operation_id="tenant_delete", responses={204: None})
+    def delete(self, request: Request) -> Response:
+        """Delete it. It is served no more at once, and can be restored until `purge_after`."""
+        actions.do_delete_tenant(self.access.tenant)
+        return Response(status=204)
+
+
+@extend_schema(tags=["tenant"])
+class TenantRestore(TenantView):
+    permissions: ClassVar = {"POST": Permission.TENANT_DELETE}
+
+    @extend_schema(operation_id="tenant_restore", parameters=[HEADER], request=None, responses=s.TenantOut)
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Take its deletion back."""
+        actions.do_restore_tenant(self.access.tenant)
+        return Response(described(self.rows(Tenant).get()))
+
+
+@extend_schema(tags=["projects"])
+class Projects(TenantView):
+    serializer_class = s.ProjectOut
+    permissions: ClassVar = {"GET": Permission.PROJECTS_READ, "POST": Permission.PROJECTS_WRITE}
+
+    @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The tenant's projects, newest first."""
+        asked = s.ProjectQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(self.rows(Project).filter(**asked.filters()), s.ProjectOut)
+
+    @extend_schema(
+        operation_id="projects_create", parameters=[HEADER], request=s.ProjectIn, responses={201: s.ProjectOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """A new project."""
+        project = actions.do_create_project(self.access.tenant, **given(s.ProjectIn, request.data))
+        return Response(s.ProjectOut(project).data, status=201)
+
+
+@extend_schema(tags=["projects"])
+class ProjectDetail(TenantView):
+    serializer_class = s.ProjectOut
+    permissions: ClassVar = {
+        "GET": Permission.PROJECTS_READ,
+        "PATCH": Permission.PROJECTS_WRITE,
+        "DELETE": Permission.PROJECTS_WRITE,
+    }
+
+    @extend_schema(operation_id="project")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.ProjectOut(self.find(Project, pk)).data)
+
+    @extend_schema(operation_id="project_update", request=s.NameIn)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Give it another name."""
+        project = actions.do_update_project(self.find(Project, pk), **given(s.NameIn, request.data))
+        return Response(s.ProjectOut(project).data)
+
+    @extend_schema(operation_id="project_delete", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove a project that never had a key."""
+        actions.do_delete_project(self.find(Project, pk))
+        return Response(status=204)
+
+
+@extend_schema(tags=["audit"])
+class Audit(TenantView):
+    serializer_class = s.AuditOut
+    permissions: ClassVar = {"GET": Permission.AUDIT_READ}
+
+    @extend_schema(operation_id="audit", parameters=[s.AuditQuery], responses=s.AuditOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Who changed what, newest first."""
+        asked = s.AuditQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(self.rows(AuditEntry).filter(**asked.filters()), s.AuditOut)
+
+
+@extend_schema(tags=["audit"])
+class AuditDetail(TenantView):
+    serializer_class = s.AuditOut
+    permissions: ClassVar = {"GET": Permission.AUDIT_READ}
+
+    @extend_schema(operation_id="audit_entry")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(s.AuditOut(self.find(AuditEntry, pk)).data)

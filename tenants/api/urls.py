@@ -1,0 +1,40 @@
+"""The tenants' part of the management API, below /api/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from tenants.api import keys, members, operators, rules, tenancy
+
+urlpatterns = [
+    path("tenant", tenancy.TenantDetail.as_view(), name="api-tenant"),
+    path("tenant/restore", tenancy.TenantRestore.as_view(), name="api-tenant-restore"),
+    path("projects", tenancy.Projects.as_view(), name="api-projects"),
+    path("projects/<int:pk>", tenancy.ProjectDetail.as_view(), name="api-project"),
+    path("keys", keys.Keys.as_view(), name="api-keys"),
+    path("keys/<int:pk>", keys.KeyDetail.as_view(), name="api-key"),
+    path("keys/<int:pk>/rotate", keys.KeyRotate.as_view(), name="api-key-rotate"),
+    path("members", members.Members.as_view(), name="api-members"),
+    path("members/<int:pk>", members.MemberDetail.as_view(), name="api-member"),
+    path("invitations", members.Invitations.as_view(), name="api-invitations"),
+    path("invitations/<int:pk>", members.InvitationDetail.as_view(), name="api-invitation"),
+    path("limits", rules.Limits.as_view(), name="api-limits"),
+    path("limits/<int:pk>", rules.LimitsDetail.as_view(), name="api-limits-one"),
+    path("policies", rules.Policies.as_view(), name="api-policies"),
+    path("policies/<int:pk>", rules.PolicyDetail.as_view(), name="api-policy"),
+    path("policies/<int:pk>/revert", rules.PolicyRevert.as_view(), name="api-policy-revert"),
+    path("audit", tenancy.Audit.as_view(), name="api-audit"),
+    path("audit/<int:pk>", tenancy.AuditDetail.as_view(), name="api-audit-entry"),
+    path("operator/tenants", operators.Tenants.as_view(), name="api-operator-tenants"),
+    path("operator/tenants/<int:pk>", operators.TenantOne.as_view(), name="api-operator-tenant"),
+    *(
+        path(
+            f"operator/tenants/<int:pk>/{verb}",
+            operators.TenantVerb.as_view(verb=verb),
+            name=f"api-operator-tenant-{verb}",
+        )
+        for verb in operators.VERBS
+    ),
+    path("operator/models", operators.Models.as_view(), name="api-operator-models"),
+    path("operator/workers", operators.Workers.as_view(), name="api-operator-workers"),
+]
