@@ -1,0 +1,129 @@
+"""Routing policies: what they say of a request, and how wrong ones are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from tenants import snapshot
+from tenants.policy import Facts, Policy, decide, parse
+
+
+def facts(**changes: Any) -> Facts:
+    plain = Facts("req_1", 1, 100, False, False, datetime(2026, 11, 21, 12, 0, tzinfo=UTC))  # a Saturday
+    return Facts(**{name: changes.get(name, getattr(plain, name)) for name in Facts.__dataclass_fields__})
+
+
+def models(body: dict[str, Any], **changes: Any) -> tuple[str, ...] | None:
+    decision = decide(parse(body), facts(**changes))
+    return None if decision is None else decision.models
+
+
+def when(**conditions: Any) -> dict[str, Any]:
+    return {"rules": [{"when": conditions, "targets": [{"model": "yes"}]}, {"targets": [{"model": "no"}]}]}
+
+
+def holds(conditions: dict[str, Any], **changes: Any) -> bool:
+    return models(when(**conditions), **changes) == ("yes",)
+
+
+def test_targets_are_drawn_by_weight_and_the_rest_stand_by_in_order() -> None:
+    body = {"rules": [{"targets": [{"model": "a", "weight": 3}, {"model": "b"}, {"model": "spare", "weight": 0}]}]}
+    drawn = Counter(models(body, request_id=f"req_{n}") for n in range(2000))
+    assert set(drawn) == {("a", "b", "spare"), ("b", "a", "spare")}
+    assert 0.7 < drawn["a", "b", "spare"] / 2000 < 0.8
+    assert models(body, request_id="req_7") == models(body, request_id="req_7")
+
+
+def test_the_short_form_is_the_first_that_can_serve() -> None:
+    assert all(models({"models": ["a", "b", "c"]}, request_id=str(n)) == ("a", "b", "c") for n in range(20))
+
+
+def test_the_first_rule_that_holds_decides() -> None:
+    decision = decide(parse(when(prompt_tokens={"at_least": 50})), facts())
+    assert decision is not None
+    assert (decision.rule, decision.models) == (0, ("yes",))
+    nothing = {"rules": [{"when": {"tools": True}, "targets": [{"model": "a"}]}]}
+    assert models(nothing) is None
+
+
+def test_conditions() -> None:
+    assert holds({"prompt_tokens": {"at_least": 100, "at_most": 100}})
+    assert not holds({"prompt_tokens": {"at_least": 101}})
+    assert not holds({"prompt_tokens": {"at_most": 99}})
+    assert holds({"tools": False})
+    assert not holds({"tools": True})
+    assert holds({"tools": True}, tools=True)
+    assert holds({"schema": True}, schema=True)
+    assert holds({"keys": [3, 1]})
+    assert not holds({"keys": [2]})
+    assert not holds({"keys": [1], "tools": True})
+
+
+@pytest.mark.parametrize(
+    ("hours", "hour", "inside"),
+    [
+        ({"start": "09:00", "end": "13:00"}, 12, True),
+        ({"start": "09:00", "end": "12:00"}, 12, False),
+        ({"start": "12:00", "end": "13:00"}, 12, True),
+        ({"start": "22:00", "end": "06:00"}, 23, True),
+        ({"start": "22:00", "end": "06:00"}, 5, True),
+        ({"start": "22:00", "end": "06:00"}, 6, False),
+        ({"start": "22:00", "end": "06:00", "days": ["sat"]}, 23, True),
+        ({"start": "22:00", "end": "06:00", "days": ["sat"]}, 5, False),  # that night began on Friday
+        ({"start": "22:00", "end": "06:00", "days": ["fri"]}, 5, True),
+        ({"start": "09:00", "end": "17:00", "days": ["mon", "tue", "wed", "thu", "fri"]}, 12, False),
+        ({"start": "07:00", "end": "08:00", "zone": "America/New_York"}, 12, True),
+        ({"start": "12:00", "end": "13:00", "zone": "America/New_York"}, 12, False),
+    ],
+)
+def test_hours(hours: dict[str, Any], hour: int, inside: bool) -> None:
+    assert holds({"hours": hours}, at=datetime(2026, 11, 21, hour, tzinfo=UTC)) is inside
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({}, "rules"),
+        ({"rules": []}, "$.rules"),
+        ({"models": []}, "$.rules[0].targets"),
+        ({"models": ["a", "a"]}, "$.rules[0].targets[1].model"),
+        ({"models": [""]}, "$.rules[0].targets[0].model"),
+        ({"models": ["a"], "rules": []}, "rules"),
+        ({"rules": [{"targets": []}]}, "$.rules[0].targets"),
+        ({"rules": [{"targets": [{"model": "a", "weight": 0}]}]}, "$.rules[0].targets"),
+        ({"rules": [{"targets": [{"model": "a", "weight": -1}]}]}, "$.rules[0].targets[0].weight"),
+        ({"rules": [{"targets": [{"model": "a", "weight": "1"}]}]}, "$.rules[0].targets[0].weight"),
+        ({"rules": [{"targets": [{"model": 7}]}]}, "$.rules[0].targets[0].model"),
+        ({"rules": [{"targets": [{"name": "a"}]}]}, "$.rules[0].targets[0]"),
+        ({"rules": [{"targets": [{"model": "a"}]}] * 2}, "$.rules[0]"),
+        (when(prompt_tokens={"at_least": 9, "at_most": 8}), "$.rules[0].when.prompt_tokens.at_most"),
+        (when(prompt_tokens={"at_least": -1}), "$.rules[0].when.prompt_tokens.at_least"),
+        (when(hours={"start": "9:00", "end": "10:00"}), "$.rules[0].when.hours.start"),
+        (when(hours={"start": "09:00", "end": "25:00"}), "$.rules[0].when.hours.end"),
+        (when(hours={"start": "09:00", "end": "09:00"}), "$.rules[0].when.hours.end"),
+        (when(hours={"start": "09:00", "end": "10:00", "zone": "Mars"}), "$.rules[0].when.hours.zone"),
+        (when(hours={"start": "09:00", "end": "10:00", "zone": "../etc/passwd"}), "$.rules[0].when.hours.zone"),
+        (when(hours={"start": "09:00", "end": "10:00", "days": []}), "$.rules[0].when.hours.days"),
+        (when(hours={"start": "09:00", "end": "10:00", "days": ["someday"]}), "$.rules[0].when.hours.days"),
+        ({"models": ["a"], "fallback_on": ["error"]}, "fallback_on"),
+        ({"rules": [{"targets": [{"model": "a"}]}], "fallback_on": ["rain"]}, "$.fallback_on"),
+        ({"rules": [{"targets": [{"model": "a"}]}], "version": 3}, "$.version"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse(body)
+    assert place in str(caught.value)
+
+
+def test_a_snapshot_carries_it_whole() -> None:
+    policy = parse(when(hours={"start": "09:00", "end": "10:00"}, keys=[1]), version=4)
+    key = snapshot.KeySnapshot(1, 1, 1, "t", (), None, None, False, False, snapshot.Limits(), 1, None, {"fast": policy})
+    assert snapshot.decode(snapshot.encode(key)) == key
+    assert msgspec.structs.asdict(snapshot.decode(snapshot.encode(key)).policies["fast"])["version"] == 4
+    assert isinstance(snapshot.decode(snapshot.encode(key)).policies["fast"], Policy)
