@@ -27,7 +27,7 @@ def recently_authenticated(request: HttpRequest | Request) -> bool:
     Money and keys ask this: a browser left open, or a stolen cookie, must not be enough.
     """
     http: Any = getattr(request, "_request", request)
-    records = get_authentication_records(http)
+    records = get_authentication_records(http, http.user)
     if has_totp(http.user):
         records = [record for record in records if record.get("method") == "mfa"]
     since = time.time() - settings.ACCOUNT_REAUTHENTICATION_TIMEOUT

@@ -268,6 +268,8 @@ class LimitsQuery(Query):
 
 
 class PolicyOut(serializers.ModelSerializer[RoutingPolicy]):
+    body = serializers.DictField()
+
     class Meta:
         model = RoutingPolicy
         fields = ("id", "name", "version", "body", "active", "created_at")
@@ -288,6 +290,9 @@ class PolicyQuery(Query):
 
 
 class AuditOut(serializers.ModelSerializer[AuditEntry]):
+    before = serializers.DictField(allow_null=True, help_text="Null: it is new.")
+    after = serializers.DictField(allow_null=True, help_text="Null: it is gone.")
+
     class Meta:
         model = AuditEntry
         fields = (

@@ -55,7 +55,7 @@ class TenantRestore(TenantView):
     def post(self, request: Request) -> Response:
         """Take its deletion back."""
         actions.do_restore_tenant(self.access.tenant)
-        return Response(described(self.rows(Tenant).get()))
+        return Response(described(self.find(Tenant, self.access.tenant.pk)))
 
 
 @extend_schema(tags=["projects"])
