@@ -61,7 +61,7 @@ class SharedSettings:
     models: tuple[ModelSpec, ...] = env.env(
         "MILLRACE_MODELS",
         parse_models,
-        default="smollm2-135m=embedded",
+        default="smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32",
         help="models to serve: name=source[?dtype=auto|bfloat16|float32], comma-separated; a source is `embedded`,"
         " a Hugging Face directory or a .gguf file",
     )

@@ -124,7 +124,12 @@ def stack() -> Iterator[Stack]:
     folder = Path(tempfile.mkdtemp(prefix="millrace-e2e-"))
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     log, port = folder / "up.log", free_port()
-    process = start(folder / "state", port, log, MILLRACE_DRAIN_SECONDS="5", MILLRACE_STREAM_KEEP_SECONDS="120")
+    settings = {
+        "MILLRACE_MODELS": f"{MODEL}=embedded",  # one is enough here, and half the memory
+        "MILLRACE_DRAIN_SECONDS": "5",
+        "MILLRACE_STREAM_KEEP_SECONDS": "120",
+    }
+    process = start(folder / "state", port, log, **settings)
     try:
         give_up_at = time.monotonic() + START_SECONDS
         while f"http://127.0.0.1:{port}" not in log.read_text():

@@ -50,8 +50,8 @@ def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) ->
     return Job(envelope, GATEWAY, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
 
 
-def heartbeat(beat: int, running: int = 0, waiting: int = 0) -> bytes:
-    return encode(Heartbeat(beat, "m", True, False, running, waiting, 8, 0, 0, 0, 0, 0, 0, 10, 0))
+def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -> bytes:
+    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 0, 0, 0, 0, 0, 0, 10, 0))
 
 
 async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) -> None:
@@ -63,8 +63,9 @@ async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) 
 class Replica:
     """A worker as the dispatcher sees one: it beats, claims and answers."""
 
-    def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0) -> None:
+    def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0, model: str = "m") -> None:
         self.broker = broker
+        self.model = model
         self.running, self.waiting = running, waiting
         self.name = name
         self._task = asyncio.create_task(self._beat())
@@ -73,14 +74,14 @@ class Replica:
         beat = time.time_ns()
         while True:
             beat += 1
-            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting))  # type: ignore[misc]
+            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting, self.model))  # type: ignore[misc]
             await asyncio.sleep(0.2)
 
     def kill(self) -> None:
         self._task.cancel()
 
-    async def claim(self, request_id: str, attempt: int = 1) -> bool:
-        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, 0), attempt, self.name)  # type: ignore[misc]
+    async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
+        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
         if job is not None:
             await self.send(Claimed(request_id, attempt, self.name))
         return job is not None

@@ -43,6 +43,12 @@ def keys() -> list[ApiKey]:
 
 
 @pytest.mark.django_db
+def test_bootstrap_gives_the_demo_something_to_route_between(credentials, row):
+    policy = row(bootstrap()["demo_key"]).policies["smollm2"]
+    assert policy.models == ("smollm2-135m", "smollm2-135m-f32")
+
+
+@pytest.mark.django_db
 def test_bootstrap_works(credentials, row):
     said = bootstrap()
     assert list(said) == ["operator_email", "operator_password", "demo_key", "tenant"]

@@ -11,6 +11,7 @@ from millrace.gateway.endpoints.health import Healthz, Metrics, Readyz
 from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Unknown
 from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.resume import ResumeStream
+from millrace.gateway.endpoints.why import Why
 from millrace.gateway.http import HttpConsumer
 
 
@@ -25,6 +26,7 @@ ROUTES: list[Any] = [
     path("v1/models", _application(Models)),
     path("v1/models/<path:name>", _application(Model)),
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
+    path("v1/requests/<str:request_id>/why", _application(Why)),
     path("healthz", _application(Healthz)),
     path("readyz", _application(Readyz)),
     path("metrics", _application(Metrics)),

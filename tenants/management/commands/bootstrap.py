@@ -20,6 +20,7 @@ from tenants.scoping import system, tenant_scope
 
 OPERATOR_EMAIL = "operator@millrace.local"
 DEMO = "demo"
+DEMO_POLICY = "smollm2"
 _LOCK = 0x6D696C6C  # any number that is nobody else's advisory lock
 
 
@@ -72,11 +73,21 @@ def _operator_password(known: str | None) -> str:
     return password
 
 
+def _demo_tenant() -> Tenant:
+    """A tenant with something to route between, if there is: one name for the deployments of the embedded model."""
+    tenant = actions.do_create_tenant(DEMO, "Demo", is_demo=True)
+    embedded = [spec.name for spec in platform_settings().models if spec.source == "embedded"]
+    if len(embedded) > 1:
+        targets = [{"model": name, "weight": 1} for name in embedded]
+        actions.do_publish_policy(tenant, DEMO_POLICY, {"rules": [{"targets": targets}]})
+    return tenant
+
+
 def _demo_key(known: str | None) -> str:
     """The demo tenant's key: the kept one while it works, else a new one."""
     with system(SystemUse.BOOTSTRAP):
         tenant = Tenant.objects.all_tenants().filter(slug=DEMO).first()
-    tenant = tenant or actions.do_create_tenant(DEMO, "Demo", is_demo=True)
+    tenant = tenant or _demo_tenant()
     if known and (key := find_key(known)) is not None and key.is_live and key.tenant_id == tenant.pk:
         return known
     with tenant_scope(tenant):

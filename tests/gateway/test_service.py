@@ -1,0 +1,284 @@
+"""A request's life against a real Valkey, with the test in the workers' place: ways, fallbacks, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis.asyncio as redis
+
+from inference_worker.engine.request import SamplingParams, TokenUsage
+from inference_worker.protocol import End, Failed, Tokens, claim_key, decode_job
+from millrace.gateway import service as service_module
+from millrace.gateway.admission import LimitAdmission
+from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.dispatch import Dispatcher, why_key
+from millrace.gateway.errors import ApiError
+from millrace.gateway.forms import InferenceRequest
+from millrace.gateway.jobs import JobMaker
+from millrace.gateway.live import LiveRequests
+from millrace.gateway.metrics import GatewayMetrics
+from millrace.gateway.openai import completions
+from millrace.gateway.readers import Readers
+from millrace.gateway.routing import Router
+from millrace.gateway.service import Call, InferenceService
+from millrace.gateway.watch import Watch
+from tenants.policy import parse
+from tenants.snapshot import KeySnapshot, Limits, LimitSet
+from tests.gateway.test_dispatch import GATEWAY, Replica, eventually
+
+MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
+LIMIT = LimitSet(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
+
+
+def make_key(*sets: LimitSet, **policies: Any) -> KeySnapshot:
+    parsed = {name: parse(body, version=3) for name, body in policies.items()}
+    return KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(sets), 1, None, parsed)
+
+
+class Gate:
+    """One gateway's service, its replicas, and what the tests ask of both."""
+
+    def __init__(self, broker: redis.Redis) -> None:
+        self.broker = broker
+        self.dispatcher = Dispatcher(
+            broker, broker, os.environ["MILLRACE_BROKER_URL"], GATEWAY, queue_seconds=5, keep_seconds=60
+        )
+        self.admission = LimitAdmission(broker)
+        self.service = InferenceService(
+            Router(MODELS),
+            self.admission,
+            self.dispatcher,
+            GatewayMetrics(self.dispatcher.replicas),
+            LiveRequests(),
+            Readers(broker),
+            JobMaker(GATEWAY, "secret", 60),
+        )
+        self.count = 0
+
+    async def begin(self, key: KeySnapshot, model: str, prompt: int = 10, max_tokens: int = 20) -> Call:
+        self.count += 1
+        request = InferenceRequest(model, [1] * prompt, SamplingParams(), max_tokens)
+        call = await self.service.begin(key, request, completions.DIALECT, f"req_{self.count}")
+        await eventually(partial(self.written, call))
+        return call
+
+    async def written(self, call: Call) -> bool:
+        return call.generation.written
+
+    async def left(self, key: KeySnapshot) -> tuple[str, str]:
+        """Requests and tokens that the key's limits leave."""
+        rates = dict(await self.admission.standing(key))
+        return tuple(rates[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
+
+    async def why(self, call: Call) -> dict[str, Any]:
+        return dict(msgspec.json.decode(await self.broker.get(why_key(call.request_id))))
+
+
+@pytest_asyncio.fixture
+async def gate(broker: redis.Redis) -> AsyncIterator[Gate]:
+    gate = Gate(broker)
+    watching = Watch(gate.dispatcher)
+    await gate.dispatcher.start()
+    await watching.start()
+    yield gate
+    await gate.service.drain()
+    await watching.stop()
+    await gate.dispatcher.stop()
+
+
+@pytest_asyncio.fixture
+async def a(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
+    replica = Replica(broker, "ra", model="a")
+    await eventually(partial(serving, gate, "a"))
+    yield replica
+    replica.kill()
+
+
+@pytest_asyncio.fixture
+async def b(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
+    replica = Replica(broker, "rb", model="b")
+    await eventually(partial(serving, gate, "b"))
+    yield replica
+    replica.kill()
+
+
+async def serving(gate: Gate, model: str) -> bool:
+    return bool(gate.dispatcher.replicas.serving(model))
+
+
+async def whole(gate: Gate, call: Call) -> list[Tokens | End]:
+    async with asyncio.timeout(10):
+        return [event async for event in gate.service.events(call)]
+
+
+def end(call: Call, usage: TokenUsage, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
+    return End(call.request_id, attempt, seq, reason, None, usage)
+
+
+EITHER = {"models": ["a", "b"]}
+
+
+async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
+    assert call.model == "a"
+    assert await a.claim(call.request_id)
+    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi", 0), end(call, TokenUsage(10, output=1), seq=1))
+    assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
+    gate.service.let_go(call)
+    why = await gate.why(call)
+    assert (why["asked"], why["policy"]["version"], why["targets"]) == ("mine", 3, ["a", "b"])
+    assert [leg["replica"] for leg in why["legs"]] == ["ra"]
+    assert "skipped" not in why
+
+
+async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replica, b: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
+    assert await a.claim(call.request_id)
+    reading = asyncio.create_task(whole(gate, call))
+    await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
+
+    async def second_leg() -> bool:
+        return call.model == "b" and call.generation.written
+
+    await eventually(second_leg)
+    job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
+    assert (job.envelope.leg, job.envelope.model) == (1, "b")
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "leg") == b"1"  # type: ignore[misc]
+    assert await b.claim(call.request_id, 2, leg=1)
+    # Its attempts go on counting, so that the first leg's log is not mixed up with it.
+    await b.send(end(call, TokenUsage(10, output=3), attempt=2))
+    events = await reading
+    assert [type(event) for event in events] == [End]
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(make_key(LIMIT)) == ("99", "987")
+    why = await gate.why(call)
+    assert why["skipped"] == [{"model": "a", "why": "internal_error"}]
+    assert [leg["replica"] for leg in why["legs"]] == ["ra", "rb"]
+
+
+async def test_nobody_serving_and_a_prompt_too_long_fall_back(gate: Gate, b: Replica) -> None:
+    call = await gate.begin(make_key(mine=EITHER), "mine")
+    assert call.model == "b"
+    assert (await gate.why(call))["skipped"] == [{"model": "a", "why": "model_loading"}]
+
+
+@pytest.mark.usefixtures("a", "b")
+async def test_a_prompt_too_long_falls_back(gate: Gate) -> None:
+    assert (await gate.begin(make_key(mine=EITHER), "mine", prompt=200)).model == "b"
+
+
+@pytest.mark.usefixtures("b")
+async def test_what_a_policy_does_not_fall_back_on_is_an_error(gate: Gate) -> None:
+    body = {"rules": [{"targets": [{"model": "a"}, {"model": "b", "weight": 0}]}], "fallback_on": ["error"]}
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(mine=body), "mine")
+    assert caught.value.code == "model_loading"
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(), "a")  # no policy, no fallback
+    assert caught.value.code == "model_loading"
+
+
+async def test_names_nobody_knows_and_keys_that_may_not(gate: Gate) -> None:
+    for name, code in (("nobody", "model_not_found"), ("ghosts", "model_not_found")):
+        with pytest.raises(ApiError) as caught:
+            await gate.begin(make_key(ghosts={"models": ["gone"]}), name)
+        assert caught.value.code == code
+    only = msgspec.structs.replace(make_key(mine=EITHER), models=("mine",))
+    assert list(Router(MODELS).visible(only)) == ["mine"]
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(only, "a")
+    assert caught.value.code == "model_not_allowed"
+
+
+async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    for _ in range(2):
+        await gate.begin(key, "a")
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(key, "a")
+    assert "concurrency" in caught.value.message
+    assert await gate.left(key) == ("98", "940")
+
+
+async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    assert await a.claim(call.request_id)
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi", 0))
+    async with asyncio.timeout(5):
+        await anext(gate.service.events(call))
+    gate.service.let_go(call)
+
+    async def cancelling() -> bool:
+        return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
+
+    await eventually(cancelling)
+    assert await gate.broker.zcard("limit:{1}:1:c") == 1  # its place is its own until the engine has stopped
+    await a.send(end(call, TokenUsage(10, output=7), seq=1, reason="cancelled"))
+    await gate.service.drain()
+    assert await gate.left(key) == ("99", "983")
+    assert await gate.broker.zcard("limit:{1}:1:c") == 0
+    assert gate.dispatcher.in_flight == 0
+
+
+async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "END_SECONDS", 0.2)
+    key = make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    await a.claim(call.request_id)
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi", 0))
+    async with asyncio.timeout(5):
+        await anext(gate.service.events(call))
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(key) == ("99", "988")
+
+
+async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(key) == ("100", "1000")
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "state") == b"cancelled"  # type: ignore[misc]
+
+
+async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "READERLESS_SECONDS", 0.5)
+    readers, key = Readers(gate.broker), make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    await a.claim(call.request_id)
+    gate.service.let_go(call, means_to_return=True)
+    for _ in range(8):
+        await readers.mark(call.request_id, "somebody")
+        await asyncio.sleep(0.1)
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "cancel") is None  # type: ignore[misc]
+    assert await readers.leave(call.request_id, "somebody")  # the last one
+
+    async def cancelled() -> bool:
+        return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
+
+    await eventually(cancelled)
+    await a.send(end(call, TokenUsage(10, output=1), reason="cancelled"))
+
+
+async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis) -> None:
+    readers = Readers(broker)
+    await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
+    await broker.xadd("gw:gw-x", {"e": b""})  # that gateway lives, and its client reads
+    await readers.mark("req_1", "one")
+    await readers.mark("req_1", "two")
+    assert not await readers.leave("req_1", "one")
+    assert not await readers.leave("req_1", "two")
+    await readers.mark("req_1", "one")
+    await broker.delete("gw:gw-x")
+    assert await readers.leave("req_1", "one")
