@@ -16,6 +16,7 @@ urlpatterns = [
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
     path("account/inactive", account.account_inactive, name="account_inactive"),
+    path("account/signup", account.signup, name="account_signup"),  # which is closed, and says so
     path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
     path("account/password", account.password_change, name="account_change_password"),
     path("account/password/set", account.password_set, name="account_set_password"),

@@ -41,7 +41,7 @@ class OperatorView(GenericAPIView[Any]):
 
     authentication_classes = (SessionAuthentication,)
     permission_classes = (IsAuthenticated,)
-    pagination_class = NewestFirst
+    pagination_class: type[NewestFirst] | None = NewestFirst
     parser_classes = (StrictJSONParser,)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -130,7 +130,7 @@ class Models(OperatorView):
         """The models this platform serves."""
         serving = [worker["model"] for worker in _workers() if worker["state"] == "ready"]
         models = platform_settings().models
-        rows = [{"name": m.name, "source": m.source, "workers": serving.count(m.name)} for m in models]
+        rows = [{"name": m.name, "origin": m.source, "workers": serving.count(m.name)} for m in models]
         return Response(s.ModelOut(rows, many=True).data)
 
 

@@ -336,7 +336,7 @@ class TenantQuery(Query):
 
 class ModelOut(serializers.Serializer[Any]):
     name = serializers.CharField()
-    source = serializers.CharField()
+    origin = serializers.CharField(help_text="Where its weights come from.")
     workers = serializers.IntegerField(help_text="Replicas that serve it now.")
 
 
