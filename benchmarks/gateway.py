@@ -1,0 +1,323 @@
+"""What the gateway itself costs, beside LiteLLM's proxy in the same run, and whether many streams stay on time.
+
+    python -m benchmarks.gateway --litellm /path/to/its/venv/bin/python
+
+Ours: one gateway process with authentication, limits, metering and settlement on; behind it, through the broker, one
+Celery worker whose engine answers at once. The peer's: one process with a master key; behind it a server that answers
+at once. Both with one and with 16 connections, in turns, and the medians of the rounds. Then many streams at 50 tokens a
+second each through one gateway: every token must come, on time, and readers that stopped reading must cost the others
+nothing. Everything runs on this machine: the load, the databases and the peers share its cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from benchmarks.gateway_load import Closed, Streams, closed_loop, many_streams, request_bytes  # noqa: E402
+from millrace.cli.stack import Stack  # noqa: E402
+from millrace.services.program import Program, free_port  # noqa: E402
+
+MODEL = "bench"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say something nice."}], "max_tokens": 8}
+MASTER_KEY = "sk-" + "b7" * 24
+LIMITS = {
+    "requests_per_minute": 10**9,
+    "input_tokens_per_minute": 10**9,
+    "output_tokens_per_minute": 10**9,
+    "tokens_per_day": 10**11,
+    "concurrency": 10**6,
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Something that answers chat completions."""
+
+    name: str
+    url: str
+    key: str
+
+    def request(self, **more: Any) -> bytes:
+        return request_bytes(self.url, self.key, BODY | more)
+
+
+def main() -> None:
+    options = parse_arguments()
+    asyncio.set_event_loop_policy(_fastest_loop())
+    report: dict[str, Any] = {}
+    with ExitStack() as running:
+        if not options.litellm:
+            print("LiteLLM is absent: give the python of its virtual environment as --litellm. Ours alone:\n")
+        report |= compare(options, running)
+    if options.streams:
+        with ExitStack() as running:
+            report |= stream(options, running)
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--litellm", help="the python of a virtual environment with litellm[proxy]")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement (default 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default 3)")
+    parser.add_argument("--streams", type=int, default=256, help="parallel streams; 0: none (default 256)")
+    parser.add_argument("--stalled", type=int, default=8, help="streams more whose readers stop reading (default 8)")
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream (default 1000: 20 seconds)")
+    parser.add_argument("--pace", type=float, default=50.0, help="tokens a second of each stream (default 50)")
+    parser.add_argument("--json", help="write the figures to this file too")
+    return parser.parse_args()
+
+
+def compare(options: argparse.Namespace, running: ExitStack) -> dict[str, Any]:
+    ours, _ = running.enter_context(platform(pace=0))
+    servers = [ours]
+    mock = running.enter_context(upstream())
+    if options.litellm:
+        servers.append(running.enter_context(litellm(options.litellm, mock)))
+    servers.append(mock)
+    figures: dict[str, dict[int, list[Closed]]] = {server.name: {1: [], 16: []} for server in servers}
+    for server in servers:  # warm up
+        measured = asyncio.run(closed_loop(server.url, server.request(), 16, min(3.0, options.seconds)))
+        assert not measured.faults, (server.name, measured.faults[:3])
+    for _ in range(options.rounds):
+        for connections in (1, 16):
+            for server in servers:
+                run = closed_loop(server.url, server.request(), connections, options.seconds)
+                figures[server.name][connections].append(asyncio.run(run))
+    return {"compared": table(figures, [server.name for server in servers])}
+
+
+def table(figures: dict[str, dict[int, list[Closed]]], names: list[str]) -> dict[str, Any]:
+    """Print and return the medians, and ours against the peer's."""
+    rows: dict[str, dict[str, float]] = {}
+    bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
+    print(
+        f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10} {'p50, 16':>9} faults"
+    )
+    for name in names:
+        one, many = figures[name][1], figures[name][16]
+        row = {
+            "p50_ms": 1e3 * median(one, lambda run: statistics.median(run.latencies)),
+            "p99_ms": 1e3 * median(one, lambda run: percentile(run.latencies, 0.99)),
+            "rate_16": median(many, lambda run: run.rate),
+            "p50_16_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
+            "faults": sum(len(run.faults) for run in one + many),
+        }
+        # Our engine is a part of what is measured and answers at once; behind the peer the mock's own time is not its.
+        row["added_ms"] = row["p50_ms"] - (1e3 * bare if name == "litellm" else 0.0)
+        rows[name] = row
+        print(
+            f"{name:10} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
+            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['faults']:>7.0f}"
+        )
+    if "litellm" in rows:
+        rate = rows["millrace"]["rate_16"] / rows["litellm"]["rate_16"]
+        added = rows["millrace"]["added_ms"] / rows["litellm"]["added_ms"]
+        print(f"\nagainst LiteLLM: {rate:.2f} times the requests a second (wanted: 5 or more),")
+        print(f"                 {added:.2f} times the added latency (wanted: 0.4 or less)\n")
+        rows["ratios"] = {"rate": rate, "added": added}
+    return rows
+
+
+def stream(options: argparse.Namespace, running: ExitStack) -> dict[str, Any]:
+    """Many streams at once; then the same with readers that stop."""
+    ours, processes = running.enter_context(platform(pace=options.pace))
+    request = ours.request(stream=True, max_tokens=options.tokens)
+    seconds = options.tokens / options.pace + 30
+    asyncio.run(many_streams(ours.url, ours.request(stream=True, max_tokens=50), 16, 50, 0, 30))
+    report = {}
+    print(f"{options.streams} streams at {options.pace:g} tokens/s, {options.tokens} tokens each, one gateway:")
+    for stalled in (0, options.stalled):
+        before = memory(processes)
+        found = asyncio.run(many_streams(ours.url, request, options.streams, options.tokens, stalled, seconds))
+        after = memory(processes)
+        report[f"{stalled} stalled"] = line = describe(found, before, after)
+        print(f"  {stalled} readers stalled: " + ", ".join(f"{name} {value}" for name, value in line.items()))
+        for fault in found.faults[:3]:
+            print(f"    ! {fault}")
+    return {"streams": report}
+
+
+def describe(found: Streams, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    milliseconds = [1e3 * delay for delay in found.delays] or [0.0]
+    return {
+        "tokens lost": found.wanted - found.got,
+        "late (over 100 ms)": sum(delay > 100 for delay in milliseconds),
+        "delay p50": f"{statistics.median(milliseconds):.1f} ms",
+        "p99": f"{percentile(milliseconds, 0.99):.1f} ms",
+        "most": f"{max(milliseconds):.1f} ms",
+        "faults": len(found.faults),
+        **{f"{name} MiB": f"{before[name]:.0f} → {after[name]:.0f}" for name in before},
+    }
+
+
+def median(runs: list[Closed], of: Any) -> float:
+    return statistics.median(of(run) for run in runs)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def memory(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, float]:
+    """Resident MiB of each process."""
+    found = {}
+    for name, process in processes.items():
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        found[name] = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+    return found
+
+
+@contextmanager
+def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[bytes]]]]:
+    """The whole platform, but for an engine that computes nothing."""
+    with ExitStack() as running:
+        state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
+        running.callback(shutil.rmtree, state, ignore_errors=True)
+        state.chmod(0o711)
+        given = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+        given |= {
+            "MILLRACE_STATE_DIR": str(state),
+            "MILLRACE_PORT": str(free_port()),
+            "MILLRACE_MODELS": f"{MODEL}=embedded",
+            "MILLRACE_MAX_BATCH": "1024",
+            "MILLRACE_STEP_TOKENS": "1024",
+            "MILLRACE_LOG_LEVEL": "warning",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+        }
+        stack = Stack(given)
+        stack.keep_secrets()
+        for program in stack.prepare_services():
+            start(program, state, running)
+        assert stack.postgres is not None
+        stack.postgres.make_roles()
+        key = set_up(stack, state)
+        programs = {program.name: program for program in stack.programs()}
+        worker = programs[f"worker-{MODEL}"]
+        environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
+        instant = with_changes(worker, argv=(sys.executable, "-m", "benchmarks.instant_worker"), environ=environ)
+        start(programs["settler"], state, running)
+        processes = {
+            "worker": start(instant, state, running),
+            "gateway": start(programs["gateway"], state, running),
+        }
+        url = f"http://127.0.0.1:{given['MILLRACE_PORT']}/v1/chat/completions"
+        yield Server("millrace", url, key), processes
+
+
+def set_up(stack: Stack, state: Path) -> str:
+    """Make the tables and a tenant whose key, project and account all have limits; the key."""
+    for words in (("migrate", "--no-input"), ("bootstrap",), ("shell", "-c", _SET_LIMITS)):
+        command = stack.command("django", *words)
+        with (state / "django.log").open("ab") as log:
+            subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
+    credentials = json.loads((state / "credentials.json").read_text(encoding="utf-8"))
+    return str(credentials["demo_key"])
+
+
+_SET_LIMITS = f"""
+from tenants import actions
+from tenants.models import ApiKey, Project, Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+with system(SystemUse.COMMAND):
+    tenant = Tenant.objects.all_tenants().get()
+    key = ApiKey.objects.all_tenants().get()
+    project = Project.objects.all_tenants().get()
+limits = {LIMITS!r}
+actions.do_set_limits(tenant, limits)
+actions.do_set_limits(tenant, limits, project=project)
+actions.do_set_limits(tenant, limits, key=key)
+"""
+
+
+@contextmanager
+def upstream() -> Iterator[Server]:
+    """The server that answers at once."""
+    port = free_port()
+    words = ("benchmarks.instant_upstream:application", "--port", str(port), "--log-level", "warning")
+    with ExitStack() as running:
+        state = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        argv = (sys.executable, "-m", "uvicorn", *words, "--no-access-log")
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        program = Program("mock", argv, environ=dict(os.environ), cwd=ROOT, ready=lambda: answers(url, "none"))
+        start(program, state, running)
+        yield Server("mock", url, "none")
+
+
+@contextmanager
+def litellm(python: str, mock: Server) -> Iterator[Server]:
+    """LiteLLM's proxy, one process, in front of the mock."""
+    port = free_port()
+    with ExitStack() as running:
+        state = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        config = {
+            "model_list": [
+                {
+                    "model_name": MODEL,
+                    "litellm_params": {
+                        "model": f"openai/{MODEL}",
+                        "api_base": mock.url.removesuffix("/chat/completions"),
+                        "api_key": "none",
+                    },
+                }
+            ],
+            "general_settings": {"master_key": MASTER_KEY},
+        }
+        (state / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+        script = Path(python).parent / "litellm"
+        argv = (str(script), "--config", str(state / "config.yaml"), "--port", str(port), "--num_workers", "1")
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+        environ.pop("PYTHONPATH", None)
+        ready = lambda: answers(url, MASTER_KEY)  # noqa: E731
+        start(Program("litellm", argv, environ=environ, ready=ready, ready_seconds=180.0), state, running)
+        yield Server("litellm", url, MASTER_KEY)
+
+
+def answers(url: str, key: str) -> bool:
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)  # noqa: S310  (our own http URL)
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except OSError:
+        time.sleep(0.2)
+        return False
+
+
+def start(program: Program, state: Path, running: ExitStack) -> subprocess.Popen[bytes]:
+    process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
+    running.callback(program.stop, process)
+    return process
+
+
+def _fastest_loop() -> asyncio.AbstractEventLoopPolicy:
+    import uvloop
+
+    return uvloop.EventLoopPolicy()
+
+
+if __name__ == "__main__":
+    main()

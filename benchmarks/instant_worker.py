@@ -1,0 +1,102 @@
+"""A Celery worker as `python -m inference_worker` starts it, with an engine that answers at once.
+
+    MILLRACE_INSTANT_PACE=0 python -m benchmarks.instant_worker
+
+With a pace of 0 the whole answer is one output, delivered as soon as the request is submitted. With another each step
+gives every request one token, so many steps a second; a token's text is the monotonic clock in nanoseconds at its step.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import fields
+from typing import Any
+
+import inference_worker.worker
+from inference_worker.__main__ import main
+from inference_worker.engine.engine import EngineStats
+from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
+from inference_worker.engine_client import Deliver, HandedOver, Live
+
+PACE = float(os.environ.pop("MILLRACE_INSTANT_PACE", "0"))
+TEXT = "The answer is always the same."
+
+
+class InstantEngine:
+    """An `EngineClient` that computes nothing."""
+
+    def __init__(self, engine: Any, deliver: Deliver, on_broken: Any) -> None:
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._live: dict[str, tuple[Live, int]] = {}  # with the tokens it has had
+        self._closing = threading.Event()
+        if PACE:
+            threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    def submit(self, live: Live) -> None:
+        if PACE:
+            with self._lock:
+                self._live[live.engine_id] = (live, 0)
+            return
+        count = live.job.params.max_tokens
+        self._deliver([(live, self._output(live, TEXT, count, count))])
+
+    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+        with self._lock:
+            found = self._live.pop(live.engine_id, None)
+        if found is not None:
+            usage = self._usage(live, found[1])
+            self._deliver([(live, failure or RequestOutput(live.engine_id, finish_reason="cancelled", usage=usage))])
+
+    def hand_over(self, live: Live) -> None:
+        with self._lock:
+            fresh = self._live.get(live.engine_id, (live, 1))[1] == 0 and self._live.pop(live.engine_id)
+        if fresh:
+            self._deliver([(live, HandedOver())])
+
+    def live(self) -> list[Live]:
+        with self._lock:
+            return [live for live, _ in self._live.values()]
+
+    def stats(self) -> EngineStats:
+        counts: Any = dict.fromkeys((each.name for each in fields(EngineStats)), 0)
+        return EngineStats(**counts | {"num_running": len(self._live)})
+
+    def metrics(self) -> None:
+        """It counts nothing."""
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _run(self) -> None:
+        step = time.monotonic()
+        while not self._closing.is_set():
+            step += 1 / PACE
+            time.sleep(max(0.0, step - time.monotonic()))
+            outputs: list[Any] = []
+            with self._lock:
+                for name, (live, had) in list(self._live.items()):
+                    limit = live.job.params.max_tokens
+                    outputs.append((live, self._output(live, f"{time.monotonic_ns()} ", 1, had + 1, limit)))
+                    self._live[name] = (live, had + 1)
+                    if had + 1 >= limit:
+                        del self._live[name]
+            if outputs:
+                self._deliver(outputs)
+
+    def _output(self, live: Live, text: str, new: int, had: int, limit: int = 0) -> RequestOutput:
+        done = had >= limit
+        usage = self._usage(live, had) if done else None
+        return RequestOutput(live.engine_id, [1] * new, text, "length" if done else None, usage=usage)
+
+    def _usage(self, live: Live, output: int) -> TokenUsage:
+        return TokenUsage(uncached=len(live.job.prompt_token_ids), output=output)
+
+
+inference_worker.worker.LLMEngine = lambda config: None  # type: ignore[misc, assignment]
+inference_worker.worker.ResidentEngine = InstantEngine  # type: ignore[misc, assignment]
+
+if __name__ == "__main__":
+    main()
