@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -95,8 +94,7 @@ class Replica:
 
 @pytest_asyncio.fixture
 async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
-    url = os.environ["MILLRACE_BROKER_URL"]
-    dispatcher = Dispatcher(broker, broker, url, GATEWAY, queue_seconds=5, keep_seconds=60, most_queued=3)
+    dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60, most_queued=3)
     watching = Watch(dispatcher)
     await dispatcher.start()
     await watching.start()

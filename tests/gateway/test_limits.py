@@ -57,6 +57,16 @@ def admit(broker: redis.Redis):
     return admit
 
 
+async def level(broker: redis.Redis, bucket: str) -> int:
+    return int((await broker.get(bucket)).split()[0])
+
+
+async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
+    """Make a bucket of the day believe that it was touched at another time."""
+    level, at = (await broker.get(bucket)).split()
+    await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
+
+
 async def refused(admit: Any, key: KeySnapshot, **demand: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await admit(key, **demand)
@@ -87,14 +97,14 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
     for _ in range(10):
         await admit(key)
     await refused(admit, key)
-    await broker.hincrby("limit:{7}:1:rd", "at", -3 * 8640)  # as if three tenths of a day had gone by
+    await shift(broker, "limit:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had gone by
     for _ in range(3):
         await admit(key)
     fault = await refused(admit, key)
     assert fault.retry_after
     assert 8000 < fault.retry_after <= 8640
     assert (b"x-should-retry", b"false") in fault.headers()
-    await broker.hincrby("limit:{7}:1:rd", "at", 86_400)  # a clock set back lifts nothing
+    await shift(broker, "limit:{7}:1:rd", 86_400)  # a clock set back lifts nothing
     await refused(admit, key)
 
 
@@ -218,7 +228,7 @@ async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Re
         b"refused:1:requests_per_day": b"1",
     }
     # All or none: the three that were over took no tokens from the dry set either.
-    assert await broker.hget("limit:{7}:5:td", "level") == str(2 * 30 * 86_400).encode()
+    assert await level(broker, "limit:{7}:5:td") == 2 * 30 * 86_400
 
 
 async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
@@ -320,4 +330,5 @@ async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis
     assert sum(first) and sum(second)
     # All or none: what was refused took nothing of the limit it would have kept.
     for number in (0, ROUNDS - 1):
-        assert await broker.hget(f"limit:{{7}}:{1000 + number}:rd", "level") == str(LIMIT * 86_400).encode()
+        assert await level(broker, f"limit:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
+        assert await level(broker, f"limit:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -47,9 +46,7 @@ class Gate:
 
     def __init__(self, broker: redis.Redis) -> None:
         self.broker = broker
-        self.dispatcher = Dispatcher(
-            broker, broker, os.environ["MILLRACE_BROKER_URL"], GATEWAY, queue_seconds=5, keep_seconds=60
-        )
+        self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60)
         self.admission = LimitAdmission(broker)
         self.service = InferenceService(
             Router(MODELS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import redis.asyncio as redis
@@ -123,6 +124,7 @@ class LimitAdmission:
         self._store = LimitStore(broker)
         self.cache_read_percent = cache_read_percent
         self._held: dict[str, Taken] = {}
+        self._returning: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -138,7 +140,7 @@ class LimitAdmission:
         cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
         checks = checks_of(demand.key.tenant_id, sets, cost)
         _refuse_what_never_fits(checks)
-        taken, standings = await self._take(demand, checks)
+        taken, standings = await self._take(demand, checks, cost)
         headers = rates.headers(standings)
         if taken is None:
             raise _refusal(standings, headers)
@@ -165,15 +167,27 @@ class LimitAdmission:
         except redis.RedisError as fault:
             log.warning("limits_not_returned", request_id=taken.request_id, error=str(fault))
 
-    async def _take(self, demand: Demand, checks: Sequence[Check]) -> tuple[Taken | None, list[Standing]]:
+    async def _take(self, demand: Demand, checks: Sequence[Check], cost: Cost) -> tuple[Taken | None, list[Standing]]:
         tenant_id, request_id = demand.key.tenant_id, demand.request_id
         if not checks:
             return Taken(tenant_id, request_id, ()), []
+        taking = asyncio.ensure_future(self._store.take(tenant_id, request_id, checks))
         try:
-            return await self._store.take(tenant_id, request_id, checks)
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:  # the caller has gone; what is taken all the same goes back
+            taking.add_done_callback(partial(self._return_unwanted, cost))
+            raise
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+
+    def _return_unwanted(self, cost: Cost, taking: asyncio.Future[tuple[Taken | None, list[Standing]]]) -> None:
+        if taking.cancelled() or taking.exception() is not None:
+            return
+        taken, _ = taking.result()
+        if taken is not None:
+            self._returning.add(task := asyncio.create_task(self.give_back(taken, cost)))
+            task.add_done_callback(self._returning.discard)
 
     async def _keep_places(self) -> None:
         while True:

@@ -59,7 +59,6 @@ class Gateway:
         self.dispatcher = Dispatcher(
             self.broker,
             self.patient_broker,
-            settings.broker_url,
             self.id,
             queue_seconds=settings.queue_seconds,
             keep_seconds=settings.stream_keep_seconds,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -32,8 +33,8 @@ from inference_worker.protocol import (
     encode,
 )
 from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.doorbells import Doorbell, DoorbellMaker
 from millrace.gateway.errors import OVERLOADED, ApiError
-from millrace.gateway.feeder import Feeder
 from millrace.gateway.generation import Errand, Generation
 from millrace.gateway.placement import Placement
 from millrace.gateway.queues import FairQueue, QueueFull
@@ -59,7 +60,6 @@ class Dispatcher:
         self,
         broker: redis.Redis,
         patient: redis.Redis,
-        broker_url: str,
         gateway_id: str,
         *,
         queue_seconds: float,
@@ -77,7 +77,7 @@ class Dispatcher:
         self._seconds: dict[str, float] = {}  # model -> how long a leg takes, from being sent to its end
         self._outbox: list[Generation] = []
         self._to_send = asyncio.Event()
-        self.feeder = Feeder(broker_url)
+        self._doorbells = DoorbellMaker()
         self.reader = StreamReader(patient, gateway_id, self._accept, self._on_gap)
         self.give_up_script = broker.register_script(claims.GIVE_UP)
         self._fail_script = broker.register_script(claims.FAIL)
@@ -91,7 +91,6 @@ class Dispatcher:
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
-        await asyncio.to_thread(self.feeder.close)
 
     @property
     def in_flight(self) -> int:
@@ -181,10 +180,11 @@ class Dispatcher:
         generation.buffer.restart(attempt)
         self.requeue(generation)
 
-    def ring(self, generation: Generation) -> None:
+    def ring_again(self, generation: Generation) -> None:
+        """The doorbell may be lost."""
         generation.rung_at = time.monotonic()
-        if generation.target is not None:
-            self.feeder.ring(generation.target, (generation.request_id, generation.leg, generation.attempt))
+        self._outbox.append(generation)
+        self._to_send.set()
 
     def set_owner(self, generation: Generation, replica_id: str) -> None:
         """Learn who claimed it."""
@@ -280,7 +280,7 @@ class Dispatcher:
                 self._to_send.clear()
             batch = [generation for generation in batch if not generation.over]  # the rest has left already
             try:
-                await self._write_claims(batch)
+                await self._write(batch)
             except (redis.RedisError, OSError) as fault:
                 log.warning("broker_unreachable", error=str(fault))
                 for generation in batch:
@@ -288,14 +288,17 @@ class Dispatcher:
                 continue
             for generation in batch:
                 generation.written = True
-                if not generation.over:
-                    self.ring(generation)
-                elif generation.owner is None:  # its client left meanwhile, and found nothing to cancel
+                if generation.over and generation.owner is None:  # its client left meanwhile, and found nothing
                     await self._cancel_quietly(generation)
 
-    async def _write_claims(self, batch: list[Generation]) -> None:
+    async def _write(self, batch: list[Generation]) -> None:
+        """Write the legs' claims, then ring for them."""
+        by_replica: defaultdict[str, list[Doorbell]] = defaultdict(list)
         async with self.broker.pipeline(transaction=False) as pipe:
             for generation in batch:
+                if generation.target is not None:
+                    doorbell = (generation.request_id, generation.leg, generation.attempt)
+                    by_replica[generation.target].append(doorbell)
                 job, errand = generation.job, generation.errand
                 key = claim_key(generation.request_id, generation.leg)
                 seconds = max(1, round(job.deadline - time.time())) + self._keep_seconds
@@ -313,6 +316,9 @@ class Dispatcher:
                 if generation.leg:
                     pipe.hset(claim_key(generation.request_id, 0), "leg", str(generation.leg))
                 pipe.set(why_key(generation.request_id), msgspec.json.encode(errand.why), ex=seconds)
+            for replica_id, doorbells in by_replica.items():
+                queue, messages = self._doorbells.make(replica_id, doorbells)
+                pipe.lpush(queue, *messages)
             await pipe.execute()
 
     async def _cancel_quietly(self, generation: Generation) -> None:

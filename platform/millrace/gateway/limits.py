@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 import redis.asyncio as redis
 
+from millrace.gateway.scripts import ScriptBatch
 from tenants.snapshot import LimitSet
 
 LEASE_MS = 15_000  # how long a place outlives its gateway
@@ -32,34 +33,35 @@ _COUNTERS_SECONDS = 40 * 86_400
 _BUCKET, _PLACE, _FIXED = 0, 1, 2
 ENFORCED = 0  # the group of all enforced limits
 
-# Level of the bucket KEYS[i] at the tick `at`, in takings times ticks.
+# A bucket is a string: its level, in takings times ticks, and the tick it was at.
 _LEVEL = """
-local function level_of(key, limit, ticks, at)
-    local held = redis.call('HMGET', key, 'level', 'at')
-    if not held[1] then return 0 end
-    local elapsed = math.max(0, at - tonumber(held[2]))
+local function level_of(held, limit, ticks, at)
+    if not held then return 0 end
+    local level, since = string.match(held, '(%d+) (%d+)')
+    local elapsed = math.max(0, at - tonumber(since))
     if elapsed >= ticks then return 0 end
-    return math.max(0, math.min(tonumber(held[1]), limit * ticks) - elapsed * limit)
+    return math.max(0, math.min(tonumber(level), limit * ticks) - elapsed * limit)
 end
 local function keep_level(key, level, ticks, tick, at)
-    redis.call('HSET', key, 'level', string.format('%.0f', level), 'at', string.format('%.0f', at))
-    redis.call('PEXPIRE', key, (ticks + 1) * tick)
+    redis.call('SET', key, string.format('%.0f %.0f', level, at), 'PX', (ticks + 1) * tick)
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# KEYS: one for each check, then the tenant's counters of the day. ARGV: the checks (msgpack), the request, the lease's
-# milliseconds, the counters' seconds. A check is {group, kind, limit, cost, ticks, tick, name}. The answer is, for each
-# check, the milliseconds until it would fit (0: it does; -1: never), and the level or places after all was taken (or,
-# of a group that was refused, as they are).
+# KEYS: one for each check; first the buckets', then the others'; last the tenant's counters of the day. ARGV: the
+# checks (msgpack), the request, the lease's milliseconds, the counters' seconds, the number of buckets. A check is
+# {group, kind, limit, cost, ticks, tick, name}. The answer is, for each check, the milliseconds until it would fit (0:
+# it does; -1: never), and the level or places after all was taken (or, of a group that was refused, as they are).
 _ADMIT = f"""{_LEVEL}
 local checks, failed, waits, levels = cmsgpack.unpack(ARGV[1]), {{}}, {{}}, {{}}
+local buckets = tonumber(ARGV[5])
+local held = buckets > 0 and redis.call('MGET', unpack(KEYS, 1, buckets)) or {{}}
 for i, check in ipairs(checks) do
     local group, kind, limit, cost, ticks, tick = unpack(check, 1, 6)
     local wait, level = 0, 0
     if kind == {_BUCKET} then
-        level = level_of(KEYS[i], limit, ticks, math.floor(now / tick))
+        level = level_of(held[i], limit, ticks, math.floor(now / tick))
         local over = level + (cost - limit) * ticks
         if cost > limit then wait = -1 elseif over > 0 then wait = math.ceil(over / limit) * tick end
     elseif kind == {_PLACE} then
@@ -93,15 +95,15 @@ end
 return {{waits, levels}}
 """
 
-# KEYS: one for each of what was taken. ARGV: {kind, limit, back, ticks, tick} of each (msgpack), the request.
+# KEYS: one for each of what is given back. ARGV: {kind, limit, back, ticks, tick} of each (msgpack), the request.
 _GIVE_BACK = f"""{_LEVEL}
 for i, taken in ipairs(cmsgpack.unpack(ARGV[1])) do
     local kind, limit, back, ticks, tick = unpack(taken)
     if kind == {_PLACE} then
         redis.call('ZREM', KEYS[i], ARGV[2])
-    elseif back > 0 then
+    else
         local at = math.floor(now / tick)
-        local level = level_of(KEYS[i], limit, ticks, at)
+        local level = level_of(redis.call('GET', KEYS[i]), limit, ticks, at)
         if level > 0 then keep_level(KEYS[i], math.max(0, level - back * ticks), ticks, tick, at) end
     end
 end
@@ -239,6 +241,7 @@ class LimitStore:
     """The limits' counters in the broker. Every method is one script, and may raise `redis.RedisError`."""
 
     def __init__(self, broker: redis.Redis) -> None:
+        self._batch = ScriptBatch(broker)
         self._admit_script = broker.register_script(_ADMIT)
         self._give_back_script = broker.register_script(_GIVE_BACK)
         self._renew_script = broker.register_script(_RENEW)
@@ -248,9 +251,12 @@ class LimitStore:
     ) -> tuple[Taken | None, list[Standing]]:
         """Take all enforced limits or none, and each dry-run set or none of it. None: refused; the standings say by
         which."""
+        checks = sorted(checks, key=_buckets_first)
         packed = _encode([[c.group, c.kind, c.limit, c.cost, *c.period, f"{c.set.id}:{c.name}"] for c in checks])
         keys = [*(check.key for check in checks), counters_key(tenant_id, datetime.now(UTC))]
-        reply: Any = await self._admit_script(keys=keys, args=[packed, request_id, LEASE_MS, _COUNTERS_SECONDS])
+        buckets = sum(check.kind == _BUCKET for check in checks)
+        arguments = [packed, request_id, LEASE_MS, _COUNTERS_SECONDS, buckets]
+        reply: Any = await self._batch.run(self._admit_script, keys, arguments)
         standings = [Standing(check, wait, level) for check, wait, level in zip(checks, *reply, strict=True)]
         failed = {standing.check.group for standing in standings if standing.wait_ms}
         if ENFORCED in failed:
@@ -260,18 +266,23 @@ class LimitStore:
 
     async def give_back(self, taken: Taken, back: Cost) -> None:
         """The request is over: its places are free, and `back` was not used."""
-        if not taken.checks:
-            return
-        packed = [
-            [c.kind, c.limit, 0 if c.kind == _PLACE else getattr(back, c.counts), *c.period] for c in taken.checks
-        ]
-        keys = [check.key for check in taken.checks]
-        await self._give_back_script(keys=keys, args=[_encode(packed), taken.request_id])
+        keys, packed = [], []
+        for check in taken.checks:
+            amount = 0 if check.kind == _PLACE else getattr(back, check.counts)
+            if amount or check.kind == _PLACE:
+                keys.append(check.key)
+                packed.append([check.kind, check.limit, amount, *check.period])
+        if keys:
+            await self._batch.run(self._give_back_script, keys, [_encode(packed), taken.request_id])
 
     async def renew(self, places: Sequence[tuple[str, str]]) -> None:
         """Keep the places (key, request) for another lease; also those the broker has lost."""
         if places:
             await self._renew_script(keys=[key for key, _ in places], args=[LEASE_MS, *(name for _, name in places)])
+
+
+def _buckets_first(check: Check) -> bool:
+    return check.kind != _BUCKET
 
 
 def counters_key(tenant_id: int, day: datetime) -> str:

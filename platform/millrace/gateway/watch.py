@@ -151,7 +151,7 @@ class Watch:
             if elsewhere:
                 self._dispatcher.requeue(generation)
             else:
-                self._dispatcher.ring(generation)
+                self._dispatcher.ring_again(generation)
 
     async def _catch_up(self, generation: Generation) -> bool:
         """Read from the claim what a lost event would have told: who works on it, or that a later attempt counts.

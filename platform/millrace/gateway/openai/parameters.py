@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -97,7 +98,7 @@ def read_body(body: bytes, type_: type[T]) -> T:
         raise ApiError("invalid_json", f"The request body is not valid JSON: {fault}") from None
     if not isinstance(fields, dict):
         raise ApiError("invalid_json", "The request body must be a JSON object.")
-    known = {field.name for field in msgspec.structs.fields(type_)}
+    known = _names(type_)
     wanted = {name: value for name, value in fields.items() if value is not None}
     for name in [name for name in wanted if name not in known]:
         _require_no_op(name, wanted.pop(name))
@@ -105,6 +106,11 @@ def read_body(body: bytes, type_: type[T]) -> T:
         return msgspec.convert(wanted, type_)
     except msgspec.ValidationError as fault:
         raise _explain(fault) from None
+
+
+@cache
+def _names(type_: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(type_))
 
 
 def sampling_params(body: Common) -> SamplingParams:

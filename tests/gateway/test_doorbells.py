@@ -1,0 +1,60 @@
+"""Doorbells are read by a real Celery worker, as if `apply_async` had sent them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from kombu import Exchange, Queue
+
+from inference_worker.protocol import replica_queue
+from millrace.gateway.doorbells import DOORBELLS_A_TASK, GENERATE, DoorbellMaker
+
+QUEUE = replica_queue("r1")
+
+
+@pytest.fixture
+def rung() -> Iterator[tuple[list[Any], threading.Event]]:
+    """What a worker with the real worker's settings was told."""
+    url = os.environ["MILLRACE_BROKER_URL"]
+    redis.Redis.from_url(url).flushdb()
+    app = Celery("test", broker=url, set_as_current=False)
+    app.conf.update(accept_content=["json"], task_acks_late=True, worker_prefetch_multiplier=1)
+    app.conf.task_queues = [Queue(QUEUE, Exchange(QUEUE), routing_key=QUEUE)]
+    calls: list[Any] = []
+    enough = threading.Event()
+
+    @app.task(name=GENERATE)
+    def generate(doorbells: list[Any]) -> None:
+        calls.append(doorbells)
+        if sum(map(len, calls)) >= 20:
+            enough.set()
+
+    with start_worker(app, pool="threads", perform_ping_check=False, shutdown_timeout=20):
+        yield calls, enough
+
+
+def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
+    calls, enough = rung
+    maker = DoorbellMaker()
+    doorbells = [(f"req_{n}", 0, 1) for n in range(20)]
+    queue, messages = maker.make("r1", doorbells)
+    assert queue == QUEUE
+    assert len(messages) == 2
+    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
+        broker.lpush(queue, *messages)
+        assert enough.wait(20)
+        # Acknowledged, none is left to be delivered again.
+        for _ in range(200):
+            if not broker.hlen("unacked"):
+                break
+            threading.Event().wait(0.05)
+        assert not broker.hlen("unacked")
+    assert sorted(len(call) for call in calls) == [20 - DOORBELLS_A_TASK, DOORBELLS_A_TASK]
+    assert sorted(tuple(bell) for call in calls for bell in call) == sorted(doorbells)
