@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.forms import LoginForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.http import HttpRequest
 
@@ -31,3 +32,15 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
+
+
+class LogInForm(LoginForm):
+    """Log-in by e-mail address, in the console's words."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        address = self.fields["login"]
+        address.label = "E-mail address"
+        address.widget.attrs |= {"autocomplete": "username", "autofocus": True}
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)  # the label says it
