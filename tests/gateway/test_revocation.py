@@ -241,7 +241,9 @@ async def test_the_database_away_refuses_and_comes_back(broker: redis.Redis) -> 
     await nobody.close()
 
 
-async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(watched: Watched, new_key: Any) -> None:
+async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
+    watched: Watched, new_key: Any, broker: redis.Redis
+) -> None:
     key, secret = await sync_to_async(new_key)()
     newest = platform_settings().key_peppers[0]
     old = snapshot.hash_key(secret, "an older pepper, of forty characters or so")
@@ -251,6 +253,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(watched: Wat
         Everybody(KeySnapshot).update(key_hash=old)
 
     await sync_to_async(store_under_the_old_one)()
+    await broker.flushdb()
     watched.keys._peppers = (newest, "an older pepper, of forty characters or so")
     assert await watched.fault(secret) is None
 
