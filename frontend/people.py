@@ -9,6 +9,8 @@ from allauth.account.forms import LoginForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.http import HttpRequest
 
+from tenants import audit
+
 
 class AccountAdapter(DefaultAccountAdapter):
     """Log-in by password. Nobody signs up: people are invited."""
@@ -21,6 +23,13 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
+
+    def send_notification_mail(
+        self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
+    ) -> None:
+        """Called for each change of a password or second factor, which is what the audit log wants to know."""
+        audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
+        super().send_notification_mail(template_prefix, user, context, email)
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""
