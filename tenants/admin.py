@@ -3,13 +3,15 @@ leave its snapshot behind."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.db import models
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
+from tenants import audit
 from tenants.models import ApiKey, Membership, Project, Tenant, User
 
 
@@ -23,6 +25,24 @@ class UserAdmin(DjangoUserAdmin):  # type: ignore[type-arg]
         ("Access", {"fields": ("is_active", "is_staff", "is_superuser")}),
     )
     add_fieldsets = ((None, {"fields": ("email", "usable_password", "password1", "password2")}),)
+
+    def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        """Nobody is deleted here: their memberships would go with them, a tenant's last owner too. Deactivate them."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
+        old = User.objects.filter(pk=obj.pk).first()
+        before = None if old is None else audit.described(old)
+        super().save_model(request, obj, form, change)
+        verb = "user.create" if before is None else "user.update"
+        audit.record_person(verb, obj, before=before, after=audit.described(obj))
+
+    def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
+        response = super().user_change_password(request, id, form_url)
+        user = self.get_object(request, id)
+        if response.status_code == HTTPStatus.FOUND and user is not None:
+            audit.record_person("user.password_changed", user)
+        return response
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]

@@ -15,6 +15,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 
 from tenants.models import AuditEntry
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 if TYPE_CHECKING:
     from tenants.models import ApiKey, User
@@ -98,6 +100,14 @@ def record(
         before=before,
         after=after,
     ).save(force_insert=True)
+
+
+def record_person(
+    verb: str, user: User, *, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
+) -> None:
+    """Write down what became of a person's log-in, which concerns no tenant: operators see it, tenants do not."""
+    with system(SystemUse.PERSON):
+        record(verb, user, tenant_id=None, before=before, after=after)
 
 
 def _is_json(value: Any) -> bool:

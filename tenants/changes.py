@@ -42,6 +42,9 @@ ON CONFLICT (key_id) DO UPDATE SET last_used_at = excluded.last_used_at
 WHERE tenants_keyuse.last_used_at < excluded.last_used_at
 """
 
+# Parameters: the hash a key is stored under, the one under the newest pepper, and that pepper's id.
+REHASH: LiteralString = "SELECT tenants_rehash_key(%s, %s, %s)"
+
 
 class Change(NamedTuple):
     """What a gateway holds of this key is old; without a key: of all keys of the tenant."""

@@ -27,6 +27,7 @@ class SystemUse(StrEnum):
     KEY_LOOKUP = "a key is found by its hash; whose it is, is what is asked"
     MEMBERSHIPS = "which tenants a person is a member of"
     OPERATOR = "operators see every tenant"
+    PERSON = "a person's own log-in concerns no tenant"
     SETTLER = "the settler writes every tenant's usage"
 
 

@@ -24,6 +24,7 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
 from millrace.services.program import Program  # noqa: E402
 from millrace.services.valkey import Valkey  # noqa: E402
+from tests.seeing import allow_emptying  # noqa: E402
 
 _running = ExitStack()
 _browser_tests: list[str] = []
@@ -77,15 +78,12 @@ def django_db_setup(django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterato
     """The tests' database, made by the tables' owner; the tests themselves run as the app's role."""
     from django.db import connections
 
-    from tenants.roles import APP
-
     owner, app = connections["owner"], connections["default"]
     with django_db_blocker.unblock():
         owner.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
         app.creation.set_as_test_mirror(owner.settings_dict)
-        with owner.cursor() as cursor:  # Django empties all tables after a test that committed
-            cursor.execute(f"GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {APP}")
-            cursor.execute("ALTER TABLE tenants_auditentry DISABLE TRIGGER tenants_auditentry_no_truncate")
+        with owner.cursor() as cursor:
+            allow_emptying(cursor)
         owner.close()
     yield
     with django_db_blocker.unblock():

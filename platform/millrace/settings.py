@@ -116,7 +116,8 @@ LOGOUT_REDIRECT_URL = "/login"
 # themselves: people come by invitation (tenants.invitations) or are made by an operator.
 
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
-ACCOUNT_ADAPTER = "frontend.allauth_adapters.AccountAdapter"
+ACCOUNT_ADAPTER = "frontend.people.AccountAdapter"
+ACCOUNT_FORMS = {"login": "frontend.people.LogInForm"}
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
@@ -126,10 +127,10 @@ ACCOUNT_LOGOUT_REDIRECT_URL = LOGOUT_REDIRECT_URL
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
-ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "10/m/ip,5/300s/key", "reauthenticate": "10/m/user"}
+ACCOUNT_RATE_LIMITS = {"login": "120/m/ip", "login_failed": "10/m/ip,5/300s/key", "reauthenticate": "10/m/user"}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_ISSUER = "Millrace"
-SOCIALACCOUNT_ADAPTER = "frontend.allauth_adapters.SocialAccountAdapter"
+SOCIALACCOUNT_ADAPTER = "frontend.people.SocialAccountAdapter"
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's word for a verified address is believed
 SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True
 SOCIALACCOUNT_QUERY_EMAIL = True

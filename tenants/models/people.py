@@ -32,6 +32,8 @@ class UserManager(BaseUserManager["User"]):
 class User(AbstractBaseUser, PermissionsMixin):
     """A person, known by an e-mail address. `is_staff` makes an operator; tenants are joined by `Membership`."""
 
+    AUDITED: ClassVar = ("email", "name", "is_active", "is_staff", "is_superuser")
+
     email = models.EmailField(unique=True)
     name = models.CharField(max_length=200, blank=True)
     is_active = models.BooleanField(default=True)

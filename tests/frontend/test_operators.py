@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tenants import actions
-from tenants.models import User
-from tests.seeing import only_project
+from tenants.models import AuditEntry, User
+from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
 
@@ -74,6 +74,19 @@ def test_the_raw_admin_works_and_is_read_only(client, operator):
     assert "key_hash" not in page
     assert client.post(f"/ops/raw/tenants/apikey/{key.pk}/change/", {"name": "other"}).status_code == 403
     assert client.post(f"/ops/raw/tenants/tenant/{tenant.pk}/delete/", {"post": "yes"}).status_code == 403
+
+
+def test_people_are_changed_in_the_raw_admin_with_an_audit_row(client, operator):
+    person = User.objects.create_user("dev@example.com", "correct horse battery staple")
+    url = f"/ops/raw/tenants/user/{person.pk}"
+    assert client.post(f"{url}/change/", {"email": person.email, "name": "Dev", "is_active": "on"}).status_code == 302
+    new = "another horse battery staple"
+    sent = {"usable_password": "true", "password1": new, "password2": new}
+    assert client.post(f"{url}/password/", sent).status_code == 302
+    changed, password = sorted(Everybody(AuditEntry).filter(object_id=person.pk), key=lambda entry: entry.pk)
+    assert (changed.verb, changed.before, changed.after) == ("user.update", {"name": ""}, {"name": "Dev"})
+    assert (password.verb, password.actor) == ("user.password_changed", "op@example.com")
+    assert client.post(f"{url}/delete/", {"post": "yes"}).status_code == 403
 
 
 def test_the_schema_and_its_page_work(client):

@@ -21,7 +21,8 @@ from django.core.cache import cache
 from django.test import Client, override_settings
 
 from tenants import actions
-from tenants.models import User
+from tenants.models import AuditEntry, User
+from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
@@ -72,6 +73,11 @@ def test_enrolling_works(client, user):
     for path in ("/account/mfa/recovery-codes/generate/", "/account/mfa/totp/deactivate/"):
         assert client.get(path).status_code == 200, path
     client.post("/account/mfa/totp/deactivate/")
+    entries = Everybody(AuditEntry).filter(tenant_id=None)
+    assert {entry.verb for entry in entries} >= {"user.totp_activated", "user.totp_deactivated"}
+    assert {(entry.actor, entry.object_name, entry.address) for entry in entries} == {
+        ("dev@example.com", "dev@example.com", "127.0.0.1")
+    }
     assert not Authenticator.objects.filter(user=user).exists()
 
 
@@ -170,6 +176,7 @@ def test_the_password_can_be_changed(client, user):
     assert client.post("/account/password", sent).status_code == 302
     user.refresh_from_db()
     assert user.check_password(new)
+    assert len(Everybody(AuditEntry).filter(verb="user.password_changed")) == 1
 
 
 def test_nobody_signs_up_by_themselves(client):

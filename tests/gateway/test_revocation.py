@@ -23,7 +23,7 @@ from millrace.gateway.errors import ApiError
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.revocation import ChangeWatcher
 from tenants import actions, roles, snapshot
-from tenants.models import ApiKey, KeyUse
+from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -239,3 +239,38 @@ async def test_the_database_away_refuses_and_comes_back(broker: redis.Redis) -> 
     assert time.monotonic() - started < WITHIN
     await watched.watcher.stop()
     await nobody.close()
+
+
+async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
+    watched: Watched, new_key: Any, broker: redis.Redis
+) -> None:
+    key, secret = await sync_to_async(new_key)()
+    newest = platform_settings().key_peppers[0]
+    old = snapshot.hash_key(secret, "an older pepper, of forty characters or so")
+
+    def store_under_the_old_one() -> None:
+        Everybody(ApiKey).update(key_hash=old, pepper="old")
+        Everybody(KeySnapshot).update(key_hash=old)
+
+    await sync_to_async(store_under_the_old_one)()
+    await broker.flushdb()
+    watched.keys._peppers = (newest, "an older pepper, of forty characters or so")
+    assert await watched.fault(secret) is None
+
+    def stored() -> tuple[bytes, bytes, str]:
+        row = Everybody(ApiKey).get(pk=key.pk)
+        return bytes(row.key_hash), bytes(Everybody(KeySnapshot).get(key_id=key.pk).key_hash), row.pepper
+
+    new = snapshot.hash_key(secret, newest)
+
+    async def moved() -> bool:
+        return await sync_to_async(stored)() == (new, new, snapshot.pepper_id(newest))
+
+    await soon(moved)
+    assert await watched.fault(secret) is None
+    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(verb="key.rehash")
+    assert (entry.actor, entry.before, entry.after) == (
+        "gateway",
+        {"pepper": "old"},
+        {"pepper": snapshot.pepper_id(newest)},
+    )

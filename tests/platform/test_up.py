@@ -114,12 +114,20 @@ def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
         kept.append(config.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
-    assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET"}
-    assert first["MILLRACE_SECRET_KEY"] != first["MILLRACE_CACHE_SECRET"]
+    assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET", "MILLRACE_KEY_PEPPERS"}
+    assert len(set(first.values())) == 3
     assert (tmp_path / "env").stat().st_mode & 0o777 == 0o600
     mine = Stack({"MILLRACE_STATE_DIR": str(tmp_path), "MILLRACE_SECRET_KEY": "m" * 40})
     mine.keep_secrets()
     assert mine.environ()["MILLRACE_SECRET_KEY"] == "m" * 40
+
+
+def test_migrations_alone_are_told_the_owner_of_the_tables(tmp_path: Path) -> None:
+    owner = "postgresql://owner:secret@db.example.com/millrace"
+    stack = Stack(dict(os.environ) | {"MILLRACE_OWNER_DATABASE_URL": owner})
+    assert stack.command("django", "migrate").environ["MILLRACE_OWNER_DATABASE_URL"] == owner
+    for program in (*stack.programs(), stack.command("django", "bootstrap")):
+        assert owner not in program.environ.values(), program.name
 
 
 def test_workers_see_neither_database_nor_secrets(tmp_path: Path) -> None:
@@ -153,6 +161,9 @@ class TinyStack:
 
     def prepare_services(self) -> list[Program]:
         return [self._program("postgres", "exec sleep 60")]
+
+    def make_roles(self) -> None:
+        (self.state_dir / "roles").touch()
 
     def programs(self) -> list[Program]:
         names = ("settler", "worker-m", "web", "beat", "gateway")

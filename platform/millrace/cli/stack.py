@@ -76,6 +76,11 @@ class Stack:
         self._write()
         return programs
 
+    def make_roles(self) -> None:
+        """Make the roles of the embedded PostgreSQL, which runs by now; another one's are its operator's."""
+        if self.postgres:
+            self.postgres.make_roles()
+
     def _write(self) -> None:
         """Tell `manage.py` typed by hand what this stack runs with, as far as the environment does not."""
         lines = [f"{name}={value}" for name, value in sorted(self._made.items())]

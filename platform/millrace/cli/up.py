@@ -117,8 +117,7 @@ class _Run:
     async def _database(self) -> dict[str, Any]:
         """Bring the database up to date; returns what `bootstrap` says of the first log-in and key."""
         async with self._progress.step("database schema"):
-            if self._stack.postgres:
-                await asyncio.to_thread(self._stack.postgres.make_roles)
+            await asyncio.to_thread(self._stack.make_roles)
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
         async with self._progress.step("operator and demo tenant"):
             said = await run(self._stack.command("django", "bootstrap"), self._logs)

@@ -52,6 +52,7 @@ class KeyStore:
         self._distrust_until = time.monotonic() + COPIES_SECONDS
         self._distrusted: dict[int, float] = {}
         self.used: dict[int, float] = {}  # key -> Unix time of its last use, until it has been written down
+        self.outdated: dict[bytes, bytes] = {}  # hash under an old pepper -> under the newest, until it is stored so
 
     async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> KeySnapshot:
         """The caller's snapshot.
@@ -87,6 +88,11 @@ class KeyStore:
         while len(self._cache) > CACHED_KEYS:
             self._cache.popitem(last=False)
         return found
+
+    @property
+    def newest_pepper(self) -> str:
+        """The id of the pepper that keys are to be stored under."""
+        return snapshot.pepper_id(self._peppers[0])
 
     def polled(self, at: float) -> None:
         """The change log was read, as it was at the monotonic time `at`, and all it said was done."""
@@ -130,6 +136,8 @@ class KeyStore:
         if row is None:
             return None
         key_hash, payload = row
+        if key_hash != hashes[0]:
+            self.outdated[key_hash] = hashes[0]
         if copies:
             with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
                 await self._broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS, nx=True)

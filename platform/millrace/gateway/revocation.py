@@ -61,6 +61,7 @@ class ChangeWatcher:
                 self._keys.polled(began)
                 self._failing = False
                 await self._write_uses()
+                await self._store_anew()
             except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as fault:
                 if not self._failing:
                     log.warning("change_log_unreadable", error=str(fault) or type(fault).__name__)
@@ -111,6 +112,16 @@ class ChangeWatcher:
                 await connection.execute(changes.RECORD_USE, [list(used), times])
         except (psycopg.Error, PoolTimeout) as fault:
             log.warning("key_uses_not_written", keys=len(used), error=str(fault))
+
+    async def _store_anew(self) -> None:
+        """Store keys that were found under an old pepper under the newest one."""
+        while self._keys.outdated:
+            old, new = self._keys.outdated.popitem()
+            try:
+                async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
+                    await connection.execute(changes.REHASH, [old, new, self._keys.newest_pepper])
+            except (psycopg.Error, PoolTimeout) as fault:  # the key's next look-up tries again
+                log.warning("key_not_stored_anew", error=str(fault))
 
     async def _listen(self) -> None:
         """Hear of changes at once, where Valkey can be heard."""

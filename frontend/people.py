@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.forms import LoginForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.http import HttpRequest
+
+from tenants import audit
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -21,6 +24,13 @@ class AccountAdapter(DefaultAccountAdapter):
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
 
+    def send_notification_mail(
+        self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
+    ) -> None:
+        """Called for each change of a password or second factor, which is what the audit log wants to know."""
+        audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
+        super().send_notification_mail(template_prefix, user, context, email)
+
     def get_client_ip(self, request: HttpRequest) -> str:
         """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""
         return str(request.META.get("REMOTE_ADDR", ""))
@@ -31,3 +41,15 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
+
+
+class LogInForm(LoginForm):
+    """Log-in by e-mail address, in the console's words."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        address = self.fields["login"]
+        address.label = "E-mail address"
+        address.widget.attrs |= {"autocomplete": "username", "autofocus": True}
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)  # the label says it
