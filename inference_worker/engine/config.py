@@ -83,8 +83,12 @@ class EngineConfig:
     threads: int = 0  # compute threads on the CPU; 0: as many as the process has cores
     max_model_len: int | None = None  # lower the model's own limit
     long_prompt_tokens: int = 0  # most tokens of one prompt in a step, so that one cannot take it all; 0: no cap
+    max_long_prompts: int = 0  # most prompts longer than that under way at once, so that short ones pass; 0: no cap
     num_blocks: int | None = None  # usable KV blocks, instead of counting them from kv_memory
     prefix_cache: bool = True
+    host_kv_memory: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
+    pin_share: float = 0.5  # share of the blocks that all tenants' pins together may take
+    tenant_pin_share: float = 0.25  # and one tenant's
     attention: str = "auto"  # a name in the attention backends' registry
 
     def __post_init__(self) -> None:

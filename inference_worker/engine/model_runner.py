@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import torch
 
 from inference_worker.engine.attention import CacheShape, StepMetadata
 from inference_worker.engine.backends import make_backend
+from inference_worker.engine.block_copies import BlockCopies
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.layers import Rope
 from inference_worker.engine.loader import Weights
@@ -41,8 +43,20 @@ class Runner(Protocol):
     def num_blocks(self) -> int:
         """KV cache blocks that can be given out; their ids begin at 1."""
 
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        """Compute what was scheduled."""
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks for which there is room in host memory."""
+
+    @property
+    def restore_seconds(self) -> float:
+        """How long it takes to bring one block back from host memory."""
+
+    @property
+    def run_ahead(self) -> bool:
+        """Whether a step may be launched before the one before it has come back."""
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        """Begin to compute what was scheduled; the answer waits for it and returns what it brought."""
 
 
 class ModelRunner:
@@ -72,14 +86,24 @@ class ModelRunner:
                 device=self.device,
             )
             self.attention = make_backend(config.attention, shape, model_config.num_heads, model_config.head_dim**-0.5)
+            self.num_host_blocks = config.host_kv_memory // block_bytes
+            self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
+        self.restore_seconds = self._copies.restore_seconds
+        self.run_ahead = False
         log.info(
             "model ready on %s in %s, %d KV blocks of %d tokens, attention %s",
             self.device, self.dtype, self.num_blocks, config.block_size, type(self.attention).__name__,
         )  # fmt: skip
 
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        """Compute what was scheduled. On the CPU that is done when this returns: there is nothing to run ahead on."""
+        result = self.execute(output)
+        return lambda: result
+
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Compute what was scheduled."""
+        self._copies.run(output.operations)
         token_ids, metadata = self._inputs(output)
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
@@ -90,7 +114,9 @@ class ModelRunner:
         if len(samples) < len(output.scheduled):
             last = last[torch.tensor([s.samples for s in output.scheduled], device=self.device)]
         logits = self.model.logits(hidden.index_select(0, last) if len(last) < len(hidden) else hidden)
-        return StepResult(sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.seq.num_tokens) for s in samples]))
+        return StepResult(
+            sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.start + s.num_new_tokens) for s in samples])
+        )
 
     def _inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, StepMetadata]:
         scheduled = output.scheduled

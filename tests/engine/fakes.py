@@ -42,9 +42,16 @@ class FakeRunner:
 
     def __init__(self, num_blocks: int, choose: Callable[[Sequence], int] = counting) -> None:
         self.num_blocks = num_blocks
+        self.num_host_blocks = 0
+        self.restore_seconds = 0.0
+        self.run_ahead = False
         self.choose = choose
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed
         self.during: Callable[[SchedulerOutput], None] = lambda _: None
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        result = self.execute(output)
+        return lambda: result
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
