@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,9 +16,10 @@ from inference_worker.engine.block_copies import BlockCopies
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.layers import Rope
 from inference_worker.engine.loader import Weights
+from inference_worker.engine.logprobs import prompt_logprobs
 from inference_worker.engine.models import load_model
 from inference_worker.engine.request import TokenLogprobs
-from inference_worker.engine.sampler import SampleRow, sample
+from inference_worker.engine.sampler import Sampler
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,16 @@ class Runner(Protocol):
 class ModelRunner:
     """A model with its KV cache on one device."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        max_model_len: int,
+        eos_token_ids: Collection[int] | None = None,
+    ) -> None:
         self.config = config
+        self._vocab_size = model_config.vocab_size
+        self._sampler = Sampler(model_config.eos_token_ids if eos_token_ids is None else eos_token_ids)
         self.device = _device(config.device)
         self.dtype = _dtype(config.dtype, self.device)
         if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
@@ -107,16 +116,17 @@ class ModelRunner:
         token_ids, metadata = self._inputs(output)
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
+        asked = prompt_logprobs(output.scheduled, hidden, self.model.logits, self._vocab_size)
         samples = [s for s in output.scheduled if s.samples]
         if not samples:
-            return StepResult()
+            return StepResult(prompt_logprobs=asked)
         last = metadata.query_start_loc[1:] - 1
         if len(samples) < len(output.scheduled):
             last = last[torch.tensor([s.samples for s in output.scheduled], device=self.device)]
         logits = self.model.logits(hidden.index_select(0, last) if len(last) < len(hidden) else hidden)
-        return StepResult(
-            sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.start + s.num_new_tokens) for s in samples])
-        )
+        positions = [s.start + s.num_new_tokens for s in samples]
+        tokens, logprobs = self._sampler.sample(logits, [s.seq for s in samples], positions)
+        return StepResult(tokens.tolist(), logprobs, asked)
 
     def _inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, StepMetadata]:
         scheduled = output.scheduled

@@ -47,25 +47,25 @@ class Sampler:
         self._eos = tuple(eos_token_ids)
         self._edits: WeakKeyDictionary[EngineSequence, LogitEdits] = WeakKeyDictionary()
 
-    def row(self, seq: EngineSequence) -> SampleRow:
-        """The row of a sequence's next token."""
-        return SampleRow(seq.params, seq.seed, seq.num_tokens, self._edits_of(seq))
-
     def sample(
-        self, logits: torch.Tensor, seqs: Sequence[EngineSequence]
-    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """The next token of each sequence, and by place the log-probabilities of those that asked.
+        self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
+        """The token of each sequence at its position, int64 [len(seqs)], and the log-probabilities of those that asked.
 
         Args:
             logits: [len(seqs), vocab].
         """
-        tokens = sample(logits, [self.row(seq) for seq in seqs])
+        rows = [
+            SampleRow(seq.params, seq.seed, position, self._edits_of(seq))
+            for seq, position in zip(seqs, positions, strict=True)
+        ]
+        tokens = sample(logits, rows)
         asked = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
         if not asked:
-            return tokens.tolist(), {}
+            return tokens, {}
         places = torch.tensor(list(asked), device=logits.device)
         ranked = rank_tokens(logits.index_select(0, places), tokens[places], list(asked.values()))
-        return tokens.tolist(), dict(zip(asked, ranked, strict=True))
+        return tokens, dict(zip(asked, ranked, strict=True))
 
     def _edits_of(self, seq: EngineSequence) -> LogitEdits | None:
         if not edits_logits(seq.params):
@@ -116,7 +116,7 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.is_cuda or logits.shape[-1] % _BLOCK:
         return logits.max(-1).indices
     # The CPU finds a maximum many times as fast as its place.
-    blocks = logits.unflatten(-1, (-1, _BLOCK))
+    blocks = logits.reshape(len(logits), -1, _BLOCK)
     best = blocks.amax(-1).max(-1).indices[:, None]
     within = blocks.gather(1, best[:, :, None].expand(-1, -1, _BLOCK))[:, 0].max(-1).indices
     return best[:, 0] * _BLOCK + within
@@ -204,7 +204,7 @@ def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     vocab = weights.shape[-1]
     if vocab % _BLOCK:
         weights = functional.pad(weights, (0, -vocab % _BLOCK))
-    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    blocks = weights.reshape(len(weights), -1, _BLOCK)
     block, rest = _search(blocks.sum(-1), numbers)
     within = blocks.gather(1, block[:, None, None].expand(-1, -1, _BLOCK))[:, 0]
     token, _ = _search(within, rest)

@@ -14,9 +14,14 @@ DRAWS = 20_000
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])
 
 
+def choose(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    tokens: list[int] = sample(logits, rows).tolist()
+    return tokens
+
+
 def draws(logits: torch.Tensor, **params: float) -> Counter[int]:
     rows = [SampleRow(SamplingParams(**params), 7, position) for position in range(DRAWS)]  # type: ignore[arg-type]
-    return Counter(sample(logits.expand(DRAWS, -1), rows))
+    return Counter(choose(logits.expand(DRAWS, -1), rows))
 
 
 def assert_follows(counts: Counter[int], expected: torch.Tensor) -> None:
@@ -56,7 +61,7 @@ def test_top_p_counts_its_share_of_the_top_k() -> None:
 def test_top_p_looks_beyond_its_first_candidates() -> None:
     logits = torch.zeros(2000)  # so flat that 0.9 of it takes 1,800 tokens
     rows = [SampleRow(SamplingParams(top_p=0.9), 7, position) for position in range(2000)]
-    tokens = set(sample(logits.expand(2000, -1), rows))
+    tokens = set(choose(logits.expand(2000, -1), rows))
     assert len(tokens) > 1000
     assert draws(torch.tensor([5.0] + [0.0] * 1999), top_p=0.2).keys() != {0}
 
@@ -64,13 +69,13 @@ def test_top_p_looks_beyond_its_first_candidates() -> None:
 def test_temperature_zero_and_top_k_one_are_greedy() -> None:
     logits = torch.randn(4, 50)
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=1)):
-        assert sample(logits, [SampleRow(params, 1, p) for p in range(4)]) == logits.argmax(-1).tolist()
+        assert choose(logits, [SampleRow(params, 1, p) for p in range(4)]) == logits.argmax(-1).tolist()
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
     logits = torch.zeros(2, 500)
     logits[0, [7, 300]] = 1
-    assert sample(logits, [SampleRow(SamplingParams(temperature=0), 1, 0)] * 2) == [7, 0]
+    assert choose(logits, [SampleRow(SamplingParams(temperature=0), 1, 0)] * 2) == [7, 0]
 
 
 def test_a_seed_draws_the_same_beside_anyone() -> None:
@@ -84,10 +89,10 @@ def test_a_seed_draws_the_same_beside_anyone() -> None:
         SamplingParams(temperature=0.6),
     ]
     rows = [SampleRow(params, 5, 17) for params in kinds]
-    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
-    assert sample(logits, rows) == alone
+    alone = [choose(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert choose(logits, rows) == alone
     order = [3, 0, 5, 1, 4, 2]
-    assert sample(logits[order], [rows[i] for i in order]) == [alone[i] for i in order]
+    assert choose(logits[order], [rows[i] for i in order]) == [alone[i] for i in order]
 
 
 def test_seeds_and_positions_give_other_numbers() -> None:
