@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inference_worker.engine.checks import check_sampling
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.kv_cache import KVCacheManager
 from inference_worker.engine.model_runner import ModelRunner, Runner, StepResult
-from inference_worker.engine.output import append_token, end, fail
-from inference_worker.engine.request import Request, RequestOutput, RequestRejected
+from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
+from inference_worker.engine.request import Request, RequestOutput, RequestRejected, TokenLogprobs
 from inference_worker.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from inference_worker.engine.sequence import RequestGroup, Sequence, Status
 from inference_worker.engine.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ class LLMEngine:
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
         self._eos = frozenset(self.tokenizer.eos_token_ids if self.tokenizer else self.model_config.eos_token_ids)
-        self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len)
+        self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len, self._eos)
         cache = KVCacheManager(
             self._runner.num_blocks,
             config.block_size,
@@ -194,8 +195,7 @@ class LLMEngine:
         vocab = self.model_config.vocab_size
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "messages")
-        if params.max_tokens < 1:
-            raise RequestRejected("invalid_value", "max_tokens must be at least 1", "max_tokens")
+        check_sampling(params, vocab)
         pool = self.scheduler.cache.pool.num_blocks * self.config.block_size
         limit = min(self.max_model_len, pool)
         if len(prompt) + params.max_tokens > limit:
@@ -235,11 +235,12 @@ class LLMEngine:
 
     def _account(self, batch: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
         outputs = []
-        sampled = iter(result.tokens)
-        for scheduled in batch.scheduled:
-            token_id = next(sampled) if scheduled.samples else None
+        sampled = iter(enumerate(result.tokens))
+        for place, scheduled in enumerate(batch.scheduled):
+            row, token_id = next(sampled) if scheduled.samples else (None, None)
             try:
-                output = self._advance(scheduled, token_id)
+                note_prompt_logprobs(scheduled.seq, scheduled.start, result.prompt_logprobs.get(place, ()))
+                output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row))
             except Exception:  # one request's trouble must not reach the others
                 log.exception("request %s failed", scheduled.seq.request_id)
                 outputs += self._fail_all([scheduled.seq], "internal_error", _STEP_FAILED)
@@ -248,12 +249,14 @@ class LLMEngine:
                 outputs.append(output)
         return outputs
 
-    def _advance(self, scheduled: ScheduledSequence, token_id: int | None) -> RequestOutput | None:
+    def _advance(
+        self, scheduled: ScheduledSequence, token_id: int | None, logprobs: TokenLogprobs | None
+    ) -> RequestOutput | None:
         seq = scheduled.seq
         self.scheduler.complete(scheduled)
         if token_id is None or seq.status is Status.FINISHED:
             return None  # aborted while the step ran: its token is dropped, and not billed
-        output = append_token(seq, token_id, self._eos)
+        output = append_token(seq, token_id, self._eos, logprobs)
         output.index = seq.index
         self._output_tokens += 1
         if output.finished:

@@ -44,7 +44,8 @@ def prompt_logprobs(
 ) -> dict[int, list[TokenLogprobs]]:
     """By place in the batch, of those that asked: the prompt tokens that follow those computed now.
 
-    After a preemption the prompt may be computed again. Once its answer has begun, all was given already.
+    The first of `n` answers brings them. A prompt computed again after a preemption, with its answer begun, has brought
+    them already.
 
     Args:
         hidden: states of all tokens of the batch, [num_tokens, hidden].
@@ -55,7 +56,7 @@ def prompt_logprobs(
     for place, s in enumerate(scheduled):
         count = s.seq.params.prompt_logprobs
         targets = s.seq.tokens[s.start + 1 : min(s.start + 1 + s.num_new_tokens, s.seq.num_prompt_tokens)]
-        if count is not None and targets and not s.seq.num_output_tokens:
+        if count is not None and targets and s.seq.index == 0 and not s.seq.num_output_tokens:
             rows = hidden[offset : offset + len(targets)]
             found[place] = _rank_prompt(rows, targets, count, logits_of, vocab_size)
         offset += s.num_new_tokens

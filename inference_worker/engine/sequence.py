@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 
 from inference_worker.engine.detokenizer import Detokenizer
-from inference_worker.engine.request import CacheReport, FinishReason, Request, TokenUsage
+from inference_worker.engine.request import CacheReport, FinishReason, Request, TokenLogprobs, TokenUsage
 
 
 class Status(Enum):
@@ -69,6 +69,7 @@ class Sequence:
         self.waiting_since = 0.0
         seed = request.params.seed
         self.seed = secrets.randbits(63) if seed is None else (seed + index) & (2**63 - 1)
+        self.prompt_logprobs: list[TokenLogprobs] = []  # collected until the first output takes them along
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 
