@@ -20,7 +20,7 @@ from inference_worker.engine.request import ServiceClass
 from inference_worker.engine.sequence import Sequence, Status
 from inference_worker.engine.waiting import WaitingQueue
 
-_MOST_CLAIMS = 8  # claims to room looked at in a step
+_MOST_CLAIMS = 16  # claims to room looked at in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,37 +168,40 @@ class Scheduler:
         """Preempt for those with a claim to room: a higher class, a tenant under its share. The tokens they got."""
         used, looks = 0, _MOST_CLAIMS
         for rank, tenant, service_class in self.waiting.heads(now):
-            left = budget - used - sum(seq.num_missing_tokens == 1 for seq in self.running)
-            if left <= 0 or not looks:
-                break
-            if not has_claim(tenant, rank, self.running):
-                continue
-            looks -= 1
-            seq = self.waiting.first(tenant.name, service_class, rank)
-            way = self._way_in(seq)
-            if way is None:
-                continue
-            lacking = self._shortage(seq, way)
-            needs_slot = len(self.running) >= self.max_batch
-            if lacking <= 0 and not needs_slot:
-                continue  # it has room
-            victims = choose_victims(
-                seq,
-                needs_slot=needs_slot,
-                shortage=lacking,
-                running=self.running,
-                taken={s.seq for s in output.scheduled},
-                tenants=self.tenants,
-                cache=self.cache,
-                max_batch=self.max_batch,
-            )
-            if not victims:
-                continue
-            for victim in victims:
-                victim.yields += victim.rank <= rank
-                self._preempt(victim, now, output)
-            used += self._start(seq, way, left, now, output)
+            got = 1
+            while got and looks and has_claim(tenant, rank, self.running):
+                looks -= 1
+                left = budget - used - sum(seq.num_missing_tokens == 1 for seq in self.running)
+                seq = self.waiting.first(tenant.name, service_class, rank)
+                got = self._claim(seq, left, now, output) if seq is not None and left > 0 else 0
+                used += got
         return used
+
+    def _claim(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
+        """Let `seq` begin at the expense of others, if it lacks room and has a claim to theirs; the tokens it got."""
+        way = self._way_in(seq)
+        if way is None:
+            return 0
+        lacking = self._shortage(seq, way)
+        needs_slot = len(self.running) >= self.max_batch
+        if lacking <= 0 and not needs_slot:
+            return 0  # it has room
+        victims = choose_victims(
+            seq,
+            needs_slot=needs_slot,
+            shortage=lacking,
+            running=self.running,
+            taken={s.seq for s in output.scheduled},
+            tenants=self.tenants,
+            cache=self.cache,
+            max_batch=self.max_batch,
+        )
+        if not victims:
+            return 0
+        for victim in victims:
+            victim.yields += victim.rank <= seq.rank
+            self._preempt(victim, now, output)
+        return self._start(seq, way, budget, now, output)
 
     def _continue_all(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> int:
         """Schedule the running sequences of the batch class, or all others; the tokens they got."""

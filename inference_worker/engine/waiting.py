@@ -113,9 +113,12 @@ class WaitingQueue:
         ranked = [(line.rank(now), line.tenant, line.service_class) for line in lines]
         return sorted(ranked, key=lambda entry: (entry[0], entry[1].served))
 
-    def first(self, tenant: str, service_class: ServiceClass, rank: int) -> Sequence:
-        """The request of that line to be served next."""
-        seq = self._first(self._lines[tenant, service_class], set())
+    def first(self, tenant: str, service_class: ServiceClass, rank: int) -> Sequence | None:
+        """The request of that line to be served next, if there is one."""
+        line = self._lines.get((tenant, service_class))
+        if line is None:
+            return None
+        seq = self._first(line, set())
         seq.rank = rank
         return seq
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
-from inference_worker.engine.request import Request, RequestOutput, SamplingParams
+from inference_worker.engine.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
 from inference_worker.engine.scheduler import SchedulerOutput
 from inference_worker.engine.sequence import Sequence
 
@@ -60,21 +60,54 @@ class FakeRunner:
         return StepResult(tokens)
 
 
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def fake_engine(
-    num_blocks: int = 10, *, block_size: int = 16, choose: Callable[[Sequence], int] = counting, **settings: int
+    num_blocks: int = 10,
+    *,
+    block_size: int = 16,
+    choose: Callable[[Sequence], int] = counting,
+    clock: Clock | None = None,
+    runner: FakeRunner | None = None,
+    **settings: float,
 ) -> tuple[LLMEngine, FakeRunner]:
     config = EngineConfig(model_dir=Path(), block_size=block_size, **settings)  # type: ignore[arg-type]
-    runner = FakeRunner(num_blocks, choose)
-    return LLMEngine(config, runner=runner, model_config=TINY), runner
+    runner = runner or FakeRunner(num_blocks, choose)
+    return LLMEngine(config, runner=runner, model_config=TINY, clock=clock or Clock()), runner
 
 
 def request(
-    name: str, prompt: int | list[int], *, salt: bytes = b"", arrival: float = 0.0, **params: object
+    name: str,
+    prompt: int | list[int],
+    *,
+    salt: bytes = b"",
+    arrival: float = 0.0,
+    tenant: str = "",
+    weight: float = 1.0,
+    service_class: ServiceClass = ServiceClass.DEFAULT,
+    priority: int = 0,
+    breakpoints: tuple[CacheBreakpoint, ...] = (),
+    expires_at: float | None = None,
+    **params: object,
 ) -> Request:
     """A request whose prompt is `prompt`, or that many tokens 10, 11, …"""
     ids = prompt if isinstance(prompt, list) else [10 + i % 900 for i in range(prompt)]
     params.setdefault("max_tokens", 1)
-    return Request(name, ids, SamplingParams(**params), salt, arrival)  # type: ignore[arg-type]
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request(name, ids, sampling, salt, arrival, tenant, weight, service_class, priority, breakpoints, expires_at)
+
+
+def distinct(count: int, mark: int) -> list[int]:
+    """A prompt that shares no prefix with one of another mark."""
+    return [mark, *(10 + i % 900 for i in range(count - 1))]
 
 
 def run(engine: LLMEngine, steps: int = 10_000) -> dict[str, list[RequestOutput]]:

@@ -9,12 +9,7 @@ from inference_worker.engine.kv_cache import KVCacheManager
 from inference_worker.engine.request import RequestRejected, TokenUsage
 from inference_worker.engine.scheduler import Scheduler, SchedulerOutput
 from inference_worker.engine.sequence import Sequence, Status
-from tests.engine.fakes import fake_engine, request, run, tokens_of
-
-
-def distinct(count: int, mark: int) -> list[int]:
-    """A prompt that shares no prefix with one of another mark."""
-    return [mark, *(10 + i % 900 for i in range(count - 1))]
+from tests.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 
 def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:
