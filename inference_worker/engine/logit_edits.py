@@ -15,6 +15,7 @@ import torch
 
 from inference_worker.engine.checks import needs_history
 from inference_worker.engine.request import SamplingParams
+from inference_worker.engine.tensors import upload
 
 Edited = tuple[int, "LogitEdits", int]  # row, what is to be done to it, position of the token to come
 
@@ -66,7 +67,7 @@ class LogitEdits:
     def prompt(self, device: torch.device) -> torch.Tensor:
         """The ids of the prompt that are penalised, each once."""
         if self._prompt.device != device:
-            self._prompt = self._prompt.to(device)
+            self._prompt = upload(self._prompt.numpy(), device)
         return self._prompt
 
     def answer(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -83,10 +84,11 @@ def apply_edits(scores: torch.Tensor, edited: Sequence[Edited]) -> None:
     biased = [(row, edits) for row, edits, _ in edited if len(edits.bias_ids)]
     if biased:
         index = np.concatenate([edits.bias_ids + row * vocab for row, edits in biased])
-        flat.index_add_(0, _upload(index, flat), _upload(np.concatenate([edits.bias for _, edits in biased]), flat))
+        bias = np.concatenate([edits.bias for _, edits in biased])
+        flat.index_add_(0, upload(index, flat.device), upload(bias, flat.device))
     forbidden = [ids + row * vocab for row, edits, position in edited if len(ids := edits.forbidden(position))]
     if forbidden:
-        flat.index_fill_(0, _upload(np.concatenate(forbidden), flat), float("-inf"))
+        flat.index_fill_(0, upload(np.concatenate(forbidden), flat.device), float("-inf"))
     counted = [(row, edits) for row, edits, _ in edited if edits.counts_tokens]
     if counted:
         _penalise_prompts(flat, vocab, counted)
@@ -99,10 +101,10 @@ def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[in
         return
     lengths = np.array([len(ids) for _, ids, _ in parts])
     total = int(lengths.sum())
-    repeats = _upload(lengths, flat)
+    repeats = upload(lengths, flat.device)
 
     def spread(values: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> torch.Tensor:
-        return torch.repeat_interleave(_upload(values, flat), repeats, output_size=total)
+        return torch.repeat_interleave(upload(values, flat.device), repeats, output_size=total)
 
     starts = np.array([row * vocab for row, _, _ in parts], dtype=np.int64)
     divisors = np.array([edits.params.repetition_penalty for _, _, edits in parts], dtype=np.float32)
@@ -115,15 +117,11 @@ def _penalise_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[in
     places = np.concatenate([ids + row * vocab for row, ids, _, _ in parts])
     if not len(places):
         return
-    index = _upload(places, flat)
-    divisors, amounts = (_upload(np.concatenate([part[i] for part in parts]), flat) for i in (2, 3))
+    index = upload(places, flat.device)
+    divisors, amounts = (upload(np.concatenate([part[i] for part in parts]), flat.device) for i in (2, 3))
     flat.index_copy_(0, index, _divide(flat.index_select(0, index), divisors).sub_(amounts))
 
 
 def _divide(values: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
     """Less likely, on either side of 0."""
     return torch.where(values > 0, values / divisors, values * divisors)
-
-
-def _upload(values: npt.NDArray[np.int64] | npt.NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(values).to(like.device, non_blocking=True)

@@ -3,37 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from inference_worker.engine.request import TokenLogprobs
 from inference_worker.engine.scheduler import ScheduledSequence
+from inference_worker.engine.tensors import rows_at_once, upload
 
-# Logits worked on at once. On the CPU, float32 temporaries of this size stay in its caches, and come from the heap and
-# not, page by page, from the system.
-_CPU_ELEMENTS = 1 << 19
-_GPU_ELEMENTS = 1 << 26
-_HEAD_ELEMENTS = 1 << 22  # logits made at once on the CPU: many rows for each pass over the head's weights
+_HEAD_FACTOR = 8  # logits are made of more rows at once than they are ranked: each time, all of the head is read
 
 
-def rows_at_once(logits: torch.Tensor) -> int:
-    """Rows of `logits` [rows, vocab] to work on at once, so that memory is bounded."""
-    return max(1, (_GPU_ELEMENTS if logits.is_cuda else _CPU_ELEMENTS) // logits.shape[-1])
+@dataclass(frozen=True, slots=True)
+class RankedTokens:
+    """Log-probabilities, still on their device."""
+
+    tokens: torch.Tensor  # int64 [rows]
+    logprobs: torch.Tensor  # float32 [rows]
+    ranks: torch.Tensor  # int32 [rows], the likeliest being 0
+    top_tokens: torch.Tensor  # int64 [rows, most], the likeliest first
+    top_logprobs: torch.Tensor  # float32 [rows, most]
+    counts: Sequence[int]  # how many of these each row asked for
+
+    @classmethod
+    def cat(cls, parts: Sequence[RankedTokens]) -> RankedTokens:
+        """The rows of all parts; their `most` must be the same."""
+        return cls(
+            torch.cat([part.tokens for part in parts]),
+            torch.cat([part.logprobs for part in parts]),
+            torch.cat([part.ranks for part in parts]),
+            torch.cat([part.top_tokens for part in parts]),
+            torch.cat([part.top_logprobs for part in parts]),
+            [count for part in parts for count in part.counts],
+        )
+
+    def read(self) -> list[TokenLogprobs]:
+        """One for each row; waits for the device."""
+        columns = (self.tokens, self.logprobs, self.ranks, self.top_tokens, self.top_logprobs)
+        rows = zip(*(column.tolist() for column in columns), self.counts, strict=True)
+        return [
+            TokenLogprobs(token, logprob, rank + 1, tuple(zip(ids[:count], values[:count], strict=True)))
+            for token, logprob, rank, ids, values, count in rows
+        ]
 
 
-def rank_tokens(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+def rank_tokens(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> RankedTokens:
     """The log-probability and rank of each row's token, and the `counts[row]` likeliest beside it.
 
     Args:
         logits: [rows, vocab].
         tokens: int64 [rows].
     """
-    step = rows_at_once(logits)
-    found: list[TokenLogprobs] = []
+    vocab = logits.shape[-1]
+    step, most = rows_at_once(vocab, logits.device), min(max(counts), vocab)
+    parts = []
     for at in range(0, len(counts), step):
-        part = slice(at, at + step)
-        found += _rank(logits[part].float().log_softmax(-1), tokens[part], counts[part])
-    return found
+        scores = logits[at : at + step].float().log_softmax(-1)
+        part = tokens[at : at + step]
+        chosen = scores.gather(-1, part[:, None])
+        ranks = (scores > chosen).sum(-1, dtype=torch.int32)
+        top = scores.topk(most, dim=-1)
+        parts.append(RankedTokens(part, chosen[:, 0], ranks, top.indices, top.values, counts[at : at + step]))
+    return parts[0] if len(parts) == 1 else RankedTokens.cat(parts)
 
 
 def prompt_logprobs(
@@ -41,7 +72,7 @@ def prompt_logprobs(
     hidden: torch.Tensor,
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
-) -> dict[int, list[TokenLogprobs]]:
+) -> dict[int, RankedTokens]:
     """By place in the batch, of those that asked: the prompt tokens that follow those computed now.
 
     The first of `n` answers brings them. A prompt computed again after a preemption, with its answer begun, has brought
@@ -51,7 +82,7 @@ def prompt_logprobs(
         hidden: states of all tokens of the batch, [num_tokens, hidden].
         logits_of: makes logits [rows, vocab] of hidden states [rows, hidden].
     """
-    found: dict[int, list[TokenLogprobs]] = {}
+    found: dict[int, RankedTokens] = {}
     offset = 0
     for place, s in enumerate(scheduled):
         count = s.seq.params.prompt_logprobs
@@ -69,24 +100,11 @@ def _rank_prompt(
     count: int,
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
-) -> list[TokenLogprobs]:
-    step = max(1, (_GPU_ELEMENTS if hidden.is_cuda else _HEAD_ELEMENTS) // vocab_size)
-    tokens = torch.tensor(targets, device=hidden.device)
-    found: list[TokenLogprobs] = []
+) -> RankedTokens:
+    step = rows_at_once(vocab_size, hidden.device, factor=_HEAD_FACTOR)
+    tokens = upload(targets, hidden.device)
+    parts = []
     for at in range(0, len(targets), step):
-        logits = logits_of(hidden[at : at + step])
-        found += rank_tokens(logits, tokens[at : at + step], [count] * len(logits))
-    return found
-
-
-def _rank(scores: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-    chosen = scores.gather(-1, tokens[:, None])
-    ranks = (scores > chosen).sum(-1, dtype=torch.int32).tolist()
-    best = scores.topk(min(max(counts), scores.shape[-1]), dim=-1)
-    rows = zip(
-        tokens.tolist(), chosen[:, 0].tolist(), ranks, best.indices.tolist(), best.values.tolist(), counts, strict=True
-    )
-    return [
-        TokenLogprobs(token, logprob, rank + 1, tuple(zip(ids[:count], values[:count], strict=True)))
-        for token, logprob, rank, ids, values, count in rows
-    ]
+        part = tokens[at : at + step]
+        parts.append(rank_tokens(logits_of(hidden[at : at + step]), part, [count] * len(part)))
+    return RankedTokens.cat(parts)

@@ -19,7 +19,7 @@ from inference_worker.engine.loader import Weights
 from inference_worker.engine.logprobs import prompt_logprobs
 from inference_worker.engine.models import load_model
 from inference_worker.engine.request import TokenLogprobs
-from inference_worker.engine.sampler import Sampler
+from inference_worker.engine.sampler import Sampled, Sampler
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 
 log = logging.getLogger(__name__)
@@ -116,17 +116,20 @@ class ModelRunner:
         token_ids, metadata = self._inputs(output)
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
-        asked = prompt_logprobs(output.scheduled, hidden, self.model.logits, self._vocab_size)
+        prompts = prompt_logprobs(output.scheduled, hidden, self.model.logits, self._vocab_size)
+        tokens, logprobs = self._sample(output, hidden, metadata).read()
+        return StepResult(tokens, logprobs, {place: found.read() for place, found in prompts.items()})
+
+    def _sample(self, output: SchedulerOutput, hidden: torch.Tensor, metadata: StepMetadata) -> Sampled:
         samples = [s for s in output.scheduled if s.samples]
         if not samples:
-            return StepResult(prompt_logprobs=asked)
+            return Sampled(torch.empty(0, dtype=torch.int64))
         last = metadata.query_start_loc[1:] - 1
         if len(samples) < len(output.scheduled):
             last = last[torch.tensor([s.samples for s in output.scheduled], device=self.device)]
         logits = self.model.logits(hidden.index_select(0, last) if len(last) < len(hidden) else hidden)
         positions = [s.start + s.num_new_tokens for s in samples]
-        tokens, logprobs = self._sampler.sample(logits, [s.seq for s in samples], positions)
-        return StepResult(tokens.tolist(), logprobs, asked)
+        return self._sampler.sample(logits, [s.seq for s in samples], positions)
 
     def _inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, StepMetadata]:
         scheduled = output.scheduled

@@ -16,13 +16,15 @@ import torch
 from torch.nn import functional
 
 from inference_worker.engine.logit_edits import LogitEdits, apply_edits, edits_logits
-from inference_worker.engine.logprobs import rank_tokens, rows_at_once
+from inference_worker.engine.logprobs import RankedTokens, rank_tokens
 from inference_worker.engine.request import SamplingParams, TokenLogprobs
 from inference_worker.engine.sequence import Sequence as EngineSequence
+from inference_worker.engine.tensors import rows_at_once, upload
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 _CANDIDATES = 64  # likeliest tokens looked at for top_p, before the whole vocabulary is
 _NARROW = 512  # a top_k beyond this is looked for apart from the others, so that they do not pay for it
+_BITS_OF_1 = 0x3F800000  # of the float32 1.0: no weight is larger
 _BLOCK = 256  # tokens of the vocabulary summed, or compared, as one before one of them is looked for
 
 
@@ -40,6 +42,20 @@ class SampleRow:
         return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was chosen, still on its device: reading it waits for the device, making it does not."""
+
+    tokens: torch.Tensor  # int64 [rows]
+    ranked: RankedTokens | None = None  # of the places that asked for log-probabilities
+    places: Sequence[int] = ()
+
+    def read(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """The tokens, and by place the log-probabilities of those that asked."""
+        logprobs = dict(zip(self.places, self.ranked.read(), strict=True)) if self.ranked else {}
+        return self.tokens.tolist(), logprobs
+
+
 class Sampler:
     """Chooses the next tokens of sequences, and keeps what it must remember of each, for as long as it lives."""
 
@@ -47,10 +63,8 @@ class Sampler:
         self._eos = tuple(eos_token_ids)
         self._edits: WeakKeyDictionary[EngineSequence, LogitEdits] = WeakKeyDictionary()
 
-    def sample(
-        self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]
-    ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
-        """The token of each sequence at its position, int64 [len(seqs)], and the log-probabilities of those that asked.
+    def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
+        """The token of each sequence at its position, with its log-probabilities if it asks for them.
 
         Args:
             logits: [len(seqs), vocab].
@@ -62,10 +76,10 @@ class Sampler:
         tokens = sample(logits, rows)
         asked = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
         if not asked:
-            return tokens, {}
-        places = torch.tensor(list(asked), device=logits.device)
-        ranked = rank_tokens(logits.index_select(0, places), tokens[places], list(asked.values()))
-        return tokens, dict(zip(asked, ranked, strict=True))
+            return Sampled(tokens)
+        places = upload(list(asked), logits.device)
+        ranked = rank_tokens(logits.index_select(0, places), tokens.index_select(0, places), list(asked.values()))
+        return Sampled(tokens, ranked, list(asked))
 
     def _edits_of(self, seq: EngineSequence) -> LogitEdits | None:
         if not edits_logits(seq.params):
@@ -91,7 +105,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """
     if all(row.greedy and row.edits is None for row in rows):
         return _argmax(logits)
-    step = rows_at_once(logits)
+    step = rows_at_once(logits.shape[-1], logits.device)
     parts = [_choose(logits[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -106,7 +120,7 @@ def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         return _draw(logits.float(), rows)
     tokens = _argmax(logits)
     if drawn:
-        index = torch.tensor(drawn, device=logits.device)
+        index = upload(drawn, logits.device)
         tokens[index] = _draw(logits.index_select(0, index).float(), [rows[i] for i in drawn])
     return tokens
 
@@ -124,18 +138,18 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     device = scores.device
-    temperature = torch.tensor([row.params.temperature for row in rows], device=device)
+    temperature = upload([row.params.temperature for row in rows], device)
     weights = (scores / temperature[:, None]).softmax(-1)
     min_p = [row.params.min_p for row in rows]
     if any(min_p):
-        _cut(weights, torch.tensor(min_p, device=device) * weights.amax(-1))
+        _cut(weights, upload(min_p, device) * weights.amax(-1))
     vocab = weights.shape[-1]
     top_k = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
     top_p = [row.params.top_p for row in rows]
     limited = [i for i in range(len(rows)) if top_k[i] < vocab or top_p[i] < 1.0]
     if limited:
         _cut(weights, _least_weights(weights, limited, top_k, top_p))
-    numbers = torch.tensor([uniform(row.seed, row.position) for row in rows], dtype=torch.float64, device=device)
+    numbers = upload([uniform(row.seed, row.position) for row in rows], device, torch.float64)
     return _invert(weights, numbers)
 
 
@@ -151,31 +165,41 @@ def _least_weights(
     vocab, device = weights.shape[-1], weights.device
     least = torch.zeros(len(weights), device=device)
     wide = [i for i in limited if _NARROW < top_k[i] < vocab]
-    narrow = [i for i in limited if top_k[i] <= _NARROW]
-    whole = [i for i in limited if top_k[i] == vocab]
-    for which in (wide, narrow + whole):
+    narrow = [i for i in limited if top_k[i] <= _NARROW and top_k[i] < vocab]
+    for which in (wide, narrow):
         if which:
-            index = torch.tensor(which, device=device)
-            ks = torch.tensor([top_k[i] for i in which], device=device)
-            # A share of 1 must not lose a token to rounding.
-            ps = torch.tensor([top_p[i] if top_p[i] < 1.0 else 2.0 for i in which], device=device)
-            count = max([top_k[i] for i in which if top_k[i] < vocab] + [min(_CANDIDATES, vocab)] * bool(whole))
-            least[index] = _least_of(weights.index_select(0, index), ks, ps, count)
+            index, ks = upload(which, device), [top_k[i] for i in which]
+            least[index] = _least_of_top(weights.index_select(0, index), ks, [top_p[i] for i in which])
+    whole = [i for i in limited if top_k[i] == vocab]
+    if whole:
+        index, ps = upload(whole, device), upload([top_p[i] for i in whole], device, torch.float64)
+        least[index] = _least_of_all(weights.index_select(0, index), ps)
     return least
 
 
-def _least_of(weights: torch.Tensor, ks: torch.Tensor, ps: torch.Tensor, count: int) -> torch.Tensor:
-    """The same for rows whose top_k is at most `count` or off. top_p is a share of what top_k leaves."""
-    vocab = weights.shape[-1]
-    off = ks >= vocab
-    values = weights.topk(count, dim=-1).values
-    ranks = torch.arange(count, device=weights.device)
-    sums = values.double().masked_fill(ranks >= ks[:, None], 0.0).cumsum(-1)
-    wanted = ps * torch.where(off, weights.sum(-1), sums[:, -1])
-    missing = (sums < wanted[:, None]).sum(-1)  # as many of the likeliest are not enough
-    least = values.gather(-1, torch.minimum(missing, ks.clamp(max=count) - 1)[:, None])[:, 0]
-    beyond = (off & (missing == count)).nonzero()[:, 0]
-    if len(beyond) and count < vocab:
+def _least_of_top(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
+    """The least weight left where top_p is a share of what top_k leaves."""
+    device = weights.device
+    ks = upload(top_k, device)[:, None]
+    # A share of 1 must lose no token to rounding.
+    ps = upload([p if p < 1.0 else 2.0 for p in top_p], device, torch.float64)[:, None]
+    values = weights.topk(max(top_k), dim=-1).values
+    ranks = torch.arange(values.shape[-1], device=device)
+    sums = values.double().masked_fill(ranks >= ks, 0.0).cumsum(-1)
+    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # so many of the likeliest are not enough
+    return values.gather(-1, torch.minimum(missing, ks - 1))[:, 0]
+
+
+def _least_of_all(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least weight left where top_p is a share of everything."""
+    wanted = top_p * weights.sum(-1)
+    if weights.is_cuda:  # whether a few candidates are enough, the host could only learn by waiting
+        return _nucleus(weights, wanted)
+    values = weights.topk(min(_CANDIDATES, weights.shape[-1]), dim=-1).values
+    missing = (values.double().cumsum(-1) < wanted[:, None]).sum(-1)
+    least = values.gather(-1, missing.clamp(max=values.shape[-1] - 1)[:, None])[:, 0]
+    beyond = (missing == values.shape[-1]).nonzero()[:, 0]
+    if len(beyond):
         least[beyond] = _nucleus(weights.index_select(0, beyond), wanted[beyond])
     return least
 
@@ -186,7 +210,7 @@ def _nucleus(weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     Positive floats are in the order of their bits, so 30 halvings find it, without sorting.
     """
     low = torch.zeros(len(weights), dtype=torch.int32, device=weights.device)
-    high = torch.full_like(low, int(torch.tensor(1.0).view(torch.int32)) + 1)
+    high = torch.full_like(low, _BITS_OF_1 + 1)
     kept = torch.empty_like(weights)
     for _ in range(30):
         middle = (low + high) // 2
