@@ -9,7 +9,7 @@ from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
-from inference_worker.engine.scheduler import SchedulerOutput
+from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.sequence import Sequence
 
 EOS = 2
@@ -58,6 +58,64 @@ class FakeRunner:
         tokens = [self.choose(s.seq) for s in output.scheduled if s.samples]
         self.during(output)
         return StepResult(tokens)
+
+
+class MemoryRunner(FakeRunner):
+    """A fake device with a memory: each block holds the tokens written to it, and each step finds, for every request
+    in it, exactly that request's tokens in that request's blocks.
+
+    Work is done in the order it was launched, and no sooner than its answer is asked for.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, num_host_blocks: int = 0, run_ahead: bool = False) -> None:
+        super().__init__(num_blocks)
+        self.num_host_blocks = num_host_blocks
+        self.run_ahead = run_ahead
+        self.block_size = block_size
+        self.blocks: dict[int, list[int | None]] = {i: [None] * block_size for i in range(1, num_blocks + 1)}
+        self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}
+        self._sampled: dict[Sequence, int] = {}  # the token each request was given last
+        self._queue: list[Callable[[], None]] = []
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
+        tables = [list(s.seq.block_ids) for s in output.scheduled]  # as they are now, and not when the work is done
+        known = [list(s.seq.tokens) for s in output.scheduled]
+        result = StepResult()
+
+        def work() -> None:
+            self._copy(output)
+            for s, table, tokens in zip(output.scheduled, tables, known, strict=True):
+                self._compute(s, table, tokens)
+            result.tokens = [self._sampled[s.seq] for s in output.scheduled if s.samples]
+
+        self._queue.append(work)
+        self.during(output)
+
+        def wait() -> StepResult:
+            while work in self._queue:
+                self._queue.pop(0)()
+            return result
+
+        return wait
+
+    def _copy(self, output: SchedulerOutput) -> None:
+        for kind, source, target in output.operations:
+            origin = self.slots if kind == "restore" else self.blocks
+            goal = self.slots if kind == "save" else self.blocks
+            goal[target] = list(origin[source])
+
+    def _compute(self, scheduled: ScheduledSequence, table: list[int], tokens: list[int]) -> None:
+        end = scheduled.start + scheduled.num_new_tokens
+        if scheduled.in_flight:
+            tokens = [*tokens, self._sampled[scheduled.seq]]
+        for position in range(scheduled.start, end):
+            block = self.blocks[table[position // self.block_size]]
+            block[position % self.block_size] = tokens[position]
+        held = [token for block_id in table for token in self.blocks[block_id]]
+        assert held[:end] == tokens[:end], f"{scheduled.seq} finds other tokens than its own"
+        if scheduled.samples:
+            self._sampled[scheduled.seq] = 100 + (end - scheduled.seq.num_prompt_tokens) % 800
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -66,6 +67,43 @@ def test_top_p_looks_beyond_its_first_candidates() -> None:
     assert draws(torch.tensor([5.0] + [0.0] * 1999), top_p=0.2).keys() != {0}
 
 
+def test_min_p_keeps_those_with_its_share_of_the_best() -> None:
+    assert_follows(draws(PROBABILITIES.log(), min_p=0.3), torch.tensor([4, 0, 3, 1.5, 0]) / 8.5)
+
+
+def test_top_p_counts_its_share_of_what_min_p_leaves() -> None:
+    # Of 0.4, 0.3 and 0.15 the first two are 0.82; of all five they are 0.7.
+    assert_follows(draws(PROBABILITIES.log(), min_p=0.3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
+
+
+def test_equals_of_the_last_one_kept_are_kept() -> None:
+    assert_follows(draws(torch.tensor([1.0, 0.0, 0.0, 0.0]), top_k=2), torch.tensor([1.0, 0, 0, 0]).softmax(-1))
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.02}])
+def test_frequencies_pass_a_chi_square_test(params: dict[str, float]) -> None:
+    logits = torch.randn(700, generator=torch.Generator().manual_seed(1)) * 1.5
+    expected = (logits / params.get("temperature", 1.0)).softmax(-1).double()
+    ranked = expected.sort(descending=True).values
+    least = {
+        "top_k": ranked[99],
+        "top_p": ranked[int((ranked.cumsum(-1) < 0.9).sum())],
+        "min_p": 0.02 * ranked[0],
+    }.get(next(iter(params), ""), 0.0)
+    expected[expected < least] = 0
+    expected *= DRAWS / expected.sum()
+    counts = draws(logits, **params)
+    observed = torch.tensor([counts[token] for token in range(700)]).double()
+    assert not observed[expected == 0].any()
+    often = expected >= 5
+    pairs = zip(observed[often].tolist(), expected[often].tolist(), strict=True)
+    statistic = sum((o - e) ** 2 / e for o, e in pairs)
+    freedom = int(often.sum()) - 1
+    # Wilson and Hilferty's approximation of the 0.9999 quantile.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit
+
+
 def test_temperature_zero_and_top_k_one_are_greedy() -> None:
     logits = torch.randn(4, 50)
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=1)):
@@ -79,8 +117,13 @@ def test_greedy_takes_the_first_of_equals() -> None:
 
 
 def test_a_seed_draws_the_same_beside_anyone() -> None:
-    logits = torch.randn(6, 300)
+    # Of half precision and coarse, so that there are many equals.
+    logits = (torch.randn(10, 800) * 3).round().bfloat16()
     kinds = [
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_k=700),
+        SamplingParams(top_p=0.99, temperature=1.8),
+        SamplingParams(top_p=0.1),
         SamplingParams(),
         SamplingParams(temperature=0),
         SamplingParams(top_k=20),
@@ -91,7 +134,7 @@ def test_a_seed_draws_the_same_beside_anyone() -> None:
     rows = [SampleRow(params, 5, 17) for params in kinds]
     alone = [choose(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
     assert choose(logits, rows) == alone
-    order = [3, 0, 5, 1, 4, 2]
+    order = [3, 0, 9, 5, 1, 8, 4, 2, 7, 6]
     assert choose(logits[order], [rows[i] for i in order]) == [alone[i] for i in order]
 
 
