@@ -61,7 +61,8 @@ def rank_tokens(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int
         scores = logits[at : at + step].float().log_softmax(-1)
         part = tokens[at : at + step]
         chosen = scores.gather(-1, part[:, None])
-        ranks = (scores > chosen).sum(-1, dtype=torch.int32)
+        # Ones and zeros in float32 add up exactly, and many times as fast as booleans.
+        ranks = torch.gt(scores, chosen, out=torch.empty_like(scores)).sum(-1).to(torch.int32)
         top = scores.topk(most, dim=-1)
         parts.append(RankedTokens(part, chosen[:, 0], ranks, top.indices, top.values, counts[at : at + step]))
     return parts[0] if len(parts) == 1 else RankedTokens.cat(parts)
