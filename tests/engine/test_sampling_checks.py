@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -37,12 +38,12 @@ PLAIN = SamplingParams()
         "n": [1, 128],
     }.items(),
 )
-def test_what_is_in_range_is_taken(name: str, values: list[object]) -> None:
+def test_what_is_in_range_is_taken(name: str, values: list[Any]) -> None:
     for value in values:
         check_sampling(replace(PLAIN, **{name: value}), VOCAB)
 
 
-REFUSED: dict[str, list[object]] = {
+REFUSED: dict[str, list[Any]] = {
     "max_tokens": [0, -1],
     "temperature": [-0.1, 2.1, math.nan, math.inf],
     "top_p": [0.0, -0.5, 1.1, math.nan],
@@ -63,7 +64,7 @@ REFUSED: dict[str, list[object]] = {
 
 
 @pytest.mark.parametrize(("name", "values"), REFUSED.items())
-def test_what_is_not_is_refused_by_name(name: str, values: list[object]) -> None:
+def test_what_is_not_is_refused_by_name(name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(RequestRejected) as refusal:
             check_sampling(replace(PLAIN, **{name: value}), VOCAB)
@@ -99,5 +100,5 @@ def test_the_engine_refuses_them_at_submission() -> None:
         ({"min_tokens": 5, "seed": 1, "top_p": 0.5, "logit_bias": ((1, 1.0),), "logprobs": 3}, False),
     ],
 )
-def test_only_penalties_need_the_tokens_before(params: dict[str, object], needed: bool) -> None:
-    assert needs_history(SamplingParams(**params)) is needed  # type: ignore[arg-type]
+def test_only_penalties_need_the_tokens_before(params: dict[str, Any], needed: bool) -> None:
+    assert needs_history(SamplingParams(**params)) is needed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ class Letters:
         return "".join(map(chr, ids))
 
 
-def answer(script: list[int], **params: object) -> list[RequestOutput]:
+def answer(script: list[int], **params: Any) -> list[RequestOutput]:
     engine, _ = fake_engine(choose=lambda seq: script[seq.num_output_tokens])
     engine.add_request(request("x", 20, **params))
     return run(engine)["x"]

@@ -51,7 +51,7 @@ def test_more_than_the_vocabulary_is_all_of_it() -> None:
     assert len(entry.top) == 5
 
 
-def scheduled(prompt: list[int], start: int, count: int, **params: int) -> ScheduledSequence:
+def scheduled(prompt: list[int], start: int, count: int, **params: Any) -> ScheduledSequence:
     return ScheduledSequence(Sequence(Request("x", prompt, SamplingParams(**params)), None), start, count, False, 0)
 
 
@@ -88,7 +88,8 @@ def test_once_the_answer_has_begun_they_were_given() -> None:
 def transformer(model_dir: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
