@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.sampler import SampleRow, sample, uniform
+from inference_worker.engine.sampler import SampleRow, _nucleus, sample, uniform
 
 DRAWS = 20_000
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])
@@ -102,6 +102,19 @@ def test_frequencies_pass_a_chi_square_test(params: dict[str, float]) -> None:
     # Wilson and Hilferty's approximation of the 0.9999 quantile.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
     assert statistic < limit
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])
+def test_the_least_weight_of_a_nucleus_is_found_to_the_last_bit(spread: float) -> None:
+    weights = (torch.randn(50, 3000) * spread).softmax(-1)
+    wanted = torch.linspace(0.001, 0.999, 50, dtype=torch.float64) * weights.sum(-1)
+    ranked = weights.sort(-1, descending=True).values
+    sums = ranked.double().cumsum(-1)
+    found = _nucleus(weights, wanted)
+    for row in range(50):
+        last = int((sums[row] < wanted[row]).sum())
+        if abs(sums[row, last] - wanted[row]) > 1e-6 and abs(sums[row, last - 1] - wanted[row]) > 1e-6:
+            assert found[row] == ranked[row, last]
 
 
 def test_temperature_zero_and_top_k_one_are_greedy() -> None:
