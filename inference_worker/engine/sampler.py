@@ -70,7 +70,7 @@ class Sampler:
             logits: [len(seqs), vocab].
         """
         rows = [
-            SampleRow(seq.params, seq.seed, position, self._edits_of(seq))
+            SampleRow(seq.params, seq.seed, position, self._edits_of(seq, logits.shape[-1]))
             for seq, position in zip(seqs, positions, strict=True)
         ]
         tokens = sample(logits, rows)
@@ -81,12 +81,14 @@ class Sampler:
         ranked = rank_tokens(logits.index_select(0, places), tokens.index_select(0, places), list(asked.values()))
         return Sampled(tokens, ranked, list(asked))
 
-    def _edits_of(self, seq: EngineSequence) -> LogitEdits | None:
+    def _edits_of(self, seq: EngineSequence, vocab_size: int) -> LogitEdits | None:
         if not edits_logits(seq.params):
             return None
         edits = self._edits.get(seq)
         if edits is None:
-            edits = self._edits[seq] = LogitEdits(seq.params, seq.tokens[: seq.num_prompt_tokens], self._eos)
+            # A tokenizer may know more tokens than the model: an id beyond a row's end would be in the next one.
+            eos = [token for token in self._eos if token < vocab_size]
+            edits = self._edits[seq] = LogitEdits(seq.params, seq.tokens[: seq.num_prompt_tokens], eos)
         edits.note(seq.tokens)
         return edits
 

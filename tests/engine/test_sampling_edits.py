@@ -145,6 +145,13 @@ def test_a_sampler_counts_as_the_answer_grows(params: SamplingParams) -> None:
         seq.tokens.append(token)
 
 
+def test_an_end_the_model_does_not_know_touches_nobody_else() -> None:
+    sampler, logits = Sampler((1, 45)), torch.zeros(2, 40)
+    logits[1, 5] = 1  # 45 tokens after the beginning of the first row
+    seqs = [sequence(replace(GREEDY, min_tokens=5), [7]), sequence(GREEDY, [7])]
+    assert sampler.sample(logits, seqs, [1, 1]).read()[0] == [0, 5]
+
+
 def test_what_is_counted_dies_with_the_request() -> None:
     sampler = Sampler(EOS)
     seq = sequence(replace(GREEDY, presence_penalty=1.0), [5])
