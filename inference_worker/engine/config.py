@@ -89,6 +89,7 @@ class EngineConfig:
     host_kv_memory: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
     pin_share: float = 0.5  # share of the blocks that all tenants' pins together may take
     tenant_pin_share: float = 0.25  # and one tenant's
+    measure_peaks: bool = True  # take a moment at start to see what the device does at most, for MFU
     attention: str = "auto"  # a name in the attention backends' registry
 
     def __post_init__(self) -> None:

@@ -13,8 +13,10 @@ from inference_worker.engine.kv_cache import KVCacheManager
 from inference_worker.engine.model_runner import ModelRunner, Runner, StepResult
 from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
 from inference_worker.engine.request import Request, RequestOutput, RequestRejected, TokenLogprobs
+from inference_worker.engine.roofline import BatchShape
 from inference_worker.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from inference_worker.engine.sequence import RequestGroup, Sequence, Status
+from inference_worker.engine.telemetry import EngineMetrics, RequestRecord, StepRecord, StepSeconds
 from inference_worker.engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class LLMEngine:
         model_config, tokenizer: read from `config.model_dir` when absent. Requests of an engine with a runner of its
             own and no tokenizer get tokens and no text.
         clock: seconds, as in the requests' `arrival`.
+        timer: seconds, for how long the parts of a step take.
 
     With a runner that runs ahead, a step is scheduled and launched before the one before it has come back: its decodes
     take tokens that are still in flight. What a step computed for a request that has ended meanwhile is dropped, and
@@ -63,8 +66,9 @@ class LLMEngine:
         model_config: ModelConfig | None = None,
         tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._clock = clock
+        self._clock, self._timer = clock, timer
         self.config = config
         self.model_config = model_config or ModelConfig.from_dir(config.model_dir)
         self.tokenizer = tokenizer if tokenizer or runner else Tokenizer.from_dir(config.model_dir)
@@ -89,9 +93,8 @@ class LLMEngine:
         )
         self._groups: dict[str, RequestGroup] = {}
         self._in_flight: _Launched | None = None
-        self._steps = self._batched_sequences = self._batched_tokens = 0
-        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
-        self._schedule_seconds = self._forward_seconds = self._output_seconds = 0.0
+        self._collected_at = 0.0  # the timer, when the last step came back
+        self.metrics = EngineMetrics(self.scheduler, self._runner.roofline)
 
     def add_request(self, request: Request) -> None:
         """Accept a request; its tokens come from `step`.
@@ -101,6 +104,7 @@ class LLMEngine:
         """
         self._check(request)
         group = self._groups[request.request_id] = RequestGroup(request)
+        self.metrics.arrived(group, self._clock())
         for index in range(request.params.n):
             text = self.tokenizer.detokenizer(request.params.stop) if self.tokenizer else None
             self.scheduler.add(Sequence(request, text, group, index), self._clock())
@@ -119,15 +123,14 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Schedule, compute and account for one batch. One output for each answer that got a token or ended."""
-        started = time.perf_counter()
+        started = self._timer()
         batch = self.scheduler.schedule(self._clock())
         outputs = self._fail_all(batch.expired, "request_expired", _EXPIRED)
         outputs += self._fail_all(batch.outgrown, "context_length_exceeded", _OUTGROWN)
-        self._schedule_seconds += time.perf_counter() - started
         launched = None
         if batch.scheduled:
-            self._count(batch)
-            launched = _Launched(batch)
+            now = self._timer()
+            launched = _Launched(batch, self.metrics.scheduled(batch), now, now - started)
             try:
                 launched.result = self._runner.launch(batch)
             except Exception:  # whatever broke the step, only those in it may suffer
@@ -156,23 +159,31 @@ class LLMEngine:
         return len(self.scheduler.waiting)
 
     def stats(self) -> EngineStats:
-        pool = self.scheduler.cache.pool
+        pool, metrics = self.scheduler.cache.pool, self.metrics
         return EngineStats(
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            steps=self._steps,
-            batched_sequences=self._batched_sequences,
-            batched_tokens=self._batched_tokens,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
+            steps=metrics.steps_done,
+            batched_sequences=metrics.batched_sequences,
+            batched_tokens=metrics.batched_tokens,
+            prompt_tokens=metrics.prompt_tokens,
+            cached_tokens=metrics.cached_tokens,
+            output_tokens=metrics.output_tokens,
             preemptions=self.scheduler.preemptions,
             kv_blocks=pool.num_blocks,
             kv_blocks_used=pool.num_held,
-            schedule_seconds=self._schedule_seconds,
-            forward_seconds=self._forward_seconds,
-            output_seconds=self._output_seconds,
+            schedule_seconds=metrics.schedule_seconds,
+            forward_seconds=metrics.forward_seconds,
+            output_seconds=metrics.output_seconds,
         )
+
+    def recent_requests(self) -> list[RequestRecord]:
+        """The last requests that ended, oldest first. May be called from any thread."""
+        return self.metrics.requests()
+
+    def recent_steps(self) -> list[StepRecord]:
+        """The last steps, oldest first. May be called from any thread."""
+        return self.metrics.steps()
 
     def check_integrity(self) -> None:
         """Check every account of requests and blocks; cheap enough for an idle moment.
@@ -209,24 +220,19 @@ class LLMEngine:
             message = f"this model's context is {limit} tokens, but {wanted}; {advice}"
             raise RequestRejected("context_length_exceeded", message, param)
 
-    def _count(self, batch: SchedulerOutput) -> None:
-        self._steps += 1
-        self._batched_sequences += len(batch.scheduled)
-        self._batched_tokens += batch.num_tokens
-        for seq in batch.started:
-            self._prompt_tokens += seq.num_prompt_tokens
-            self._cached_tokens += seq.cache_read or 0
-
     def _collect(self, launched: _Launched) -> list[RequestOutput]:
         try:
             result = launched.result()
         except Exception:
             log.exception(_STEP_LOG, len(launched.batch.scheduled))
             return self._step_failed(launched.batch)
-        computed = time.perf_counter()
-        self._forward_seconds += computed - launched.at
+        computed = self._timer()
+        # A step launched ahead has the device to itself only from when the one before it came back.
+        forward = computed - max(launched.at, self._collected_at)
+        self._collected_at = computed
         outputs = self._account(launched.batch, result)
-        self._output_seconds += time.perf_counter() - computed
+        seconds = StepSeconds(launched.schedule_seconds, forward, self._timer() - computed)
+        self.metrics.step(launched.batch, launched.shape, seconds)
         return outputs
 
     def _step_failed(self, batch: SchedulerOutput) -> list[RequestOutput]:
@@ -234,13 +240,13 @@ class LLMEngine:
         return self._fail_all([s.seq for s in batch.scheduled], "internal_error", _STEP_FAILED)
 
     def _account(self, batch: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
-        outputs = []
+        outputs, now = [], self._clock()
         sampled = iter(enumerate(result.tokens))
         for place, scheduled in enumerate(batch.scheduled):
             row, token_id = next(sampled) if scheduled.samples else (None, None)
             try:
                 note_prompt_logprobs(scheduled.seq, scheduled.start, result.prompt_logprobs.get(place, ()))
-                output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row))
+                output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row), now)
             except Exception:  # one request's trouble must not reach the others
                 log.exception("request %s failed", scheduled.seq.request_id)
                 outputs += self._fail_all([scheduled.seq], "internal_error", _STEP_FAILED)
@@ -250,7 +256,7 @@ class LLMEngine:
         return outputs
 
     def _advance(
-        self, scheduled: ScheduledSequence, token_id: int | None, logprobs: TokenLogprobs | None
+        self, scheduled: ScheduledSequence, token_id: int | None, logprobs: TokenLogprobs | None, now: float
     ) -> RequestOutput | None:
         seq = scheduled.seq
         self.scheduler.complete(scheduled)
@@ -258,7 +264,7 @@ class LLMEngine:
             return None  # aborted while the step ran: its token is dropped, and not billed
         output = append_token(seq, token_id, self._eos, logprobs)
         output.index = seq.index
-        self._output_tokens += 1
+        self.metrics.token(seq, now)
         if output.finished:
             self.scheduler.finish(seq)
             self._conclude(seq.group, output)
@@ -282,6 +288,7 @@ class LLMEngine:
         if group.finished:
             del self._groups[group.request.request_id]
             output.usage, output.cache = group.usage(), group.cache_report
+            self.metrics.finished(group, output, self._clock())
         else:
             output.usage = None
         return output
@@ -290,9 +297,11 @@ class LLMEngine:
 class _Launched:
     """A step under way."""
 
-    def __init__(self, batch: SchedulerOutput) -> None:
+    def __init__(self, batch: SchedulerOutput, shape: BatchShape, at: float, schedule_seconds: float) -> None:
         self.batch = batch
-        self.at = time.perf_counter()
+        self.shape = shape
+        self.at = at  # the timer
+        self.schedule_seconds = schedule_seconds
         self.result: Callable[[], StepResult] = StepResult
 
 

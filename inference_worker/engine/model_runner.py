@@ -18,7 +18,9 @@ from inference_worker.engine.layers import Rope
 from inference_worker.engine.loader import Weights
 from inference_worker.engine.logprobs import prompt_logprobs
 from inference_worker.engine.models import load_model
+from inference_worker.engine.peaks import measure_peaks
 from inference_worker.engine.request import TokenLogprobs
+from inference_worker.engine.roofline import Roofline
 from inference_worker.engine.sampler import Sampled, Sampler
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 
@@ -55,6 +57,10 @@ class Runner(Protocol):
     @property
     def run_ahead(self) -> bool:
         """Whether a step may be launched before the one before it has come back."""
+
+    @property
+    def roofline(self) -> Roofline:
+        """What a step asks of the device."""
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
         """Begin to compute what was scheduled; the answer waits for it and returns what it brought."""
@@ -99,6 +105,9 @@ class ModelRunner:
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
         self.run_ahead = False
+        peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
+        size = self.dtype.itemsize
+        self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
         log.info(
             "model ready on %s in %s, %d KV blocks of %d tokens, attention %s",
             self.device, self.dtype, self.num_blocks, config.block_size, type(self.attention).__name__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from inference_worker.engine.detokenizer import Detokenizer
@@ -16,6 +16,17 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True)
+class Timeline:
+    """How one answer's tokens came; kept by the engine's metrics."""
+
+    last_token_at: float | None = None  # the engine's clock
+    gaps: int = 0  # between one token and the next
+    gap_sum: float = 0.0  # seconds
+    longest_gap: float = 0.0
+    steps: int = 0  # that it was part of
+
+
 class RequestGroup:
     """What the `n` answers to one prompt share: the prompt is computed and billed once."""
 
@@ -25,6 +36,9 @@ class RequestGroup:
         self.prompt_usage: TokenUsage | None = None  # fixed when first scheduled
         self.cache_report = CacheReport()
         self.scheduled_at: float | None = None  # the engine's clock at its first step
+        self.arrived_at = 0.0  # likewise; this and what follows is kept by the engine's metrics
+        self.first_token_at: float | None = None  # of any answer
+        self.reused_tokens = 0  # of the prompt, found in the cache and not computed
 
     def usage(self) -> TokenUsage:
         """Tokens by billing class. A request that was never scheduled used nothing."""
@@ -69,6 +83,7 @@ class Sequence:
         self.waiting_since = 0.0
         seed = request.params.seed
         self.seed = secrets.randbits(63) if seed is None else (seed + index) & (2**63 - 1)
+        self.timeline = Timeline()
         self.prompt_logprobs: list[TokenLogprobs] = []  # collected until the first output takes them along
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None

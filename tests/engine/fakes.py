@@ -9,6 +9,7 @@ from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
+from inference_worker.engine.roofline import Roofline
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.sequence import Sequence
 
@@ -45,6 +46,7 @@ class FakeRunner:
         self.num_host_blocks = 0
         self.restore_seconds = 0.0
         self.run_ahead = False
+        self.roofline = Roofline.of(TINY, weight_bytes=4, kv_value_bytes=4)
         self.choose = choose
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed
         self.during: Callable[[SchedulerOutput], None] = lambda _: None
