@@ -93,7 +93,7 @@ class LLMEngine:
         )
         self._groups: dict[str, RequestGroup] = {}
         self._in_flight: _Launched | None = None
-        self._collected_at = 0.0  # the timer, when the last step came back
+        self._computed_at = self._ended_at = 0.0  # the timer, when the last step came back, and was accounted for
         self.metrics = EngineMetrics(self.scheduler, self._runner.roofline)
 
     def add_request(self, request: Request) -> None:
@@ -129,8 +129,7 @@ class LLMEngine:
         outputs += self._fail_all(batch.outgrown, "context_length_exceeded", _OUTGROWN)
         launched = None
         if batch.scheduled:
-            now = self._timer()
-            launched = _Launched(batch, self.metrics.scheduled(batch), now, now - started)
+            launched = _Launched(batch, self.metrics.scheduled(batch), started, self._timer())
             try:
                 launched.result = self._runner.launch(batch)
             except Exception:  # whatever broke the step, only those in it may suffer
@@ -227,11 +226,16 @@ class LLMEngine:
             log.exception(_STEP_LOG, len(launched.batch.scheduled))
             return self._step_failed(launched.batch)
         computed = self._timer()
-        # A step launched ahead has the device to itself only from when the one before it came back.
-        forward = computed - max(launched.at, self._collected_at)
-        self._collected_at = computed
         outputs = self._account(launched.batch, result)
-        seconds = StepSeconds(launched.schedule_seconds, forward, self._timer() - computed)
+        ended = self._timer()
+        # A step launched ahead has the device to itself only from when the one before it came back.
+        seconds = StepSeconds(
+            schedule=launched.at - launched.started,
+            forward=computed - max(launched.at, self._computed_at),
+            output=ended - computed,
+            total=ended - max(launched.started, self._ended_at),
+        )
+        self._computed_at, self._ended_at = computed, ended
         self.metrics.step(launched.batch, launched.shape, seconds)
         return outputs
 
@@ -297,11 +301,11 @@ class LLMEngine:
 class _Launched:
     """A step under way."""
 
-    def __init__(self, batch: SchedulerOutput, shape: BatchShape, at: float, schedule_seconds: float) -> None:
+    def __init__(self, batch: SchedulerOutput, shape: BatchShape, started: float, at: float) -> None:
         self.batch = batch
         self.shape = shape
-        self.at = at  # the timer
-        self.schedule_seconds = schedule_seconds
+        self.started = started  # the timer, when its scheduling began
+        self.at = at  # and when it was launched
         self.result: Callable[[], StepResult] = StepResult
 
 

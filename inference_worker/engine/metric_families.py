@@ -100,7 +100,7 @@ HISTOGRAMS = (
     Family(REQUEST_PROMPT, "prompt tokens of a request", buckets=_TOKENS),
     Family(REQUEST_GENERATION, "tokens generated for a request, all its answers together", buckets=_TOKENS),
     Family(REQUEST_COMPUTED, "prompt tokens of a request that were not found in the prefix cache", buckets=_TOKENS),
-    Family(STEP_DURATION, "time a step took: scheduling, forward pass and output", buckets=_GAPS),
+    Family(STEP_DURATION, "from the end of the step before, or a step's begin, to its end", buckets=_GAPS),
 )
 
 
