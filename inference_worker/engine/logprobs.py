@@ -87,10 +87,11 @@ def prompt_logprobs(
     offset = 0
     for place, s in enumerate(scheduled):
         count = s.seq.params.prompt_logprobs
-        targets = s.seq.tokens[s.start + 1 : min(s.start + 1 + s.num_new_tokens, s.seq.num_prompt_tokens)]
-        if count is not None and targets and s.seq.index == 0 and not s.seq.num_output_tokens:
-            rows = hidden[offset : offset + len(targets)]
-            found[place] = _rank_prompt(rows, targets, count, logits_of, vocab_size)
+        if count is not None and s.seq.index == 0 and not s.seq.num_output_tokens:
+            targets = s.seq.tokens[s.start + 1 : s.start + 1 + s.num_new_tokens]
+            if targets:
+                rows = hidden[offset : offset + len(targets)]
+                found[place] = _rank_prompt(rows, targets, count, logits_of, vocab_size)
         offset += s.num_new_tokens
     return found
 

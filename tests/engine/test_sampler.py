@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.sampler import SampleRow, _nucleus, sample, uniform
+from inference_worker.engine.sampler import SampleRow, _invert, _nucleus, sample, uniform
 
 DRAWS = 20_000
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])
@@ -57,6 +57,28 @@ def test_top_p_keeps_the_fewest_that_reach_p(top_p: float, kept: list[float]) ->
 def test_top_p_counts_its_share_of_the_top_k() -> None:
     # Of the three likeliest, 0.4 and 0.3 of 0.85 reach 0.8; of all five they would not.
     assert_follows(draws(PROBABILITIES.log(), top_k=3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
+
+
+def test_it_counts_so_beside_a_larger_top_k() -> None:
+    logits = PROBABILITIES.log().expand(2, -1)
+    params = SamplingParams(top_k=3, top_p=0.8), SamplingParams(top_k=4)
+    found = [choose(logits, [SampleRow(p, 7, position) for p in params]) for position in range(300)]
+    assert {tokens[0] for tokens in found} == {0, 2}
+    assert {tokens[1] for tokens in found} == {0, 2, 3, 4}
+
+
+def test_a_large_top_k_keeps_as_many() -> None:
+    logits = torch.arange(2000) * 1e-3
+    rows = [SampleRow(SamplingParams(top_k=600), 7, position) for position in range(8000)]
+    tokens = set(choose(logits.expand(8000, -1), rows))
+    assert min(tokens) == 1400
+    assert len(tokens) > 590
+
+
+def test_a_number_at_the_edge_finds_a_token_that_has_weight() -> None:
+    weights = torch.zeros(2, 700)
+    weights[:, [300, 310]] = 0.5
+    assert _invert(weights, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [300, 310]
 
 
 def test_top_p_looks_beyond_its_first_candidates() -> None:
