@@ -91,6 +91,7 @@ class EngineConfig:
     tenant_pin_share: float = 0.25  # and one tenant's
     measure_peaks: bool = True  # take a moment at start to see what the device does at most, for MFU
     attention: str = "auto"  # a name in the attention backends' registry
+    batch_invariant: bool = False  # a request's tokens do not depend, in any bit, on what is computed beside it
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "step_tokens", "block_size", "kv_memory"):
@@ -98,6 +99,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.step_tokens < self.max_batch:
             raise ValueError("step_tokens must be at least max_batch, or a full batch could not decode in one step")
+        if self.batch_invariant and self.attention not in ("auto", "invariant"):
+            raise ValueError(f"attention {self.attention!r} is not batch-invariant; leave it to batch_invariant")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from inference_worker.engine.attention import CacheShape, StepMetadata
 from inference_worker.engine.backends import make_backend
 from inference_worker.engine.block_copies import BlockCopies
 from inference_worker.engine.config import EngineConfig, ModelConfig
-from inference_worker.engine.layers import Rope
+from inference_worker.engine.layers import Layers, Rope
 from inference_worker.engine.loader import Weights
 from inference_worker.engine.logprobs import prompt_logprobs
 from inference_worker.engine.models import load_model
@@ -78,14 +78,17 @@ class ModelRunner:
     ) -> None:
         self.config = config
         self._vocab_size = model_config.vocab_size
-        self._sampler = Sampler(model_config.eos_token_ids if eos_token_ids is None else eos_token_ids)
+        self._sampler = Sampler(
+            model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
+            at_once=1 if config.batch_invariant else None,
+        )
         self.device = _device(config.device)
         self.dtype = _dtype(config.dtype, self.device)
         if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
             torch.set_num_threads(config.threads)
         with torch.inference_mode():
             with Weights(config.model_dir, self.dtype, self.device) as weights:
-                self.model = load_model(model_config, weights)
+                self.model = load_model(model_config, weights, Layers(batch_invariant=config.batch_invariant))
             self._rope = Rope(model_config.rope, model_config.head_dim, max_model_len, self.device)
             block_bytes = model_config.kv_values_per_token * config.block_size * self.dtype.itemsize
             self.num_blocks = config.num_blocks or config.kv_memory // block_bytes
@@ -100,7 +103,8 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
             )
-            self.attention = make_backend(config.attention, shape, model_config.num_heads, model_config.head_dim**-0.5)
+            name = "invariant" if config.batch_invariant else config.attention
+            self.attention = make_backend(name, shape, model_config.num_heads, model_config.head_dim**-0.5)
             self.num_host_blocks = config.host_kv_memory // block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds

@@ -57,10 +57,16 @@ class Sampled:
 
 
 class Sampler:
-    """Chooses the next tokens of sequences, and keeps what it must remember of each, for as long as it lives."""
+    """Chooses the next tokens of sequences, and keeps what it must remember of each, for as long as it lives.
 
-    def __init__(self, eos_token_ids: Collection[int]) -> None:
+    Args:
+        eos_token_ids: what `min_tokens` forbids.
+        at_once: rows to work on at once, if not as many as are fast. In one row the threads cut a sum in one way only.
+    """
+
+    def __init__(self, eos_token_ids: Collection[int], *, at_once: int | None = None) -> None:
         self._eos = tuple(eos_token_ids)
+        self._at_once = at_once
         self._edits: WeakKeyDictionary[EngineSequence, LogitEdits] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
@@ -73,7 +79,7 @@ class Sampler:
             SampleRow(seq.params, seq.seed, position, self._edits_of(seq, logits.shape[-1]))
             for seq, position in zip(seqs, positions, strict=True)
         ]
-        tokens = sample(logits, rows)
+        tokens = sample(logits, rows, self._at_once)
         asked = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
         if not asked:
             return Sampled(tokens)
@@ -99,15 +105,16 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(raw, "little") >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], at_once: int | None = None) -> torch.Tensor:
     """One token for each row: int64 [len(rows)], on the logits' device. The logits stay as they are.
 
     Args:
         logits: [len(rows), vocab].
+        at_once: as in `Sampler`.
     """
     if all(row.greedy and row.edits is None for row in rows):
         return _argmax(logits)
-    step = rows_at_once(logits.shape[-1], logits.device)
+    step = at_once or rows_at_once(logits.shape[-1], logits.device)
     parts = [_choose(logits[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
