@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.sampler import SampleRow, _invert, _nucleus, sample, uniform
+from inference_worker.engine.sampler import SampleRow, _invert, _least_of_all, _least_of_top, _nucleus, sample, uniform
 
 DRAWS = 20_000
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])
@@ -65,6 +65,13 @@ def test_it_counts_so_beside_a_larger_top_k() -> None:
     found = [choose(logits, [SampleRow(p, 7, position) for p in params]) for position in range(300)]
     assert {tokens[0] for tokens in found} == {0, 2}
     assert {tokens[1] for tokens in found} == {0, 2, 3, 4}
+
+
+def test_a_share_reached_exactly_is_reached() -> None:
+    weights = torch.tensor([[0.25, 0.5, 0.125, 0.125]])
+    assert _least_of_top(weights, [4], [0.5]).tolist() == [0.5]
+    assert _least_of_top(weights, [4], [0.75]).tolist() == [0.25]
+    assert _least_of_all(weights, torch.tensor([0.75], dtype=torch.float64)).tolist() == [0.25]
 
 
 def test_a_large_top_k_keeps_as_many() -> None:

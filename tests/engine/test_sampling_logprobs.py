@@ -13,6 +13,7 @@ from inference_worker.engine.config import EngineConfig
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.logprobs import prompt_logprobs, rank_tokens
 from inference_worker.engine.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
+from inference_worker.engine.sampler import Sampler
 from inference_worker.engine.scheduler import ScheduledSequence
 from inference_worker.engine.sequence import Sequence
 from tests.engine.fakes import run, tokens_of
@@ -49,6 +50,17 @@ def test_among_equals_each_has_the_best_rank() -> None:
 def test_more_than_the_vocabulary_is_all_of_it() -> None:
     [entry] = rank_tokens(torch.randn(1, 5), torch.tensor([3]), [20]).read()
     assert len(entry.top) == 5
+
+
+def test_they_go_to_those_that_asked() -> None:
+    seqs = [Sequence(Request("x", [1], SamplingParams(temperature=0, logprobs=n)), None) for n in (None, 2, None, 0)]
+    logits = torch.randn(4, 50)
+    tokens, logprobs = Sampler(()).sample(logits, seqs, [1] * 4).read()
+    assert tokens == logits.argmax(-1).tolist()
+    assert {place: (entry.token_id, len(entry.top)) for place, entry in logprobs.items()} == {
+        1: (tokens[1], 2),
+        3: (tokens[3], 0),
+    }
 
 
 def scheduled(prompt: list[int], start: int, count: int, **params: Any) -> ScheduledSequence:
