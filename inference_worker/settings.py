@@ -111,6 +111,12 @@ class WorkerSettings(SharedSettings):
     threads: int = env.env(
         "MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
     )
+    batch_invariant: bool = env.env(
+        "MILLRACE_BATCH_INVARIANT",
+        env.boolean,
+        default="false",
+        help="whether an answer must be the same, bit for bit, whatever else is in the batch; about half as fast",
+    )
     drain_seconds: int = env.env(
         "MILLRACE_DRAIN_SECONDS",
         env.integer(0, 3600),

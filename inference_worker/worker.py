@@ -136,6 +136,7 @@ class Worker:
             block_size=settings.block_size,
             kv_memory=settings.kv_memory,
             threads=settings.threads,
+            batch_invariant=settings.batch_invariant,
         )
 
     def _heartbeat(self, beat: int) -> Heartbeat:
