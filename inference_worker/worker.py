@@ -149,14 +149,9 @@ class Worker:
             running=stats.num_running,
             waiting=stats.num_waiting,
             max_batch=self.settings.max_batch,
-            steps=stats.steps,
-            batched_sequences=stats.batched_sequences,
-            prompt_tokens=stats.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
-            output_tokens=stats.output_tokens,
-            preemptions=stats.preemptions,
             kv_blocks=stats.kv_blocks,
             kv_blocks_used=stats.kv_blocks_used,
+            metrics=self.engine.metrics(),
         )
 
     def _on_broken(self) -> None:

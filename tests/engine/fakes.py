@@ -135,7 +135,7 @@ def fake_engine(
     *,
     block_size: int = 16,
     choose: Callable[[Sequence], int] = counting,
-    clock: Clock | None = None,
+    clock: Callable[[], float] | None = None,
     runner: FakeRunner | None = None,
     **settings: float,
 ) -> tuple[LLMEngine, FakeRunner]:

@@ -46,7 +46,7 @@ def make_job(request_id: str = "req_1", seconds: float = 60) -> Job:
 
 
 def heartbeat(beat: int) -> bytes:
-    return encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 0, 0, 0, 0, 0, 0, 10, 0))
+    return encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0))
 
 
 async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) -> None:
