@@ -12,8 +12,9 @@ from urllib.parse import parse_qsl
 from inference_worker import env
 from inference_worker.engine.config import DeviceName, DTypeName
 
-MODEL_OPTIONS = ("dtype",)
+MODEL_OPTIONS = ("dtype", "max_model_len")
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float32")
+_max_model_len = env.integer(16, 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class ModelSpec:
     name: str
     source: str  # "embedded", a Hugging Face directory or a .gguf file
     dtype: DTypeName
+    max_model_len: int | None = None  # tokens, prompt and answer together; None: the model's own limit
 
 
 def parse_models(text: str) -> tuple[ModelSpec, ...]:
-    """Parse `name=source[?dtype=…]`, comma-separated."""
+    """Parse `name=source[?dtype=…&max_model_len=…]`, comma-separated."""
     specs: list[ModelSpec] = []
     for part in env.words(text):
         name, equals, target = part.partition("=")
@@ -38,7 +40,8 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
             raise ValueError(f"{name!r}: a model's name is 1 to 64 of a-z 0-9 . _ - and starts with a letter or digit")
         if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
             raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
-        specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto"))))
+        longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
+        specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto")), longest))
     if not specs:
         raise ValueError("want at least one model")
     if len({spec.name for spec in specs}) < len(specs):
@@ -62,8 +65,8 @@ class SharedSettings:
         "MILLRACE_MODELS",
         parse_models,
         default="smollm2-135m=embedded",
-        help="models to serve: name=source[?dtype=auto|bfloat16|float32], comma-separated; a source is `embedded`,"
-        " a Hugging Face directory or a .gguf file",
+        help="models to serve: name=source[?dtype=auto|bfloat16|float32&max_model_len=tokens], comma-separated; a"
+        " source is `embedded`, a Hugging Face directory or a .gguf file",
     )
     request_seconds: int = env.env(
         "MILLRACE_REQUEST_SECONDS", env.integer(1, 86_400), default="600", help="hard deadline of a request, in seconds"

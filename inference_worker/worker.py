@@ -131,6 +131,7 @@ class Worker:
             model_dir=ensure_model(self.spec, settings.state_dir, None),
             device=settings.device,
             dtype=self.spec.dtype,
+            max_model_len=self.spec.max_model_len,
             max_batch=settings.max_batch,
             step_tokens=settings.step_tokens,
             block_size=settings.block_size,

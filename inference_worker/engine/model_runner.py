@@ -23,6 +23,7 @@ from inference_worker.engine.request import TokenLogprobs
 from inference_worker.engine.roofline import Roofline
 from inference_worker.engine.sampler import Sampled, Sampler
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
+from inference_worker.engine.sizing import size_kv_cache
 
 log = logging.getLogger(__name__)
 
@@ -84,16 +85,15 @@ class ModelRunner:
         )
         self.device = _device(config.device)
         self.dtype = _dtype(config.dtype, self.device)
+        sizing = size_kv_cache(config, model_config, max_model_len, self.dtype.itemsize)
+        log.info("KV cache: %s", sizing)
+        self.num_blocks = sizing.num_blocks
         if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
             torch.set_num_threads(config.threads)
         with torch.inference_mode():
             with Weights(config.model_dir, self.dtype, self.device) as weights:
                 self.model = load_model(model_config, weights, Layers(batch_invariant=config.batch_invariant))
             self._rope = Rope(model_config.rope, model_config.head_dim, max_model_len, self.device)
-            block_bytes = model_config.kv_values_per_token * config.block_size * self.dtype.itemsize
-            self.num_blocks = config.num_blocks or config.kv_memory // block_bytes
-            if self.num_blocks < 1:
-                raise ValueError(f"{config.kv_memory} bytes of KV cache hold no block; one takes {block_bytes}")
             shape = CacheShape(
                 num_layers=model_config.num_layers,
                 num_blocks=self.num_blocks + 1,  # block 0 is padding
@@ -105,17 +105,14 @@ class ModelRunner:
             )
             name = "invariant" if config.batch_invariant else config.attention
             self.attention = make_backend(name, shape, model_config.num_heads, model_config.head_dim**-0.5)
-            self.num_host_blocks = config.host_kv_memory // block_bytes
+            self.num_host_blocks = config.host_kv_memory // sizing.block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
         self.run_ahead = False
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
         size = self.dtype.itemsize
         self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
-        log.info(
-            "model ready on %s in %s, %d KV blocks of %d tokens, attention %s",
-            self.device, self.dtype, self.num_blocks, config.block_size, type(self.attention).__name__,
-        )  # fmt: skip
+        log.info("model ready on %s in %s, attention %s", self.device, self.dtype, type(self.attention).__name__)
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
         """Compute what was scheduled. On the CPU that is done when this returns: there is nothing to run ahead on."""
