@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from inference_worker import env
-from inference_worker.engine.config import DeviceName, DTypeName
+from inference_worker.engine.config import DeviceName, DTypeName, ProfileName
 
 MODEL_OPTIONS = ("dtype", "max_model_len")
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float32")
@@ -101,11 +101,29 @@ class WorkerSettings(SharedSettings):
     device: DeviceName = env.env(
         "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
     )
+    profile: ProfileName = env.env(
+        "MILLRACE_PROFILE",
+        env.choice("latency", "balanced", "throughput"),
+        default="balanced",
+        help="what the engine's steps are tuned for: latency, balanced or throughput",
+    )
     max_batch: int = env.env(
-        "MILLRACE_MAX_BATCH", env.integer(1, 4096), default="64", help="most requests in one step of the engine"
+        "MILLRACE_MAX_BATCH",
+        env.integer(0, 4096),
+        default="0",
+        help="most requests in one step of the engine; 0: the profile's",
     )
     step_tokens: int = env.env(
-        "MILLRACE_STEP_TOKENS", env.integer(16, 65_536), default="512", help="most tokens in one step of the engine"
+        "MILLRACE_STEP_TOKENS",
+        env.integer(0, 65_536),
+        default="0",
+        help="most tokens in one step of the engine, at least as many as requests; 0: the profile's",
+    )
+    long_prompt_tokens: int = env.env(
+        "MILLRACE_LONG_PROMPT_TOKENS",
+        env.integer(0, 65_536),
+        default="0",
+        help="most tokens of one prompt in a step, so that those of others and running answers go on; 0: the profile's",
     )
     block_size: int = env.env(
         "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"

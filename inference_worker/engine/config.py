@@ -11,6 +11,7 @@ MAX_JSON_BYTES = 16 << 20
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "bfloat16", "float32"]
+ProfileName = Literal["latency", "balanced", "throughput"]
 
 
 class ModelError(Exception):
@@ -67,6 +68,22 @@ class ModelConfig:
         raw = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         return _parse(raw, read_json(generation) if generation.exists() else {}, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a worker is tuned for: fields as in `EngineConfig`."""
+
+    step_tokens: int
+    long_prompt_tokens: int
+    max_batch: int
+
+
+PROFILES: dict[ProfileName, Profile] = {
+    "latency": Profile(step_tokens=128, long_prompt_tokens=96, max_batch=32),
+    "balanced": Profile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
+    "throughput": Profile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
+}
 
 
 @dataclass(frozen=True, slots=True)
