@@ -54,7 +54,8 @@ def require_equal_rows(function: Callable[[torch.Tensor], torch.Tensor], row: to
     """
     result = function(row.expand(TILE_ROWS, -1).contiguous())
     if not torch.equal(result, result[:1].expand_as(result)):
-        raise RuntimeError("batch-invariant mode: equal rows of one matrix product differ on this machine")
+        shape = f"[{TILE_ROWS}, {row.shape[0]}] × [{row.shape[0]}, {result.shape[1]}]"
+        raise RuntimeError(f"not batch-invariant on this machine: equal rows of a product {shape} differ")
 
 
 def each(function: Callable[[torch.Tensor], object], x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from inference_worker.engine import sampler
-from inference_worker.engine.attention import CacheShape, StepMetadata
-from inference_worker.engine.config import EngineConfig
+from inference_worker.engine.attention import AttentionBackend, CacheShape, ReferenceBackend, StepMetadata
+from inference_worker.engine.config import DTypeName, EngineConfig
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.invariant_attention import InvariantBackend
-from inference_worker.engine.layers import InvariantLinear, InvariantRMSNorm, Layers, Linear, RMSNorm
+from inference_worker.engine.layers import InvariantLinear, Layers, Linear
 from inference_worker.engine.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
 from inference_worker.engine.sampler import Sampled, Sampler
 from inference_worker.engine.sequence import Sequence as EngineSequence
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.timeout(600)
 
 NEW = 24
 DTYPES = [torch.float32, torch.bfloat16]
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=50, deadline=None)
 
 
 # The whole engine
@@ -54,7 +55,7 @@ class Alone:
     """The probes' answers, each by itself in an otherwise idle engine."""
 
     llm: LLMEngine
-    dtype: str
+    dtype: DTypeName
     traces: dict[str, Trace]
 
 
@@ -81,6 +82,15 @@ def company(golden: list[Golden]) -> list[Request]:
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    """One, unless a test says otherwise: others' work on the same cores makes several wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def alone(request: pytest.FixtureRequest, probes: list[Request], model_dir: Path) -> Alone:
     llm = engine(model_dir, request.param)
@@ -91,7 +101,7 @@ def alone(request: pytest.FixtureRequest, probes: list[Request], model_dir: Path
     return Alone(llm, request.param, traces)
 
 
-def engine(model_dir: Path, dtype: str, **changes: int) -> LLMEngine:
+def engine(model_dir: Path, dtype: DTypeName, **changes: int) -> LLMEngine:
     given = {"max_batch": 32, "block_size": 16, "num_blocks": 600, **changes}
     return LLMEngine(EngineConfig(model_dir, device="cpu", dtype=dtype, batch_invariant=True, **given))  # type: ignore[arg-type]
 
@@ -187,47 +197,71 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(dtype)
 
 
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got, wanted, atol=1e-3, rtol=1e-5 if got.dtype == torch.float32 else 0.02)
+
+
+def assert_rows_alone(function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> None:
+    """What `function` makes of some of the rows, in any order, it makes of them among the others."""
+    count = len(rows[0])
+    chosen = torch.randperm(count)[: random.randint(1, count)]
+    assert torch.equal(function(*rows)[chosen], function(*(x[chosen] for x in rows)))
+
+
 @few
 @given(
-    st.integers(1, 300), st.integers(1, 200), st.integers(2, 70), st.sampled_from(DTYPES), st.booleans(), st.booleans()
+    st.integers(1, 300), st.integers(16, 200), st.integers(2, 70), st.sampled_from(DTYPES), st.booleans(), st.booleans()
 )
 def test_a_row_of_a_product_does_not_depend_on_the_others(
     inputs: int, outputs: int, rows: int, dtype: torch.dtype, packed: bool, biased: bool
 ) -> None:
+    # With fewer outputs, and unpacked, some machines' products depend on a row's place: such layers are refused.
     weight, bias = randn(outputs, inputs, dtype=dtype), randn(outputs, dtype=dtype) if biased else None
     linear, plain = InvariantLinear(weight, bias, pack=packed), Linear(weight, bias, pack=packed)
     x, other = randn(rows, inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
-    torch.testing.assert_close(linear(x), plain(x))
-    torch.testing.assert_close(linear.add(x, other), plain.add(x, other))
-    chosen = torch.randperm(rows)[: random.randint(1, rows)]
-    assert torch.equal(linear(x)[chosen], linear(x[chosen]))
-    assert torch.equal(linear.add(x, other)[chosen], linear.add(x[chosen], other[chosen]))
+    assert_near(linear(x), plain(x))
+    assert_near(linear.add(x, other), plain.add(x, other))
+    assert_rows_alone(linear, x)
+    assert_rows_alone(linear.add, x, other)
 
 
 @few
-@given(st.integers(1, 700), st.integers(2, 70), st.sampled_from(DTYPES))
-def test_a_row_normalised_or_gated_does_not_depend_on_the_others(width: int, rows: int, dtype: torch.dtype) -> None:
-    norm, plain = (cls(randn(width, dtype=dtype), 1e-5) for cls in (InvariantRMSNorm, RMSNorm))
+@given(st.integers(1, 3000), st.integers(2, 70), st.sampled_from(DTYPES), st.sampled_from([1, 3]))
+def test_a_row_normalised_or_gated_does_not_depend_on_the_others(
+    width: int, rows: int, dtype: torch.dtype, threads: int
+) -> None:
+    weight, x, pairs = (randn(*shape, dtype=dtype) for shape in ((width,), (rows, width), (rows, 2 * width)))
     ours, theirs = Layers(batch_invariant=True), Layers()
-    plain.weight = norm.weight
-    x, pairs = randn(rows, width, dtype=dtype), randn(rows, 2 * width, dtype=dtype)
-    torch.testing.assert_close(norm(x), plain(x))
-    torch.testing.assert_close(ours.silu_mul(pairs), theirs.silu_mul(pairs))
-    chosen = torch.randperm(rows)[: random.randint(1, rows)]
-    assert torch.equal(norm(x)[chosen], norm(x[chosen]))
-    assert torch.equal(ours.silu_mul(pairs)[chosen], ours.silu_mul(pairs[chosen]))
+    with on_threads(threads):
+        assert_near(ours.norm(weight, 1e-5)(x), theirs.norm(weight, 1e-5)(x))
+        assert_near(ours.silu_mul(pairs), theirs.silu_mul(pairs))
+        assert_rows_alone(ours.norm(weight, 1e-5), x)
+        assert_rows_alone(ours.silu_mul, pairs)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("function", [torch.exp_, torch.sigmoid_])
-def test_an_element_does_not_depend_on_its_place(function: object) -> None:
-    # Long enough that a scalar loop somewhere, or at a thread's end, would round a few of them in another way.
+def test_an_element_does_not_depend_on_its_place(
+    function: Callable[[torch.Tensor], torch.Tensor], threads: int
+) -> None:
+    # So many that a scalar loop, at the end of a row or of a thread's share, would round some in another way.
     x = randn(200_000)
-    whole = invariant.each(function, x)  # type: ignore[arg-type]
-    torch.testing.assert_close(whole, function(x.clone()))  # type: ignore[operator]
-    for start in (1, 7, 33, 100, 65_551):
-        assert torch.equal(whole[start:], invariant.each(function, x[start:]))  # type: ignore[arg-type]
-    for row in range(0, 200_000, 250):
-        assert torch.equal(whole[row : row + 250], invariant.each(function, x[row : row + 250]))  # type: ignore[arg-type]
+    with on_threads(threads):
+        whole = invariant.each(function, x)
+        assert_near(whole, function(x.clone()))
+        for start in (1, 7, 33, 100, 65_551):
+            assert torch.equal(whole[start:], invariant.each(function, x[start:]))
+        for start in range(0, len(x), 250):
+            assert torch.equal(whole[start : start + 250], invariant.each(function, x[start : start + 250]))
 
 
 @given(st.integers(1, 300))
@@ -239,8 +273,7 @@ def test_a_tree_of_additions_adds_up(width: int) -> None:
 
 def test_a_machine_on_which_the_place_matters_is_refused() -> None:
     places = torch.arange(invariant.TILE_ROWS)[:, None] / 1e6
-
-    with pytest.raises(RuntimeError, match="batch-invariant"):
+    with pytest.raises(RuntimeError, match="not batch-invariant"):
         invariant.require_equal_rows(lambda x: x + places, randn(8))
     invariant.require_equal_rows(lambda x: x + 1, randn(8))
 
@@ -253,8 +286,14 @@ def test_another_attention_backend_is_refused() -> None:
 class Pages:
     """Sequences in random pages of a backend, computed in any steps; the results by sequence."""
 
-    def __init__(self, shape: CacheShape, heads: int, inputs: Sequence[torch.Tensor]) -> None:
-        self.backend = InvariantBackend(shape, heads, 0.3)
+    def __init__(
+        self,
+        shape: CacheShape,
+        heads: int,
+        inputs: Sequence[torch.Tensor],
+        backend: type[AttentionBackend] = InvariantBackend,
+    ) -> None:
+        self.backend = backend(shape, heads, 0.3)
         self.shape = shape
         self.inputs = inputs
         free = random.sample(range(1, shape.num_blocks), shape.num_blocks - 1)
@@ -295,7 +334,7 @@ class Pages:
         return torch.cat(self.results[index])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 4),
     st.integers(1, 4),
@@ -316,11 +355,16 @@ def test_attention_does_not_depend_on_chunks_or_neighbours(
         some = random.sample(left, random.randint(1, len(left)))
         together.step({i: random.randint(1, min(90, lengths[i] - together.done[i])) for i in some})
     for i, length in enumerate(lengths[:3]):
-        whole, single = Pages(shape, heads, inputs[i : i + 1]), Pages(shape, heads, inputs[i : i + 1])
-        whole.step({0: length})
-        for _ in range(length):
-            single.step({0: 1})
-        assert torch.equal(whole.result(0), single.result(0))
+        whole, decoded, oracle = (
+            Pages(shape, heads, inputs[i : i + 1], cls)
+            for cls in (InvariantBackend, InvariantBackend, ReferenceBackend)
+        )
+        for pages, prompt in ((whole, length), (decoded, max(1, length - 20)), (oracle, length)):
+            pages.step({0: prompt})
+            for _ in range(prompt, length):
+                pages.step({0: 1})
+        assert_near(whole.result(0), oracle.result(0))
+        assert torch.equal(whole.result(0), decoded.result(0))
         assert torch.equal(whole.result(0), together.result(i))
 
 
