@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from inference_worker.engine.config import EngineConfig
 from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.request import Request, SamplingParams
 from inference_worker.engine.scheduler import SchedulerOutput
 from inference_worker.engine.sequence import Sequence
@@ -194,9 +195,10 @@ class Replay:
     sequences: int = 0  # in all steps together
     held_blocks: int = 0  # after each step, summed
     held_tokens: int = 0  # computed ones in those blocks, summed
-    schedule_seconds: float = 0.0
-    output_seconds: float = 0.0
-    seconds: float = 0.0  # all that the engine took, submission counted
+    submit_seconds: float = 0.0
+    step_seconds: float = 0.0  # of the engine itself: the made-up model's time is not counted
+    schedule_seconds: float = 0.0  # of these
+    output_seconds: float = 0.0  # of these
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -206,6 +208,20 @@ class Replay:
     def waste(self, block_size: int) -> float:
         """Share of the memory of held blocks that holds no token. Meaningful where requests share no block."""
         return 1 - self.held_tokens / (self.held_blocks * block_size)
+
+
+class TimedRunner(FakeRunner):
+    """Knows how long it took, so that it need not be counted."""
+
+    seconds = 0.0
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        started = time.perf_counter()
+        self.steps.clear()
+        try:
+            return super().launch(output)
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 class Replayer:
@@ -222,7 +238,7 @@ class Replayer:
     def __init__(self, num_blocks: int, block_size: int, **settings: Any) -> None:
         self._answers: dict[str, list[int]] = {}
         self._now = 0.0
-        self.runner = FakeRunner(num_blocks, self._choose)
+        self.runner = TimedRunner(num_blocks, self._choose)
         self.runner.during = self._note
         config = EngineConfig(Path(), block_size=block_size, **settings)
         model = replace(TINY, vocab_size=VOCAB, max_model_len=1 << 20, eos_token_ids=())
@@ -246,9 +262,8 @@ class Replayer:
                 break
             started = time.perf_counter()
             outputs = engine.step()
-            result.seconds += time.perf_counter() - started
+            result.step_seconds += time.perf_counter() - started
             on_step(engine)
-            self.runner.steps.clear()
             for output in outputs:
                 if output.finished:
                     if output.error is not None:
@@ -273,7 +288,7 @@ class Replayer:
         params = SamplingParams(max_tokens=len(turn.answer), temperature=0, ignore_eos=True)
         started = time.perf_counter()
         self.engine.add_request(Request(name, turn.prompt, params, arrival=self._now))
-        result.seconds += time.perf_counter() - started
+        result.submit_seconds += time.perf_counter() - started
         under_way[name] = turns
 
     def _choose(self, seq: Sequence) -> int:
@@ -285,6 +300,7 @@ class Replayer:
 
     def _conclude(self) -> None:
         stats, result = self.engine.stats(), self.replay
+        result.step_seconds -= self.runner.seconds
         result.steps, result.sequences = stats.steps, stats.batched_sequences
         result.output_tokens, result.preemptions = stats.output_tokens, stats.preemptions
         # Each answer's last token is never computed.
