@@ -3,15 +3,18 @@
     python -m benchmarks.replay
     python -m benchmarks.replay --requests 1500 --sections hits,waste
 
-Four sections, printed as one table each:
+Five sections, printed as one table each:
 hits      the Mooncake chat trace at its block size of 512: share of the prompt tokens read from the prefix cache, for
           several pools, beside what a plain LRU cache of that size gives when it serves one request after the other,
           and beside a cache without bounds
 agent     tau-bench conversations in the embedded model's tokens, a request for each of the agent's turns: the same
 waste     share of the held KV memory without a token in it, on the lengths of the Azure conversation trace
+tenants   what it costs to share the engine: the Azure requests as those of one tenant and of several equal ones, with
+          ample and with scarce memory; a preempted request's prompt is computed again as far as it is not cached
 overhead  microseconds of the engine's own Python for each sequence in a step, and for each step, by batch size
 
-Hits and waste depend on nothing but the code. The overhead is the machine's: compare it within one run only.
+Counts of tokens, blocks and preemptions depend on nothing but the code. Microseconds are the machine's: compare them
+within one run only.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", type=names, default=[*SECTIONS], help="hits,agent,waste,overhead (default all)")
+    parser.add_argument("--sections", type=names, default=[*SECTIONS], help=f"{','.join(SECTIONS)} (default all)")
     parser.add_argument("--requests", type=int, help="of the Mooncake trace (default all 5,606)")
     parser.add_argument("--pools", type=numbers, default=[1_000, 3_000, 10_000, 30_000, AMPLE], help="KV blocks of 512")
     parser.add_argument("--window", type=int, default=4, help="Mooncake requests under way at once (default 4)")
@@ -119,6 +122,27 @@ def waste(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     return ("block size", "requests", "mean batch", "waste"), rows()
 
 
+def tenants(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
+    lengths = azure()[:: options.every]
+
+    def rows() -> Iterator[Row]:
+        for num_blocks in (30_000, 2_000):
+            for count, window in ((1, 96), (10, 96), (100, 300)):
+                replayer = Replayer(num_blocks, 32, max_batch=64, step_tokens=2048)
+                result = play(replayer, unrelated(lengths, count), window, f"{count} tenants")
+                yield (
+                    f"{num_blocks:,}", str(count), str(window), f"{result.sequences / result.steps:.1f}",
+                    f"{result.preemptions:,}", f"{result.computed_tokens / result.prompt_tokens:.3f}",
+                    f"{result.schedule_seconds / result.steps * 1e6:,.0f}",
+                )  # fmt: skip
+
+    header = (
+        "blocks of 32", "tenants", "under way", "mean batch", "preemptions", "computed/prompt tokens",
+        "scheduling, µs/step",
+    )  # fmt: skip
+    return header, rows()
+
+
 def overhead(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for batch in options.batches:
@@ -141,6 +165,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], tuple[Row, Iterable[Row]]]] =
     "hits": hits,
     "agent": agent,
     "waste": waste,
+    "tenants": tenants,
     "overhead": overhead,
 }
 

@@ -38,6 +38,7 @@ class Turn:
     prompt: list[int]
     answer: list[int]
     arrival: float = 0.0  # seconds
+    tenant: str = ""
 
 
 Conversation = Iterable[Turn]  # each turn is sent when the one before it has been answered
@@ -71,10 +72,12 @@ def azure() -> list[Lengths]:
         return [Lengths(int(row["context_tokens"]), int(row["generated_tokens"])) for row in csv.DictReader(file)]
 
 
-def unrelated(lengths: Iterable[Lengths]) -> Iterator[Conversation]:
-    """Requests of these lengths whose prompts have nothing in common: each begins with a token of its own."""
+def unrelated(lengths: Iterable[Lengths], tenants: int = 1) -> Iterator[Conversation]:
+    """Requests of these lengths, of so many tenants in turn, whose prompts have nothing in common: each begins with a
+    token of its own."""
     for number, (prompt, output) in enumerate(lengths):
-        yield [Turn([number, *[ANSWER - 1] * (prompt - 1)], [ANSWER] * output)]
+        tokens = [number, *[ANSWER - 1] * (prompt - 1)]
+        yield [Turn(tokens, [ANSWER] * output, tenant=str(number % tenants))]
 
 
 def taubench(tokenizer: Tokenizer, limit: int | None = None) -> list[list[Turn]]:
@@ -287,7 +290,7 @@ class Replayer:
         self._answers[name] = turn.answer
         params = SamplingParams(max_tokens=len(turn.answer), temperature=0, ignore_eos=True)
         started = time.perf_counter()
-        self.engine.add_request(Request(name, turn.prompt, params, arrival=self._now))
+        self.engine.add_request(Request(name, turn.prompt, params, arrival=self._now, tenant=turn.tenant))
         result.submit_seconds += time.perf_counter() - started
         under_way[name] = turns
 
