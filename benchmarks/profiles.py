@@ -5,8 +5,8 @@
 
 One engine at a time, in this process, without a platform around it. So many streams decode, each going on with a new
 short prompt when its answer is complete; beside them so many callers send prompts of 512 tokens, each the next one when
-its answer of 32 tokens is complete. No two prompts share a prefix. TTFT is of the long prompts, ITL of the streams,
-tokens/s of all. The profiles are measured in turn in each round, and the figures are medians over the rounds.
+its answer of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is of the long prompts, ITL of the
+streams, tokens/s of all. The profiles are measured in turn in each round, and the figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from inference_worker.engine.config import PROFILES, EngineConfig, ModelConfig, Profile
@@ -29,7 +30,7 @@ from inference_worker.engine.request import Request, SamplingParams
 from inference_worker.model_source import ensure_model
 from inference_worker.settings import ModelSpec
 
-LONG_PROMPT, LONG_ANSWER = 512, 32
+LONG_PROMPT, LONG_ANSWER = 512, (16, 48)  # tokens; lengths are drawn, so that callers do not march in step
 SHORT_PROMPT, SHORT_ANSWER = 32, 128
 
 
@@ -43,9 +44,9 @@ class Round:
     seconds: float = 0.0
 
     def figures(self) -> tuple[float, ...]:
-        """TTFT p50 and p95, ITL p50 and p95 in milliseconds; tokens a second."""
-        of_ttft, of_gaps = (statistics.quantiles(times, n=20) for times in (self.ttft, self.gaps))
-        times = (of_ttft[9], of_ttft[18], of_gaps[9], of_gaps[18])
+        """TTFT p50 and p95, ITL p50, p95 and p99 in milliseconds; tokens a second."""
+        of_ttft, of_gaps = (statistics.quantiles(times, n=100, method="inclusive") for times in (self.ttft, self.gaps))
+        times = (of_ttft[49], of_ttft[94], of_gaps[49], of_gaps[94], of_gaps[98])
         return (*(1e3 * value for value in times), self.tokens / self.seconds)
 
 
@@ -62,7 +63,7 @@ class Load:
         for _ in range(streams):
             self._send("stream", SHORT_PROMPT, draw.randint(1, SHORT_ANSWER))  # so that they do not end together
         for _ in range(senders):
-            self._send("long", LONG_PROMPT, LONG_ANSWER)
+            self._send("long", LONG_PROMPT, self._draw.randint(*LONG_ANSWER))
 
     def run(self, prompts: int) -> Round:
         """Step until so many long prompts have their first token; those sent at the start are not counted."""
@@ -78,7 +79,7 @@ class Load:
                     if name.startswith("stream"):
                         self._send("stream", SHORT_PROMPT, SHORT_ANSWER)
                     else:
-                        self._send("long", LONG_PROMPT, LONG_ANSWER)
+                        self._send("long", LONG_PROMPT, self._draw.randint(*LONG_ANSWER))
             if len(self.found.ttft) < ignored:  # the start is no steady state
                 self.found.gaps.clear()
                 self.found.tokens, started = 0, now
@@ -105,48 +106,59 @@ class Load:
         self._fresh.add(name)
 
 
+def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
+    """The embedded model, loaded once for all profiles: they differ in their schedulers alone."""
+    with tempfile.TemporaryDirectory() as state:
+        model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
+        config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
+        model = ModelConfig.from_dir(model_dir)
+        return config, model, ModelRunner(config, model, model.max_model_len)
+
+
+def measure(profiles: dict[str, Profile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
+    """The profiles in turn, round by round; interrupted, those rounds that all have had."""
+    config, model, runner = prepare(wanted.threads)
+    done: dict[str, list[Round]] = {name: [] for name in profiles}
+    with suppress(KeyboardInterrupt):
+        for number in range(wanted.rounds):
+            this: dict[str, Round] = {}
+            for name, profile in profiles.items():
+                engine = LLMEngine(replace(config, **asdict(profile)), runner=runner, model_config=model)
+                draw = random.Random(number)  # noqa: S311 (prompts, not secrets)
+                this[name] = Load(engine, draw, wanted.streams, wanted.senders).run(wanted.prompts)
+            for name, found in this.items():
+                done[name].append(found)
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=16, help="long prompts counted in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--prompts", type=int, default=8, help="long prompts counted in a round")
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--senders", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
+    parser.add_argument("--only", action="store_true", help="no profiles but those added")
     wanted = parser.parse_args()
-    profiles: dict[str, Profile] = dict(PROFILES)
+    profiles: dict[str, Profile] = {} if wanted.only else dict(PROFILES)
     for text in wanted.add:
         name, _, figures = text.partition("=")
         profiles[name] = Profile(*map(int, figures.split(",")))
     logging.disable(logging.INFO)
-    with tempfile.TemporaryDirectory() as state:
-        model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
-        base = EngineConfig(model_dir, threads=wanted.threads, measure_peaks=False)
-        model = ModelConfig.from_dir(model_dir)
-        runner = ModelRunner(base, model, model.max_model_len)
-    rounds: dict[str, list[Round]] = {name: [] for name in profiles}
-    for number in range(wanted.rounds):
-        for name, profile in profiles.items():
-            config = replace(
-                base,
-                step_tokens=profile.step_tokens,
-                long_prompt_tokens=profile.long_prompt_tokens,
-                max_batch=profile.max_batch,
-            )
-            engine = LLMEngine(config, runner=runner, model_config=model)
-            draw = random.Random(number)  # noqa: S311 (prompts, not secrets)
-            rounds[name].append(Load(engine, draw, wanted.streams, wanted.senders).run(wanted.prompts))
-    sys.stdout.write(f"{wanted.streams} streams, {wanted.senders} senders of prompts of {LONG_PROMPT}; milliseconds\n")
+    rounds = measure(profiles, wanted)
     sys.stdout.write(
-        f"{'profile':<12}{'step':>6}{'chunk':>6}{'batch':>6}{'TTFT p50':>10}{'p95':>8}{'ITL p50':>9}{'p95':>7}"
+        f"{wanted.streams} streams, {wanted.senders} senders of prompts of {LONG_PROMPT}; milliseconds;"
+        f" medians of {len(next(iter(rounds.values())))} rounds\n"
+        f"{'profile':<12}{'step':>6}{'chunk':>6}{'batch':>6}"
+        f"{'TTFT p50':>10}{'p95':>8}{'ITL p50':>9}{'p95':>7}{'p99':>7}{'tokens/s':>10}\n"
     )
-    sys.stdout.write(f"{'tokens/s':>10}\n")
     for name, profile in profiles.items():
-        figures = zip(*(one.figures() for one in rounds[name]), strict=True)
-        ttft50, ttft95, itl50, itl95, rate = map(statistics.median, figures)
+        figures = zip(*(found.figures() for found in rounds[name]), strict=True)
+        ttft50, ttft95, itl50, itl95, itl99, rate = map(statistics.median, figures)
         sys.stdout.write(
             f"{name:<12}{profile.step_tokens:>6}{profile.long_prompt_tokens:>6}{profile.max_batch:>6}"
-            f"{ttft50:>10.0f}{ttft95:>8.0f}{itl50:>9.1f}{itl95:>7.1f}{rate:>10.1f}\n"
+            f"{ttft50:>10.0f}{ttft95:>8.0f}{itl50:>9.1f}{itl95:>7.1f}{itl99:>7.1f}{rate:>10.1f}\n"
         )
 
 

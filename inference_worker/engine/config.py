@@ -80,7 +80,7 @@ class Profile:
 
 
 PROFILES: dict[ProfileName, Profile] = {
-    "latency": Profile(step_tokens=128, long_prompt_tokens=96, max_batch=32),
+    "latency": Profile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
     "balanced": Profile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
     "throughput": Profile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
 }
