@@ -43,6 +43,7 @@ def choose_victims(
     *,
     needs_slot: bool,
     shortage: int,
+    wanted: Collection[int],
     running: Items[Sequence],
     taken: Collection[Sequence],
     tenants: Tenants,
@@ -54,12 +55,13 @@ def choose_victims(
     Args:
         needs_slot: whether the batch is full.
         shortage: blocks it lacks.
+        wanted: blocks it will hold because they are cached: when others let go of them nothing is gained.
         taken: of the running, those in this step's batch already, who must stay.
     """
     holdings = _Holdings(running, _entitlements(tenants), max_batch, cache.pool.num_blocks)
     mine = tenants[seq.request.tenant]
     under_share = holdings.is_under(mine.name, cache.num_blocks_for(seq.num_tokens))
-    left, victims = [s for s in running if s not in taken], list[Sequence]()
+    left, victims = [s for s in running if s not in taken and s.group is not seq.group], list[Sequence]()
     while shortage > 0 or needs_slot:
         lower = [s for s in left if s.rank > seq.rank]
         if not lower and under_share:
@@ -75,7 +77,8 @@ def choose_victims(
         victims.append(victim)
         holdings.give_back(victim)
         # A block others hold as well is not freed. One that runs less is one spare block less.
-        shortage -= sum(cache.pool.references(block_id) == 1 for block_id in victim.block_ids) + 1
+        own = (block_id for block_id in victim.block_ids if block_id not in wanted)
+        shortage -= sum(cache.pool.references(block_id) == 1 for block_id in own) + 1
         needs_slot = False
     return victims
 

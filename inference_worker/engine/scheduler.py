@@ -179,7 +179,7 @@ class Scheduler:
 
     def _claim(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
         """Let `seq` begin at the expense of others, if it lacks room and has a claim to theirs; the tokens it got."""
-        way = self._way_in(seq)
+        way = self._way_in(seq, output)
         if way is None:
             return 0
         lacking = self._shortage(seq, way)
@@ -190,6 +190,7 @@ class Scheduler:
             seq,
             needs_slot=needs_slot,
             shortage=lacking,
+            wanted=set(way.block_ids),
             running=self.running,
             taken={s.seq for s in output.scheduled},
             tenants=self.tenants,
@@ -261,7 +262,7 @@ class Scheduler:
         for seq in self.waiting.in_order(now, batch):
             if used == budget or len(self.running) >= self.max_batch:
                 return used, True
-            way = self._way_in(seq)
+            way = self._way_in(seq, output)
             if way is None or self._is_long_too_many(seq):
                 continue  # those behind it need not wait with it
             if self._shortage(seq, way) <= 0:
@@ -278,16 +279,15 @@ class Scheduler:
         under_way = sum(s.num_missing_tokens > max(1, self.long_prompt_tokens) for s in self.running)
         return under_way >= self.max_long_prompts
 
-    def _way_in(self, seq: Sequence) -> PrefixHit | Sequence | None:
+    def _way_in(self, seq: Sequence, output: SchedulerOutput) -> PrefixHit | Sequence | None:
         """How a waiting sequence may begin: by what is cached, or by its sibling's blocks. None: not yet."""
         if seq.num_in_flight:
             return None  # preempted while a step computed it: that step's token is not known yet
         first = seq.group.sequences[0]
         if seq.index and not seq.preemptions and first.status is not Status.FINISHED:
-            # The first of `n` answers computes the prompt for all; they begin when it has its first token.
-            if first.num_output_tokens and first.status is Status.RUNNING:
-                return first
-            return None
+            # The first of `n` answers computes the prompt for all; they begin in a step after those that did.
+            computed = next((s.start for s in output.scheduled if s.seq is first), first.num_computed_tokens)
+            return first if computed >= first.num_prompt_tokens else None
         hit = self.cache.lookup(seq)
         return None if hit.pending else hit
 

@@ -78,6 +78,7 @@ class MemoryRunner(FakeRunner):
         self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}
         self._sampled: dict[Sequence, int] = {}  # the token each request was given last
         self._queue: list[Callable[[], None]] = []
+        self.faults: list[str] = []  # what an engine survives as a failed step, and a test must not
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
@@ -115,7 +116,9 @@ class MemoryRunner(FakeRunner):
             block = self.blocks[table[position // self.block_size]]
             block[position % self.block_size] = tokens[position]
         held = [token for block_id in table for token in self.blocks[block_id]]
-        assert held[:end] == tokens[:end], f"{scheduled.seq} finds other tokens than its own"
+        if held[:end] != tokens[:end]:
+            self.faults.append(f"{scheduled.seq} finds other tokens than its own")
+            raise RuntimeError(self.faults[-1])
         if scheduled.samples:
             self._sampled[scheduled.seq] = 100 + (end - scheduled.seq.num_prompt_tokens) % 800
 
