@@ -194,6 +194,7 @@ def _engine_request(live: Live) -> Request:
         params=job.params,
         cache_salt=job.cache_salt,
         arrival=live.claimed_at,
+        tenant=str(job.envelope.tenant_id),
     )
 
 

@@ -104,6 +104,7 @@ class EngineConfig:
     num_blocks: int | None = None  # usable KV blocks, instead of counting them from kv_memory
     prefix_cache: bool = True
     host_kv_memory: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
+    run_ahead: bool | None = None  # launch a step before the one before has come back; None: on CUDA
     pin_share: float = 0.5  # share of the blocks that all tenants' pins together may take
     tenant_pin_share: float = 0.25  # and one tenant's
     measure_peaks: bool = True  # take a moment at start to see what the device does at most, for MFU

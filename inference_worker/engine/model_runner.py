@@ -23,6 +23,7 @@ from inference_worker.engine.request import TokenLogprobs
 from inference_worker.engine.roofline import Roofline
 from inference_worker.engine.sampler import Sampled, Sampler
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
+from inference_worker.engine.sequence import Sequence
 from inference_worker.engine.sizing import size_kv_cache
 
 log = logging.getLogger(__name__)
@@ -108,27 +109,49 @@ class ModelRunner:
             self.num_host_blocks = config.host_kv_memory // sizing.block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
-        self.run_ahead = False
+        self.run_ahead = self.device.type == "cuda" if config.run_ahead is None else config.run_ahead
+        self._last_tokens = torch.empty(0, dtype=torch.int64, device=self.device)  # that the last step sampled
+        self._last_places: dict[Sequence, int] = {}  # and whose they are
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
         size = self.dtype.itemsize
         self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
         log.info("model ready on %s in %s, attention %s", self.device, self.dtype, type(self.attention).__name__)
 
-    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
-        """Compute what was scheduled. On the CPU that is done when this returns: there is nothing to run ahead on."""
-        result = self.execute(output)
-        return lambda: result
-
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        """Compute what was scheduled."""
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        """Put the step on the device's queue; the answer waits for it and returns what it brought.
+
+        Nothing here waits for the device: tokens of the step before are taken where they lie, on the device. On the CPU
+        all is done when this returns.
+        """
         self._copies.run(output.operations)
         token_ids, metadata = self._inputs(output)
+        self._fill_in_flight(token_ids, output, metadata)
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
         prompts = prompt_logprobs(output.scheduled, hidden, self.model.logits, self._vocab_size)
-        tokens, logprobs = self._sample(output, hidden, metadata).read()
-        return StepResult(tokens, logprobs, {place: found.read() for place, found in prompts.items()})
+        sampled = self._sample(output, hidden, metadata)
+        self._last_tokens = sampled.tokens
+        self._last_places = {s.seq: i for i, s in enumerate(s for s in output.scheduled if s.samples)}
+
+        def wait() -> StepResult:
+            tokens, logprobs = sampled.read()
+            return StepResult(tokens, logprobs, {place: found.read() for place, found in prompts.items()})
+
+        return wait
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Compute what was scheduled, and wait for it."""
+        return self.launch(output)()
+
+    def _fill_in_flight(self, token_ids: torch.Tensor, output: SchedulerOutput, metadata: StepMetadata) -> None:
+        """Put the tokens that the step before brings in their places, which are their sequences' last."""
+        waiting = [i for i, s in enumerate(output.scheduled) if s.in_flight]
+        if waiting:
+            sources = [self._last_places[output.scheduled[i].seq] for i in waiting]
+            targets = metadata.query_start_loc[1:].index_select(0, self._to_device(np.array(waiting))) - 1
+            tokens = self._last_tokens.index_select(0, self._to_device(np.array(sources)))
+            token_ids.index_copy_(0, targets, tokens.to(token_ids.dtype))
 
     def _sample(self, output: SchedulerOutput, hidden: torch.Tensor, metadata: StepMetadata) -> Sampled:
         samples = [s for s in output.scheduled if s.samples]
@@ -182,6 +205,7 @@ def _token_ids(scheduled: list[ScheduledSequence]) -> list[int]:
     ids: list[int] = []
     for s in scheduled:
         ids += s.seq.tokens[s.start : s.start + s.num_new_tokens]
+        ids += [0] * s.in_flight  # filled in on the device
     return ids
 
 
