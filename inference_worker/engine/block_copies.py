@@ -27,7 +27,7 @@ class BlockCopies:
         self._host = [
             torch.empty((num_host_blocks, *page.shape[1:]), dtype=page.dtype, pin_memory=cuda) for page in pages
         ]
-        self._saved = torch.cuda.Event() if cuda else None
+        self._saved = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         self.restore_seconds = self._time_restore() if num_host_blocks else 0.0  # for one block
 
     def run(self, operations: Sequence[BlockOperation]) -> None:

@@ -191,7 +191,7 @@ class Scheduler:
             seq,
             needs_slot=needs_slot,
             shortage=lacking,
-            wanted=set(way.block_ids),
+            wanted={block_id for block_id in way.block_ids if block_id is not None},
             running=self.running,
             taken={s.seq for s in output.scheduled},
             tenants=self.tenants,
