@@ -129,6 +129,12 @@ class WorkerSettings(SharedSettings):
         "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"
     )
     kv_memory: int = env.env("MILLRACE_KV_MEMORY", env.size, default="1GiB", help="memory for the KV cache")
+    host_kv_memory: int = env.env(
+        "MILLRACE_HOST_KV_MEMORY",
+        env.size,
+        default="0",
+        help="host memory for cached blocks that the KV cache gives up; 0: none is kept",
+    )
     threads: int = env.env(
         "MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
     )

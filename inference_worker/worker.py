@@ -152,6 +152,7 @@ class Worker:
             long_prompt_tokens=limits.long_prompt_tokens,
             block_size=settings.block_size,
             kv_memory=settings.kv_memory,
+            host_kv_memory=settings.host_kv_memory,
             threads=settings.threads,
             batch_invariant=settings.batch_invariant,
         )

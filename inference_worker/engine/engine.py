@@ -237,7 +237,14 @@ class LLMEngine:
         )
         self._computed_at, self._ended_at = computed, ended
         self.metrics.step(launched.batch, launched.shape, seconds)
+        self._weigh_restoring(launched.batch.num_tokens, seconds.forward)
         return outputs
+
+    def _weigh_restoring(self, num_tokens: int, seconds: float) -> None:
+        """Restore a block from the host only if that takes less time than to compute its tokens, as measured."""
+        if num_tokens >= _MEASURED_TOKENS:  # a step of decodes says nothing of what a prompt's token takes
+            block_seconds = self.config.block_size * seconds / num_tokens
+            self.scheduler.cache.restores = self._runner.restore_seconds <= block_seconds
 
     def _step_failed(self, batch: SchedulerOutput) -> list[RequestOutput]:
         self.scheduler.cache.operations_failed(batch.operations)
@@ -309,6 +316,7 @@ class _Launched:
         self.result: Callable[[], StepResult] = StepResult
 
 
+_MEASURED_TOKENS = 128
 _STEP_LOG = "a step of %d sequences failed"
 _OUTGROWN = "the request has outgrown the KV cache"
 _EXPIRED = "the request was not begun in the time it was wanted in"
