@@ -92,6 +92,7 @@ class Machine:
         self.engine = engine
         self.now = 0.0
         self._step_seconds = step_seconds
+        self._reported = time.monotonic()
 
     def submit(self, job: Job, prompt_tokens: int, output_tokens: int) -> None:
         """Send a request of these lengths, its prompt padded in front."""
@@ -107,6 +108,10 @@ class Machine:
         self.now += self._step_seconds() if self._step_seconds else taken
         if faults := [output.error.message for output in outputs if output.error]:
             raise SystemExit(f"a request failed: {faults[0]}")
+        if time.monotonic() - self._reported > 10:
+            self._reported = time.monotonic()
+            stats = self.engine.stats()
+            print(f"  {self.now:.0f} s, {stats.steps} steps, {stats.output_tokens} tokens", file=sys.stderr, flush=True)
 
     def outcome(self, jobs: Sequence[Job]) -> Outcome:
         stats = self.engine.stats()
