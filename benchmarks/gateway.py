@@ -4,8 +4,8 @@
 
 Ours: one gateway process with authentication, limits, metering and settlement on; behind it, through the broker, one
 Celery worker whose engine answers at once. The peer's: one process with a master key; behind it a server that answers
-at once. Both with one and with 16 connections, in turns, and the medians of the rounds. Then many streams at 50 tokens a
-second each through one gateway: every token must come, on time, and readers that stopped reading must cost the others
+at once. Both with one and with 16 connections, in turns, and the medians of the rounds. Then many streams at 50 tokens
+a second each through one gateway: every token must come, on time, and readers that stopped reading must cost the others
 nothing. Everything runs on this machine: the load, the databases and the peers share its cores.
 """
 
@@ -111,9 +111,7 @@ def table(figures: dict[str, dict[int, list[Closed]]], names: list[str]) -> dict
     """Print and return the medians, and ours against the peer's."""
     rows: dict[str, dict[str, float]] = {}
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
-    print(
-        f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10} {'p50, 16':>9} faults"
-    )
+    print(f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10} {'p50, 16':>9} faults")
     for name in names:
         one, many = figures[name][1], figures[name][16]
         row = {

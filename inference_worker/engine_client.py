@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from inference_worker.engine.engine import EngineStats, LLMEngine
+from inference_worker.engine.metric_families import MetricsSnapshot
 from inference_worker.engine.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
 from inference_worker.protocol import Job
 
@@ -66,6 +67,8 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def metrics(self) -> MetricsSnapshot: ...
+
     def close(self) -> None: ...
 
 
@@ -107,6 +110,9 @@ class ResidentEngine:
 
     def stats(self) -> EngineStats:
         return self._stats
+
+    def metrics(self) -> MetricsSnapshot:
+        return self._engine.metrics.snapshot()
 
     def close(self) -> None:
         with self._wake:
@@ -188,6 +194,7 @@ def _engine_request(live: Live) -> Request:
         params=job.params,
         cache_salt=job.cache_salt,
         arrival=live.claimed_at,
+        tenant=str(job.envelope.tenant_id),
     )
 
 

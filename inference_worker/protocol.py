@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from inference_worker.engine.metric_families import MetricsSnapshot
 from inference_worker.engine.request import FinishReason, SamplingParams, TokenUsage
 
 USAGE_STREAM = "usage"
@@ -138,14 +139,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     running: int  # requests in the engine's batch
     waiting: int  # requests claimed and not yet scheduled
     max_batch: int
-    steps: int  # engine steps since start
-    batched_sequences: int  # sum over steps of sequences in the batch: divided by steps, the mean batch size
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
     kv_blocks: int
     kv_blocks_used: int
+    metrics: MetricsSnapshot | None = None  # all that the engine has counted since its start
 
 
 encode = msgspec.msgpack.Encoder().encode

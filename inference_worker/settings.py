@@ -10,10 +10,11 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from inference_worker import env
-from inference_worker.engine.config import DeviceName, DTypeName
+from inference_worker.engine.config import DeviceName, DTypeName, ProfileName
 
-MODEL_OPTIONS = ("dtype",)
+MODEL_OPTIONS = ("dtype", "max_model_len")
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float32")
+_max_model_len = env.integer(16, 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class ModelSpec:
     name: str
     source: str  # "embedded", a Hugging Face directory or a .gguf file
     dtype: DTypeName
+    max_model_len: int | None = None  # tokens, prompt and answer together; None: the model's own limit
 
 
 def parse_models(text: str) -> tuple[ModelSpec, ...]:
-    """Parse `name=source[?dtype=…]`, comma-separated."""
+    """Parse `name=source[?dtype=…&max_model_len=…]`, comma-separated."""
     specs: list[ModelSpec] = []
     for part in env.words(text):
         name, equals, target = part.partition("=")
@@ -38,7 +40,8 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
             raise ValueError(f"{name!r}: a model's name is 1 to 64 of a-z 0-9 . _ - and starts with a letter or digit")
         if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
             raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
-        specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto"))))
+        longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
+        specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto")), longest))
     if not specs:
         raise ValueError("want at least one model")
     if len({spec.name for spec in specs}) < len(specs):
@@ -62,8 +65,8 @@ class SharedSettings:
         "MILLRACE_MODELS",
         parse_models,
         default="smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32",
-        help="models to serve: name=source[?dtype=auto|bfloat16|float32], comma-separated; a source is `embedded`,"
-        " a Hugging Face directory or a .gguf file",
+        help="models to serve: name=source[?dtype=auto|bfloat16|float32&max_model_len=tokens], comma-separated; a"
+        " source is `embedded`, a Hugging Face directory or a .gguf file",
     )
     request_seconds: int = env.env(
         "MILLRACE_REQUEST_SECONDS", env.integer(1, 86_400), default="600", help="hard deadline of a request, in seconds"
@@ -98,18 +101,48 @@ class WorkerSettings(SharedSettings):
     device: DeviceName = env.env(
         "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
     )
+    profile: ProfileName = env.env(
+        "MILLRACE_PROFILE",
+        env.choice("latency", "balanced", "throughput"),
+        default="balanced",
+        help="what the engine's steps are tuned for: latency, balanced or throughput",
+    )
     max_batch: int = env.env(
-        "MILLRACE_MAX_BATCH", env.integer(1, 4096), default="64", help="most requests in one step of the engine"
+        "MILLRACE_MAX_BATCH",
+        env.integer(0, 4096),
+        default="0",
+        help="most requests in one step of the engine; 0: the profile's",
     )
     step_tokens: int = env.env(
-        "MILLRACE_STEP_TOKENS", env.integer(16, 65_536), default="512", help="most tokens in one step of the engine"
+        "MILLRACE_STEP_TOKENS",
+        env.integer(0, 65_536),
+        default="0",
+        help="most tokens in one step of the engine, at least as many as requests; 0: the profile's",
+    )
+    long_prompt_tokens: int = env.env(
+        "MILLRACE_LONG_PROMPT_TOKENS",
+        env.integer(0, 65_536),
+        default="0",
+        help="most tokens of one prompt in a step, so that those of others and running answers go on; 0: the profile's",
     )
     block_size: int = env.env(
         "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"
     )
     kv_memory: int = env.env("MILLRACE_KV_MEMORY", env.size, default="1GiB", help="memory for the KV cache")
+    host_kv_memory: int = env.env(
+        "MILLRACE_HOST_KV_MEMORY",
+        env.size,
+        default="0",
+        help="host memory for cached blocks that the KV cache gives up; 0: none is kept",
+    )
     threads: int = env.env(
         "MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
+    )
+    batch_invariant: bool = env.env(
+        "MILLRACE_BATCH_INVARIANT",
+        env.boolean,
+        default="false",
+        help="whether an answer must be the same, bit for bit, whatever else is in the batch; about half as fast",
     )
     drain_seconds: int = env.env(
         "MILLRACE_DRAIN_SECONDS",

@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from inference_worker import claims
 from inference_worker.control import Control
-from inference_worker.engine.config import EngineConfig
+from inference_worker.engine.config import PROFILES, EngineConfig, Profile
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.request import RequestFault
 from inference_worker.engine_client import EngineClient, Live, ResidentEngine
@@ -45,6 +45,19 @@ def model_spec(settings: WorkerSettings) -> ModelSpec:
 
 def worker_name(settings: WorkerSettings) -> str:
     return settings.worker_name or f"{model_spec(settings).name}-0"
+
+
+def step_limits(settings: WorkerSettings) -> Profile:
+    """What a step may hold: the profile's limits, but for those that are set one by one.
+
+    A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
+    """
+    profile = PROFILES[settings.profile]
+    max_batch = settings.max_batch or min(profile.max_batch, settings.step_tokens or profile.max_batch)
+    step_tokens = settings.step_tokens or max(profile.step_tokens, max_batch)
+    if step_tokens < max_batch:
+        raise SystemExit(f"MILLRACE_STEP_TOKENS: {step_tokens} is less than MILLRACE_MAX_BATCH ({max_batch})")
+    return Profile(step_tokens, settings.long_prompt_tokens or profile.long_prompt_tokens, max_batch)
 
 
 def new_replica_id(settings: WorkerSettings) -> str:
@@ -79,7 +92,8 @@ class Worker:
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process goes on
         )
         started = time.monotonic()
-        engine = LLMEngine(self._engine_config())
+        self._config = self._engine_config()
+        engine = LLMEngine(self._config)
         log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
         self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
         self.broken = threading.Event()
@@ -144,15 +158,20 @@ class Worker:
 
     def _engine_config(self) -> EngineConfig:
         settings = self.settings
+        limits = step_limits(settings)
         return EngineConfig(
             model_dir=ensure_model(self.spec, settings.state_dir, None),
             device=settings.device,
             dtype=self.spec.dtype,
-            max_batch=settings.max_batch,
-            step_tokens=settings.step_tokens,
+            max_model_len=self.spec.max_model_len,
+            max_batch=limits.max_batch,
+            step_tokens=limits.step_tokens,
+            long_prompt_tokens=limits.long_prompt_tokens,
             block_size=settings.block_size,
             kv_memory=settings.kv_memory,
+            host_kv_memory=settings.host_kv_memory,
             threads=settings.threads,
+            batch_invariant=settings.batch_invariant,
         )
 
     def _heartbeat(self, beat: int) -> Heartbeat:
@@ -164,15 +183,10 @@ class Worker:
             draining=self._draining.is_set(),
             running=stats.num_running,
             waiting=stats.num_waiting,
-            max_batch=self.settings.max_batch,
-            steps=stats.steps,
-            batched_sequences=stats.batched_sequences,
-            prompt_tokens=stats.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
-            output_tokens=stats.output_tokens,
-            preemptions=stats.preemptions,
+            max_batch=self._config.max_batch,
             kv_blocks=stats.kv_blocks,
             kv_blocks_used=stats.kv_blocks_used,
+            metrics=self.engine.metrics(),
         )
 
     def _on_broken(self) -> None:

@@ -59,6 +59,10 @@ class AttentionBackend(ABC):
         metadata.plan = None
 
     @abstractmethod
+    def pages(self) -> list[torch.Tensor]:
+        """Views of the whole cache with the blocks along the first dimension: [num_blocks, …]."""
+
+    @abstractmethod
     def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
         """Rotate, write to the cache, attend.
 
@@ -79,6 +83,9 @@ class ReferenceBackend(AttentionBackend):
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.key_cache = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
         self.value_cache = torch.zeros_like(self.key_cache)
+
+    def pages(self) -> list[torch.Tensor]:
+        return [self.key_cache.transpose(0, 1), self.value_cache.transpose(0, 1)]
 
     def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
         heads, kv_heads = self.num_heads, self.shape.num_kv_heads

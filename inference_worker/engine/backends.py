@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from inference_worker.engine.attention import AttentionBackend, CacheShape, ReferenceBackend
 from inference_worker.engine.cpu_attention import CpuBackend
+from inference_worker.engine.invariant_attention import InvariantBackend
 
 
 def _triton(shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
@@ -16,6 +17,7 @@ def _triton(shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend
 
 BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {
     "cpu": CpuBackend,
+    "invariant": InvariantBackend,
     "reference": ReferenceBackend,
     "triton": _triton,  # checked in the interpreter only; "auto" takes it once a GPU has run benchmarks/gpu.py
 }

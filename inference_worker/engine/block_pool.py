@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Block:
     """One block of the KV cache. Block 0 is never given out: padding points at it."""
 
-    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "references")
+    __slots__ = ("block_hash", "block_id", "next_free", "pinned", "prev_free", "references")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.references = 0
+        self.pinned = False  # stays out of the free list while nobody holds it
         self.block_hash: bytes | None = None  # set while the block holds exactly the tokens its hash stands for
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
@@ -74,13 +75,20 @@ class FreeList:
 class BlockPool:
     """All blocks of one KV cache, ids 1 to `num_blocks`.
 
-    A block whose last holder lets go keeps its hash, and can be found by it until it is given out anew.
+    A block whose last holder lets go keeps its hash, and can be found by it until it is given out anew. A pinned one is
+    not given out until it is unpinned.
+
+    Args:
+        num_blocks: how many there are to give out.
+        on_evict: called with a cached block's id and hash just before its content is given up.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[int, bytes], None] = lambda *_: None) -> None:
         if num_blocks < 1:
             raise ValueError("a KV cache needs at least one block")
         self.num_blocks = num_blocks
+        self.num_idle_pinned = 0  # pinned blocks that nobody holds
+        self._on_evict = on_evict
         self._blocks = [Block(block_id) for block_id in range(num_blocks + 1)]
         self._free = FreeList()
         self._by_hash: dict[bytes, Block] = {}
@@ -89,8 +97,13 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds; those that are cached count, since they can be given up."""
+        """Blocks nobody holds and nothing pins; those that are cached count, since they can be given up."""
         return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that requests hold."""
+        return self.num_blocks - len(self._free) - self.num_idle_pinned
 
     def free_ids(self) -> list[int]:
         """Ids of the free blocks, next to be given out first."""
@@ -104,15 +117,23 @@ class BlockPool:
         block = self._by_hash.get(block_hash)
         return None if block is None else block.block_id
 
-    def is_free(self, block_id: int) -> bool:
+    def is_idle(self, block_id: int) -> bool:
+        """Whether nobody holds the block."""
         return self._blocks[block_id].references == 0
+
+    def cached(self) -> Iterator[tuple[bytes, bool]]:
+        """The hashes of all cached blocks, and whether they are pinned."""
+        return ((block_hash, block.pinned) for block_hash, block in self._by_hash.items())
 
     def take(self, block_ids: Sequence[int]) -> None:
         """Hold the cached blocks `block_ids` once more."""
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.references == 0:
-                self._free.remove(block)
+                if block.pinned:
+                    self.num_idle_pinned -= 1
+                else:
+                    self._free.remove(block)
             block.references += 1
 
     def allocate(self, count: int) -> list[int]:
@@ -125,9 +146,42 @@ class BlockPool:
             raise IndexError(f"{count} blocks wanted, {len(self._free)} free")
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
-            self._forget(block)
+            if block.block_hash is not None:
+                self._on_evict(block.block_id, block.block_hash)
+                self._forget(block)
             block.references = 1
         return [block.block_id for block in blocks]
+
+    def pin(self, block_id: int) -> None:
+        """Keep a cached block's content, also while nobody holds it."""
+        block = self._blocks[block_id]
+        if block.pinned:
+            return
+        block.pinned = True
+        if block.references == 0:
+            self._free.remove(block)
+            self.num_idle_pinned += 1
+
+    def unpin(self, block_id: int) -> None:
+        """Let a pinned block go the way of the others."""
+        block = self._blocks[block_id]
+        if not block.pinned:
+            return
+        block.pinned = False
+        if block.references == 0:
+            self.num_idle_pinned -= 1
+            self._free.append(block)
+
+    def evict_pinned(self, block_id: int) -> None:
+        """Give up a pinned block that nobody holds: it is the next to be given out."""
+        block = self._blocks[block_id]
+        if not block.pinned or block.references or block.block_hash is None:
+            raise ValueError(f"{block} is no idle pinned block")
+        self._on_evict(block_id, block.block_hash)
+        self._forget(block)
+        block.pinned = False
+        self.num_idle_pinned -= 1
+        self._free.push(block)
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
         """Let a block be found by `block_hash`. False if another block has it already: then that one stays."""
@@ -150,16 +204,19 @@ class BlockPool:
             block.references -= 1
             if block.references:
                 continue
-            if block.block_hash is None:
+            if block.pinned:
+                self.num_idle_pinned += 1
+            elif block.block_hash is None:
                 self._free.push(block)
             else:
                 self._free.append(block)
 
     def reset(self) -> bool:
-        """Forget all cached content. Refused, with False, while any block is held."""
-        if len(self._free) != self.num_blocks:
+        """Forget all cached content, pinned or not. Refused, with False, while any block is held."""
+        if self.num_held:
             return False
         for block in self._blocks:
+            self.unpin(block.block_id)
             self._forget(block)
         return True
 
@@ -178,7 +235,10 @@ class BlockPool:
         _require(len(free) == len(set(free)) == self.num_free, "the free list repeats or miscounts")
         for block in self._blocks[1:]:
             _require(block.references == held[block.block_id], f"{block} is held {held[block.block_id]} times")
-        _require(set(free) == {b.block_id for b in self._blocks[1:] if not b.references}, "the free list is wrong")
+        idle = [b for b in self._blocks[1:] if not b.references]
+        _require(set(free) == {b.block_id for b in idle if not b.pinned}, "the free list is wrong")
+        _require(self.num_idle_pinned == sum(b.pinned for b in idle), "the idle pinned blocks are miscounted")
+        _require(all(b.block_hash is not None for b in self._blocks if b.pinned), "a pinned block has no hash")
         for block_hash, block in self._by_hash.items():
             _require(block.block_hash == block_hash, f"{block} is found by a hash it does not have")
         hashed = sum(block.block_hash is not None for block in self._blocks)

@@ -11,6 +11,7 @@ MAX_JSON_BYTES = 16 << 20
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "bfloat16", "float32"]
+ProfileName = Literal["latency", "balanced", "throughput"]
 
 
 class ModelError(Exception):
@@ -70,6 +71,22 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """What a worker is tuned for: fields as in `EngineConfig`."""
+
+    step_tokens: int
+    long_prompt_tokens: int
+    max_batch: int
+
+
+PROFILES: dict[ProfileName, Profile] = {
+    "latency": Profile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
+    "balanced": Profile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
+    "throughput": Profile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one engine serves one model. Everything that fixes the numbers of its answers is here."""
 
@@ -83,9 +100,16 @@ class EngineConfig:
     threads: int = 0  # compute threads on the CPU; 0: as many as the process has cores
     max_model_len: int | None = None  # lower the model's own limit
     long_prompt_tokens: int = 0  # most tokens of one prompt in a step, so that one cannot take it all; 0: no cap
+    max_long_prompts: int = 0  # most prompts longer than that under way at once, so that short ones pass; 0: no cap
     num_blocks: int | None = None  # usable KV blocks, instead of counting them from kv_memory
     prefix_cache: bool = True
+    host_kv_memory: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
+    run_ahead: bool | None = None  # launch a step before the one before has come back; None: on CUDA
+    pin_share: float = 0.5  # share of the blocks that all tenants' pins together may take
+    tenant_pin_share: float = 0.25  # and one tenant's
+    measure_peaks: bool = True  # take a moment at start to see what the device does at most, for MFU
     attention: str = "auto"  # a name in the attention backends' registry
+    batch_invariant: bool = False  # a request's tokens do not depend, in any bit, on what is computed beside it
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "step_tokens", "block_size", "kv_memory"):
@@ -93,6 +117,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.step_tokens < self.max_batch:
             raise ValueError("step_tokens must be at least max_batch, or a full batch could not decode in one step")
+        if self.batch_invariant and self.attention not in ("auto", "invariant"):
+            raise ValueError(f"attention {self.attention!r} is not batch-invariant; leave it to batch_invariant")
 
 
 def read_json(path: Path) -> dict[str, Any]:

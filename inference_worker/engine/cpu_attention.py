@@ -28,6 +28,10 @@ class CpuBackend(AttentionBackend):
         self._cache = list(cache.unbind(0))
         self._workspace = torch.empty(0, dtype=shape.dtype)
 
+    def pages(self) -> list[torch.Tensor]:
+        heads = 2 * self.shape.num_kv_heads
+        return [layer.view(heads, self.shape.num_blocks, -1).transpose(0, 1) for layer in self._cache]
+
     def prepare(self, metadata: StepMetadata) -> None:
         dtype, kv_heads = self.shape.dtype, self.shape.num_kv_heads
         groups = cpu.plan(metadata.query_lens, metadata.lengths, metadata.block_table, self._pages, dtype)

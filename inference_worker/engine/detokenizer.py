@@ -38,12 +38,17 @@ class Detokenizer:
         self._read = 0  # of the window, the tokens whose text is out
         self._stop = tuple(s for s in stop if s)
         self._held = ""
+        self._may_stop = True
         self.stopped_by: str | None = None
 
-    def push(self, token_id: int) -> str:
-        """The text that became certain with this token. After a stop string was met, the empty text."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that became certain with this token. After a stop string was met, the empty text.
+
+        A stop string counts if `may_stop` holds where its last character becomes certain.
+        """
         if self.stopped_by is not None:
             return ""
+        self._may_stop = may_stop
         if self._utf8 is None:
             return self._release(self._push_window(token_id))
         raw = self._tokenizer.token_bytes(token_id)
@@ -80,9 +85,11 @@ class Detokenizer:
         """Add `text` to what is held; return what can be no part of a stop string any more."""
         if not self._stop:
             return text
+        old = len(self._held)
         text = self._held + text
-        found = min(((at, s) for s in self._stop if (at := text.find(s)) >= 0), default=None)
-        if found is not None:
+        # What was held back may contain a whole stop string, met where none counted: a new one ends in the new text.
+        found = min(((at, s) for s in self._stop if (at := text.find(s, max(0, old - len(s) + 1))) >= 0), default=None)
+        if found is not None and self._may_stop:
             self._held, self.stopped_by = "", found[1]
             return text[: found[0]]
         hold = max(_overlap(text, s) for s in self._stop)

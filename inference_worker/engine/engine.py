@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from inference_worker.engine.checks import check_sampling
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.kv_cache import KVCacheManager
-from inference_worker.engine.model_runner import ModelRunner, Runner
-from inference_worker.engine.output import append_token, end, fail
-from inference_worker.engine.request import Request, RequestOutput, RequestRejected
+from inference_worker.engine.model_runner import ModelRunner, Runner, StepResult
+from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
+from inference_worker.engine.request import Request, RequestOutput, RequestRejected, TokenLogprobs
+from inference_worker.engine.roofline import BatchShape
 from inference_worker.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
-from inference_worker.engine.sequence import Sequence, Status
+from inference_worker.engine.sequence import RequestGroup, Sequence, Status
+from inference_worker.engine.telemetry import EngineMetrics, RequestRecord, StepRecord, StepSeconds
 from inference_worker.engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,12 @@ class LLMEngine:
         runner: what computes the steps; made from `config` when absent.
         model_config, tokenizer: read from `config.model_dir` when absent. Requests of an engine with a runner of its
             own and no tokenizer get tokens and no text.
+        clock: seconds, as in the requests' `arrival`.
+        timer: seconds, for how long the parts of a step take.
+
+    With a runner that runs ahead, a step is scheduled and launched before the one before it has come back: its decodes
+    take tokens that are still in flight. What a step computed for a request that has ended meanwhile is dropped, and
+    not billed. Blocks may be given out anew at once all the same, since the device does one step after the other.
     """
 
     def __init__(
@@ -55,25 +65,36 @@ class LLMEngine:
         runner: Runner | None = None,
         model_config: ModelConfig | None = None,
         tokenizer: Tokenizer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock, self._timer = clock, timer
         self.config = config
         self.model_config = model_config or ModelConfig.from_dir(config.model_dir)
         self.tokenizer = tokenizer if tokenizer or runner else Tokenizer.from_dir(config.model_dir)
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
         self._eos = frozenset(self.tokenizer.eos_token_ids if self.tokenizer else self.model_config.eos_token_ids)
-        self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len)
-        cache = KVCacheManager(self._runner.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len, self._eos)
+        cache = KVCacheManager(
+            self._runner.num_blocks,
+            config.block_size,
+            prefix_cache=config.prefix_cache,
+            num_host_blocks=self._runner.num_host_blocks,
+            pin_share=config.pin_share,
+            tenant_pin_share=config.tenant_pin_share,
+        )
         self.scheduler = Scheduler(
             cache,
             max_batch=config.max_batch,
             step_tokens=config.step_tokens,
             long_prompt_tokens=config.long_prompt_tokens,
+            max_long_prompts=config.max_long_prompts,
         )
-        self._sequences: dict[str, Sequence] = {}
-        self._steps = self._batched_sequences = self._batched_tokens = 0
-        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
-        self._schedule_seconds = self._forward_seconds = self._output_seconds = 0.0
+        self._groups: dict[str, RequestGroup] = {}
+        self._in_flight: _Launched | None = None
+        self._computed_at = self._ended_at = 0.0  # the timer, when the last step came back, and was accounted for
+        self.metrics = EngineMetrics(self.scheduler, self._runner.roofline)
 
     def add_request(self, request: Request) -> None:
         """Accept a request; its tokens come from `step`.
@@ -82,43 +103,51 @@ class LLMEngine:
             RequestRejected: it can never be served.
         """
         self._check(request)
-        text = self.tokenizer.detokenizer(request.params.stop) if self.tokenizer else None
-        seq = Sequence(request, text)
-        self._sequences[seq.request_id] = seq
-        self.scheduler.add(seq)
+        group = self._groups[request.request_id] = RequestGroup(request)
+        self.metrics.arrived(group, self._clock())
+        for index in range(request.params.n):
+            text = self.tokenizer.detokenizer(request.params.stop) if self.tokenizer else None
+            self.scheduler.add(Sequence(request, text, group, index), self._clock())
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once; its last output, with the usage so far. None if it is not there any more."""
-        seq = self._sequences.get(request_id)
-        if seq is None:
+        """End a request, all its answers, at once; its last output, with the usage so far. None if it is gone."""
+        group = self._groups.get(request_id)
+        if group is None:
             return None
-        output = end(seq, RequestOutput(request_id), "cancelled")
-        self._drop(seq)
-        return output
+        output = RequestOutput(request_id)
+        for seq in group.sequences:
+            if seq.status is not Status.FINISHED:
+                output = end(seq, RequestOutput(request_id, index=seq.index), "cancelled")
+                self.scheduler.finish(seq)
+        return self._conclude(group, output)
 
     def step(self) -> list[RequestOutput]:
-        """Schedule, compute and account for one batch. One output for each request that got a token or ended."""
-        started = time.perf_counter()
-        batch = self.scheduler.schedule()
-        outputs = [self._fail(seq, "context_length_exceeded", _OUTGROWN) for seq in batch.outgrown]
-        if not batch.scheduled:
-            return outputs
-        scheduled = time.perf_counter()
-        self._schedule_seconds += scheduled - started
-        self._count(batch)
-        try:
-            result = self._runner.execute(batch)
-        except Exception:  # whatever broke the step, only those in it may suffer
-            log.exception("a step of %d sequences failed", len(batch.scheduled))
-            return outputs + [self._fail(s.seq, "internal_error", _STEP_FAILED) for s in batch.scheduled]
-        computed = time.perf_counter()
-        self._forward_seconds += computed - scheduled
-        outputs += self._account(batch, result.tokens)
-        self._output_seconds += time.perf_counter() - computed
+        """Schedule, compute and account for one batch. One output for each answer that got a token or ended."""
+        started = self._timer()
+        batch = self.scheduler.schedule(self._clock())
+        outputs = self._fail_all(batch.expired, "request_expired", _EXPIRED)
+        outputs += self._fail_all(batch.outgrown, "context_length_exceeded", _OUTGROWN)
+        launched = None
+        if batch.scheduled:
+            launched = _Launched(batch, self.metrics.scheduled(batch), started, self._timer())
+            try:
+                launched.result = self._runner.launch(batch)
+            except Exception:  # whatever broke the step, only those in it may suffer
+                log.exception(_STEP_LOG, len(batch.scheduled))
+                outputs += self._step_failed(batch)
+                launched = None
+        if self._runner.run_ahead:
+            launched, self._in_flight = self._in_flight, launched
+        if launched is not None:
+            outputs += self._collect(launched)
         return outputs
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. Refused, with False, while any request runs."""
+        return self.scheduler.cache.reset_prefix_cache()
+
     def has_unfinished(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._groups) or self._in_flight is not None
 
     @property
     def num_running(self) -> int:
@@ -129,23 +158,31 @@ class LLMEngine:
         return len(self.scheduler.waiting)
 
     def stats(self) -> EngineStats:
-        pool = self.scheduler.cache.pool
+        pool, metrics = self.scheduler.cache.pool, self.metrics
         return EngineStats(
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            steps=self._steps,
-            batched_sequences=self._batched_sequences,
-            batched_tokens=self._batched_tokens,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
+            steps=metrics.steps_done,
+            batched_sequences=metrics.batched_sequences,
+            batched_tokens=metrics.batched_tokens,
+            prompt_tokens=metrics.prompt_tokens,
+            cached_tokens=metrics.cached_tokens,
+            output_tokens=metrics.output_tokens,
             preemptions=self.scheduler.preemptions,
             kv_blocks=pool.num_blocks,
-            kv_blocks_used=pool.num_blocks - pool.num_free,
-            schedule_seconds=self._schedule_seconds,
-            forward_seconds=self._forward_seconds,
-            output_seconds=self._output_seconds,
+            kv_blocks_used=pool.num_held,
+            schedule_seconds=metrics.schedule_seconds,
+            forward_seconds=metrics.forward_seconds,
+            output_seconds=metrics.output_seconds,
         )
+
+    def recent_requests(self) -> list[RequestRecord]:
+        """The last requests that ended, oldest first. May be called from any thread."""
+        return self.metrics.requests()
+
+    def recent_steps(self) -> list[StepRecord]:
+        """The last steps, oldest first. May be called from any thread."""
+        return self.metrics.steps()
 
     def check_integrity(self) -> None:
         """Check every account of requests and blocks; cheap enough for an idle moment.
@@ -154,21 +191,21 @@ class LLMEngine:
             RuntimeError: something is not as it must be.
         """
         self.scheduler.check_integrity()
-        queued = {seq.request_id for seq in self.scheduler.running + self.scheduler.waiting}
-        if queued != set(self._sequences):
+        queued = {*self.scheduler.running, *self.scheduler.waiting}
+        unfinished = {s for group in self._groups.values() for s in group.sequences if s.status is not Status.FINISHED}
+        if queued != unfinished or {seq.request_id for seq in queued} != set(self._groups):
             raise RuntimeError("engine integrity: a request is neither running nor waiting")
 
     def _check(self, request: Request) -> None:
         prompt, params = request.prompt_token_ids, request.params
-        if request.request_id in self._sequences:
+        if request.request_id in self._groups:
             raise RequestRejected("duplicate_request", f"request {request.request_id} is being served already")
         if not prompt:
             raise RequestRejected("invalid_prompt", "the prompt is empty", "messages")
         vocab = self.model_config.vocab_size
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "messages")
-        if params.max_tokens < 1:
-            raise RequestRejected("invalid_value", "max_tokens must be at least 1", "max_tokens")
+        check_sampling(params, vocab)
         pool = self.scheduler.cache.pool.num_blocks * self.config.block_size
         limit = min(self.max_model_len, pool)
         if len(prompt) + params.max_tokens > limit:
@@ -182,51 +219,105 @@ class LLMEngine:
             message = f"this model's context is {limit} tokens, but {wanted}; {advice}"
             raise RequestRejected("context_length_exceeded", message, param)
 
-    def _count(self, batch: SchedulerOutput) -> None:
-        self._steps += 1
-        self._batched_sequences += len(batch.scheduled)
-        self._batched_tokens += batch.num_tokens
-        for seq in batch.started:
-            seq.scheduled_at = time.monotonic()
-            self._prompt_tokens += seq.num_prompt_tokens
-            self._cached_tokens += seq.cache_read or 0
+    def _collect(self, launched: _Launched) -> list[RequestOutput]:
+        try:
+            result = launched.result()
+        except Exception:
+            log.exception(_STEP_LOG, len(launched.batch.scheduled))
+            return self._step_failed(launched.batch)
+        computed = self._timer()
+        outputs = self._account(launched.batch, result)
+        ended = self._timer()
+        # A step launched ahead has the device to itself only from when the one before it came back.
+        seconds = StepSeconds(
+            schedule=launched.at - launched.started,
+            forward=computed - max(launched.at, self._computed_at),
+            output=ended - computed,
+            total=ended - max(launched.started, self._ended_at),
+        )
+        self._computed_at, self._ended_at = computed, ended
+        self.metrics.step(launched.batch, launched.shape, seconds)
+        self._weigh_restoring(launched.batch.num_tokens, seconds.forward)
+        return outputs
 
-    def _account(self, batch: SchedulerOutput, tokens: list[int]) -> list[RequestOutput]:
-        outputs = []
-        sampled = iter(tokens)
-        for scheduled in batch.scheduled:
-            token_id = next(sampled) if scheduled.samples else None
+    def _weigh_restoring(self, num_tokens: int, seconds: float) -> None:
+        """Restore a block from the host only if that takes less time than to compute its tokens, as measured."""
+        if num_tokens >= _MEASURED_TOKENS:  # a step of decodes says nothing of what a prompt's token takes
+            block_seconds = self.config.block_size * seconds / num_tokens
+            self.scheduler.cache.restores = self._runner.restore_seconds <= block_seconds
+
+    def _step_failed(self, batch: SchedulerOutput) -> list[RequestOutput]:
+        self.scheduler.cache.operations_failed(batch.operations)
+        return self._fail_all([s.seq for s in batch.scheduled], "internal_error", _STEP_FAILED)
+
+    def _account(self, batch: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
+        outputs, now = [], self._clock()
+        sampled = iter(enumerate(result.tokens))
+        for place, scheduled in enumerate(batch.scheduled):
+            row, token_id = next(sampled) if scheduled.samples else (None, None)
             try:
-                output = self._advance(scheduled, token_id)
+                note_prompt_logprobs(scheduled.seq, scheduled.start, result.prompt_logprobs.get(place, ()))
+                output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row), now)
             except Exception:  # one request's trouble must not reach the others
                 log.exception("request %s failed", scheduled.seq.request_id)
-                output = self._fail(scheduled.seq, "internal_error", _STEP_FAILED)
+                outputs += self._fail_all([scheduled.seq], "internal_error", _STEP_FAILED)
+                continue
             if output is not None:
                 outputs.append(output)
         return outputs
 
-    def _advance(self, scheduled: ScheduledSequence, token_id: int | None) -> RequestOutput | None:
+    def _advance(
+        self, scheduled: ScheduledSequence, token_id: int | None, logprobs: TokenLogprobs | None, now: float
+    ) -> RequestOutput | None:
         seq = scheduled.seq
-        if seq.status is Status.FINISHED:
-            return None  # aborted while the step ran: its token is dropped, and not billed
         self.scheduler.complete(scheduled)
-        if token_id is None:
-            return None
-        output = append_token(seq, token_id, self._eos)
-        self._output_tokens += 1
+        if token_id is None or seq.status is Status.FINISHED:
+            return None  # aborted while the step ran: its token is dropped, and not billed
+        output = append_token(seq, token_id, self._eos, logprobs)
+        output.index = seq.index
+        self.metrics.token(seq, now)
         if output.finished:
-            self._drop(seq)
+            self.scheduler.finish(seq)
+            self._conclude(seq.group, output)
         return output
 
-    def _fail(self, seq: Sequence, code: str, message: str) -> RequestOutput:
-        output = fail(seq, code, message)
-        self._drop(seq)
+    def _fail_all(self, sequences: list[Sequence], code: str, message: str) -> list[RequestOutput]:
+        """End the requests of these sequences, each with all its answers."""
+        outputs = []
+        for seq in sequences:
+            group = self._groups.get(seq.request_id)
+            if group is None or group is not seq.group:
+                continue  # another of its answers has failed just now, or it was aborted
+            for each in group.sequences:
+                self.scheduler.finish(each)
+                self.scheduler.cache.withdraw_pins(each)
+            outputs.append(self._conclude(group, fail(seq, code, message)))
+        return outputs
+
+    def _conclude(self, group: RequestGroup, output: RequestOutput) -> RequestOutput:
+        """Make `output`, the last of an answer, the last of its request if no other answer is under way."""
+        if group.finished:
+            del self._groups[group.request.request_id]
+            output.usage, output.cache = group.usage(), group.cache_report
+            self.metrics.finished(group, output, self._clock())
+        else:
+            output.usage = None
         return output
 
-    def _drop(self, seq: Sequence) -> None:
-        self.scheduler.finish(seq)
-        self._sequences.pop(seq.request_id, None)
+
+class _Launched:
+    """A step under way."""
+
+    def __init__(self, batch: SchedulerOutput, shape: BatchShape, started: float, at: float) -> None:
+        self.batch = batch
+        self.shape = shape
+        self.started = started  # the timer, when its scheduling began
+        self.at = at  # and when it was launched
+        self.result: Callable[[], StepResult] = StepResult
 
 
+_MEASURED_TOKENS = 128
+_STEP_LOG = "a step of %d sequences failed"
 _OUTGROWN = "the request has outgrown the KV cache"
+_EXPIRED = "the request was not begun in the time it was wanted in"
 _STEP_FAILED = "the engine failed on this request; it can be sent again"

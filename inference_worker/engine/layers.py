@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from inference_worker.engine.config import RopeConfig
-from kernels import reference
+from kernels import invariant, reference
 
 
 class Linear:
@@ -55,6 +55,51 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class InvariantLinear(Linear):
+    """The same with rows that do not depend on how many there are.
+
+    Raises:
+        RuntimeError: the machine's matrix product cannot give that.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
+        super().__init__(weight, bias, pack=pack)
+        invariant.require_equal_rows(super().__call__, weight[0])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super().__call__, x)
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super().add, x, other)
+
+
+class InvariantRMSNorm(RMSNorm):
+    """The same with rows that do not depend on how many there are."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super().__call__, x)
+
+
+class Layers:
+    """Makes the layers of one model, all of one kind."""
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._invariant = batch_invariant
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return InvariantLinear(weight, bias) if self._invariant else Linear(weight, bias)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> RMSNorm:
+        return InvariantRMSNorm(weight, eps) if self._invariant else RMSNorm(weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) · up for [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+        if self._invariant:
+            return invariant.silu_mul(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
 
 
 class Rope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,13 +12,19 @@ import torch
 
 from inference_worker.engine.attention import CacheShape, StepMetadata
 from inference_worker.engine.backends import make_backend
+from inference_worker.engine.block_copies import BlockCopies
 from inference_worker.engine.config import EngineConfig, ModelConfig
-from inference_worker.engine.layers import Rope
+from inference_worker.engine.layers import Layers, Rope
 from inference_worker.engine.loader import Weights
+from inference_worker.engine.logprobs import prompt_logprobs
 from inference_worker.engine.models import load_model
+from inference_worker.engine.peaks import measure_peaks
 from inference_worker.engine.request import TokenLogprobs
-from inference_worker.engine.sampler import SampleRow, sample
+from inference_worker.engine.roofline import Roofline
+from inference_worker.engine.sampler import Sampled, Sampler
 from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
+from inference_worker.engine.sequence import Sequence
+from inference_worker.engine.sizing import size_kv_cache
 
 log = logging.getLogger(__name__)
 
@@ -41,27 +48,53 @@ class Runner(Protocol):
     def num_blocks(self) -> int:
         """KV cache blocks that can be given out; their ids begin at 1."""
 
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        """Compute what was scheduled."""
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks for which there is room in host memory."""
+
+    @property
+    def restore_seconds(self) -> float:
+        """How long it takes to bring one block back from host memory."""
+
+    @property
+    def run_ahead(self) -> bool:
+        """Whether a step may be launched before the one before it has come back."""
+
+    @property
+    def roofline(self) -> Roofline:
+        """What a step asks of the device."""
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        """Begin to compute what was scheduled; the answer waits for it and returns what it brought."""
 
 
 class ModelRunner:
     """A model with its KV cache on one device."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        max_model_len: int,
+        eos_token_ids: Collection[int] | None = None,
+    ) -> None:
         self.config = config
+        self._vocab_size = model_config.vocab_size
+        self._sampler = Sampler(
+            model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
+            at_once=1 if config.batch_invariant else None,
+        )
         self.device = _device(config.device)
         self.dtype = _dtype(config.dtype, self.device)
+        sizing = size_kv_cache(config, model_config, max_model_len, self.dtype.itemsize)
+        log.info("KV cache: %s", sizing)
+        self.num_blocks = sizing.num_blocks
         if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
             torch.set_num_threads(config.threads)
         with torch.inference_mode():
             with Weights(config.model_dir, self.dtype, self.device) as weights:
-                self.model = load_model(model_config, weights)
+                self.model = load_model(model_config, weights, Layers(batch_invariant=config.batch_invariant))
             self._rope = Rope(model_config.rope, model_config.head_dim, max_model_len, self.device)
-            block_bytes = model_config.kv_values_per_token * config.block_size * self.dtype.itemsize
-            self.num_blocks = config.num_blocks or config.kv_memory // block_bytes
-            if self.num_blocks < 1:
-                raise ValueError(f"{config.kv_memory} bytes of KV cache hold no block; one takes {block_bytes}")
             shape = CacheShape(
                 num_layers=model_config.num_layers,
                 num_blocks=self.num_blocks + 1,  # block 0 is padding
@@ -71,26 +104,65 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
             )
-            self.attention = make_backend(config.attention, shape, model_config.num_heads, model_config.head_dim**-0.5)
-        log.info(
-            "model ready on %s in %s, %d KV blocks of %d tokens, attention %s",
-            self.device, self.dtype, self.num_blocks, config.block_size, type(self.attention).__name__,
-        )  # fmt: skip
+            name = "invariant" if config.batch_invariant else config.attention
+            self.attention = make_backend(name, shape, model_config.num_heads, model_config.head_dim**-0.5)
+            self.num_host_blocks = config.host_kv_memory // sizing.block_bytes
+            self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
+        self.restore_seconds = self._copies.restore_seconds
+        self.run_ahead = self.device.type == "cuda" if config.run_ahead is None else config.run_ahead
+        self._last_tokens = torch.empty(0, dtype=torch.int64, device=self.device)  # that the last step sampled
+        self._last_places: dict[Sequence, int] = {}  # and whose they are
+        peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
+        size = self.dtype.itemsize
+        self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
+        log.info("model ready on %s in %s, attention %s", self.device, self.dtype, type(self.attention).__name__)
 
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        """Compute what was scheduled."""
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        """Put the step on the device's queue; the answer waits for it and returns what it brought.
+
+        Nothing here waits for the device: tokens of the step before are taken where they lie, on the device. On the CPU
+        all is done when this returns.
+        """
+        self._copies.run(output.operations)
         token_ids, metadata = self._inputs(output)
+        self._fill_in_flight(token_ids, output, metadata)
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
+        prompts = prompt_logprobs(output.scheduled, hidden, self.model.logits, self._vocab_size)
+        sampled = self._sample(output, hidden, metadata)
+        self._last_tokens = sampled.tokens
+        self._last_places = {s.seq: i for i, s in enumerate(s for s in output.scheduled if s.samples)}
+
+        def wait() -> StepResult:
+            tokens, logprobs = sampled.read()
+            return StepResult(tokens, logprobs, {place: found.read() for place, found in prompts.items()})
+
+        return wait
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Compute what was scheduled, and wait for it."""
+        return self.launch(output)()
+
+    def _fill_in_flight(self, token_ids: torch.Tensor, output: SchedulerOutput, metadata: StepMetadata) -> None:
+        """Put the tokens that the step before brings in their places, which are their sequences' last."""
+        waiting = [i for i, s in enumerate(output.scheduled) if s.in_flight]
+        if waiting:
+            sources = [self._last_places[output.scheduled[i].seq] for i in waiting]
+            targets = metadata.query_start_loc[1:].index_select(0, self._to_device(np.array(waiting))) - 1
+            tokens = self._last_tokens.index_select(0, self._to_device(np.array(sources)))
+            token_ids.index_copy_(0, targets, tokens.to(token_ids.dtype))
+
+    def _sample(self, output: SchedulerOutput, hidden: torch.Tensor, metadata: StepMetadata) -> Sampled:
         samples = [s for s in output.scheduled if s.samples]
         if not samples:
-            return StepResult()
+            return Sampled(torch.empty(0, dtype=torch.int64))
         last = metadata.query_start_loc[1:] - 1
         if len(samples) < len(output.scheduled):
             last = last[torch.tensor([s.samples for s in output.scheduled], device=self.device)]
         logits = self.model.logits(hidden.index_select(0, last) if len(last) < len(hidden) else hidden)
-        return StepResult(sample(logits, [SampleRow(s.seq.params, s.seq.seed, s.seq.num_tokens) for s in samples]))
+        positions = [s.start + s.num_new_tokens for s in samples]
+        return self._sampler.sample(logits, [s.seq for s in samples], positions)
 
     def _inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, StepMetadata]:
         scheduled = output.scheduled
@@ -133,6 +205,7 @@ def _token_ids(scheduled: list[ScheduledSequence]) -> list[int]:
     ids: list[int] = []
     for s in scheduled:
         ids += s.seq.tokens[s.start : s.start + s.num_new_tokens]
+        ids += [0] * s.in_flight  # filled in on the device
     return ids
 
 

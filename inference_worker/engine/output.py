@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from inference_worker.engine.request import FinishReason, RequestFault, RequestOutput
+from inference_worker.engine.request import FinishReason, RequestFault, RequestOutput, TokenLogprobs
 from inference_worker.engine.sequence import Sequence
 
 
-def append_token(seq: Sequence, token_id: int, eos_token_ids: Collection[int]) -> RequestOutput:
+def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogprobs]) -> None:
+    """Keep what a step found of the prompt tokens after `start`, until the first output takes it along.
+
+    By position: what is computed anew after a preemption replaces what was found before.
+    """
+    seq.prompt_logprobs[start : start + len(found)] = found
+
+
+def append_token(
+    seq: Sequence, token_id: int, eos_token_ids: Collection[int], logprobs: TokenLogprobs | None = None
+) -> RequestOutput:
     """Add `token_id` to `seq` and tell what it brought. Sets `seq.finish_reason` if it was the last."""
     seq.tokens.append(token_id)
     output = RequestOutput(
         seq.request_id, token_ids=[token_id], cached_tokens=seq.cache_read or 0, scheduled_at=seq.scheduled_at
     )
     params, text = seq.params, seq.detokenizer
+    if logprobs is not None:
+        output.logprobs.append(logprobs)
+    if params.prompt_logprobs is not None and seq.index == 0 and seq.num_output_tokens == 1:
+        output.prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
+    may_stop = seq.num_output_tokens > params.min_tokens
     # What ends an answer as a token is no part of its text.
-    if token_id in params.stop_token_ids:
+    if token_id in params.stop_token_ids and may_stop:
         return end(seq, output, "stop", token_id)
-    if token_id in eos_token_ids and not params.ignore_eos:
+    if token_id in eos_token_ids and not params.ignore_eos and may_stop:
         return end(seq, output, "stop")
     if text is not None:
-        output.text = text.push(token_id)
+        output.text = text.push(token_id, may_stop=may_stop)
         if text.stopped_by is not None:
             return end(seq, output, "stop", text.stopped_by)
     if seq.num_output_tokens >= params.max_tokens:

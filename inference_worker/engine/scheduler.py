@@ -2,15 +2,26 @@
 
 There are no phases. A step moves `num_computed_tokens` of whoever is scheduled toward `num_tokens`: a chunk of a
 prompt, a decode, a recomputation after a preemption are the same thing, and share a batch.
+
+A step is filled in this order: whoever must be let in at another's expense; the running requests, decodes first; the
+waiting ones, as far as there is room; and after all of these the batch class, running and waiting, with what is left.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass, field
 
-from inference_worker.engine.kv_cache import KVCacheManager, PrefixHit
+from inference_worker.engine.checks import needs_history
+from inference_worker.engine.fairness import Tenants
+from inference_worker.engine.kv_cache import BlockOperation, KVCacheManager, PrefixHit
+from inference_worker.engine.preemption import choose_victims, has_claim, under_pressure
+from inference_worker.engine.request import ServiceClass
 from inference_worker.engine.sequence import Sequence, Status
+from inference_worker.engine.waiting import WaitingQueue
+
+_MOST_CLAIMS = 16  # claims to room looked at in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,7 @@ class ScheduledSequence:
     num_new_tokens: int
     samples: bool  # these reach the sequence's end, so the step brings it a new token
     epoch: int  # the sequence's when scheduled; another one since: it was preempted, and this work is void
+    in_flight: bool = False  # the last of these tokens is not known yet: the step before this one brings it
 
 
 @dataclass(slots=True)
@@ -30,9 +42,11 @@ class SchedulerOutput:
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     num_tokens: int = 0
+    operations: list[BlockOperation] = field(default_factory=list)  # copies to be done before the forward pass
     started: list[Sequence] = field(default_factory=list)  # scheduled for the first time
     preempted: list[Sequence] = field(default_factory=list)
     outgrown: list[Sequence] = field(default_factory=list)  # alone in the cache, and still too large for it
+    expired: list[Sequence] = field(default_factory=list)  # waited past the time they were wanted by
 
     @property
     def num_decodes(self) -> int:
@@ -41,47 +55,78 @@ class SchedulerOutput:
 
 
 class Scheduler:
-    """First come, first served; running before waiting; the newest is preempted when blocks run out."""
+    """Shares the steps of one engine among its tenants' requests.
 
-    def __init__(self, cache: KVCacheManager, *, max_batch: int, step_tokens: int, long_prompt_tokens: int = 0) -> None:
+    Args:
+        cache: the blocks.
+        max_batch: most requests in a step.
+        step_tokens: most tokens in a step.
+        long_prompt_tokens: most tokens of one prompt in a step; 0: no cap.
+        max_long_prompts: most prompts longer than that under way at once, so that short ones pass them; 0: no cap.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        *,
+        max_batch: int,
+        step_tokens: int,
+        long_prompt_tokens: int = 0,
+        max_long_prompts: int = 0,
+    ) -> None:
         self.cache = cache
         self.max_batch = max_batch
         self.step_tokens = step_tokens
         self.long_prompt_tokens = long_prompt_tokens
-        self.running: list[Sequence] = []  # oldest first
-        self.waiting: list[Sequence] = []  # by arrival
-        self._arrivals = 0
-        self._order: dict[str, tuple[float, int]] = {}
+        self.max_long_prompts = max_long_prompts
+        self.tenants = Tenants()
+        self.running: list[Sequence] = []  # by arrival
+        self.waiting = WaitingQueue(self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens)
         self.preemptions = 0
+        self._number = 0
 
-    def add(self, seq: Sequence) -> None:
-        self._arrivals += 1
-        self._order[seq.request_id] = (seq.request.arrival, self._arrivals)
-        insort(self.waiting, seq, key=self._key)
+    def add(self, seq: Sequence, now: float = 0.0) -> None:
+        request = seq.request
+        self._number += 1
+        seq.number = self._number
+        seq.waiting_since = now
+        self.tenants.arrive(request.tenant, request.weight)
+        self.waiting.add(seq)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Choose the next step's batch, give it its blocks, and advance `num_computed_tokens` of all in it.
 
         The caller answers with `complete` for each entry when the step has succeeded. If it has failed, with `finish`:
         blocks it would have filled were published for nobody.
         """
-        output = SchedulerOutput()
+        output = SchedulerOutput(expired=self.waiting.expired(now))
+        for seq in output.expired:
+            self.finish(seq)
+        self.cache.expire(now)
         budget = self.step_tokens
-        # Decodes go first: each takes one token, and no prompt, however long, may make them wait.
-        decoding = [seq for seq in self.running if seq.num_missing_tokens == 1]
-        for seq in decoding + [seq for seq in self.running if seq.num_missing_tokens > 1]:
-            if budget == 0:
-                break
-            budget -= self._continue(seq, budget, output)
-        if not output.preempted:
-            self._admit(budget, output)
+        budget -= self._let_in(budget, now, output)
+        let_in = len(output.preempted)
+        blocked = False
+        for batch in (False, True):
+            budget -= self._continue_all(batch, budget, now, output)
+            if len(output.preempted) == let_in and not blocked:  # else blocks are short: nobody new takes them
+                used, blocked = self._admit(batch, budget, now, output)
+                budget -= used
         output.scheduled.sort(key=lambda s: s.num_new_tokens != 1)
         output.num_tokens = sum(s.num_new_tokens for s in output.scheduled)
+        if output.scheduled:
+            output.operations = self.cache.take_operations()
         return output
 
     def complete(self, scheduled: ScheduledSequence) -> bool:
         """The step has computed what was scheduled: publish its full blocks. False if the sequence lost it since."""
         seq = scheduled.seq
+        if scheduled.samples:
+            seq.num_in_flight -= 1
+        if seq.status is Status.FINISHED:
+            return False
+        if scheduled.samples:
+            self.tenants[seq.request.tenant].charge(0, 1)
         if seq.epoch != scheduled.epoch or seq.status is not Status.RUNNING:
             return False
         self.cache.publish(seq, scheduled.start + scheduled.num_new_tokens)
@@ -91,91 +136,189 @@ class Scheduler:
         """Take the sequence out, wherever it stands, and free its blocks. Once finished, nothing happens."""
         if seq.status is Status.FINISHED:
             return
-        (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
-        self.cache.free(seq)
+        tenant = self.tenants[seq.request.tenant]
+        if seq.status is Status.RUNNING:
+            self._leave(seq)
+        else:
+            self.waiting.remove(seq)
         seq.status = Status.FINISHED
-        self._order.pop(seq.request_id)
+        if seq.finish_reason in ("stop", "length"):
+            tenant.note_output(seq.num_prompt_tokens, seq.num_output_tokens)
 
     def check_integrity(self) -> None:
-        """Check that every sequence is where its status says, and that the cache's accounts are right.
+        """Check that every sequence is where its status says, and that all accounts are right.
 
         Raises:
             RuntimeError: something is not as it must be.
         """
+        waiting = list(self.waiting)
         wrong = [seq for seq in self.running if seq.status is not Status.RUNNING]
-        wrong += [seq for seq in self.waiting if seq.status is not Status.WAITING or seq.block_ids]
+        wrong += [seq for seq in waiting if seq.status is not Status.WAITING or seq.block_ids]
         if wrong or len(self.running) > self.max_batch:
             raise RuntimeError(f"scheduler integrity: {wrong or self.running}")
-        if set(self._order) != {seq.request_id for seq in self.running + self.waiting}:
-            raise RuntimeError("scheduler integrity: the order knows other requests than the queues")
+        counted = Counter(seq.request.tenant for seq in self.running), Counter(seq.request.tenant for seq in waiting)
+        for tenant in self.tenants.active():
+            if (tenant.num_running, tenant.num_waiting) != (counted[0][tenant.name], counted[1][tenant.name]):
+                raise RuntimeError(f"scheduler integrity: tenant {tenant.name} is miscounted")
+        if set(counted[0] | counted[1]) != {tenant.name for tenant in self.tenants.active()}:
+            raise RuntimeError("scheduler integrity: a tenant is active without requests, or not with them")
+        self.waiting.check_integrity()
         self.cache.check_integrity(self.running)
 
-    def _key(self, seq: Sequence) -> tuple[float, int]:
-        return self._order[seq.request_id]
+    def _let_in(self, budget: int, now: float, output: SchedulerOutput) -> int:
+        """Preempt for those with a claim to room: a higher class, a tenant under its share. The tokens they got."""
+        used, looks = 0, _MOST_CLAIMS
+        for rank, tenant, service_class in self.waiting.heads(now):
+            got = 1
+            while got and looks and has_claim(tenant, rank, self.running):
+                looks -= 1
+                left = budget - used - sum(seq.num_missing_tokens == 1 for seq in self.running)
+                seq = self.waiting.first(tenant.name, service_class, rank)
+                got = self._claim(seq, left, now, output) if seq is not None and left > 0 else 0
+                used += got
+        return used
+
+    def _claim(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
+        """Let `seq` begin at the expense of others, if it lacks room and has a claim to theirs; the tokens it got."""
+        way = self._way_in(seq, output)
+        if way is None:
+            return 0
+        lacking = self._shortage(seq, way)
+        needs_slot = len(self.running) >= self.max_batch
+        if lacking <= 0 and not needs_slot:
+            return 0  # it has room
+        victims = choose_victims(
+            seq,
+            needs_slot=needs_slot,
+            shortage=lacking,
+            wanted={block_id for block_id in way.block_ids if block_id is not None},
+            running=self.running,
+            taken={s.seq for s in output.scheduled},
+            tenants=self.tenants,
+            cache=self.cache,
+            max_batch=self.max_batch,
+        )
+        if not victims:
+            return 0
+        for victim in victims:
+            victim.yields += victim.rank <= seq.rank
+            self._preempt(victim, now, output)
+        return self._start(seq, way, budget, now, output)
+
+    def _continue_all(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> int:
+        """Schedule the running sequences of the batch class, or all others; the tokens they got."""
+        taken = {s.seq for s in output.scheduled}
+        mine = [s for s in self.running if (s.request.service_class is ServiceClass.BATCH) == batch and s not in taken]
+        # Decodes go first: each takes one token, and no prompt, however long, may make them wait.
+        decodes = [seq for seq in mine if seq.num_missing_tokens == 1]
+        prompts = [seq for seq in mine if seq.num_missing_tokens > 1]
+        prompts.sort(key=lambda seq: (seq.rank, self.tenants[seq.request.tenant].served))
+        used = 0
+        for seq in decodes + prompts:
+            if used == budget:
+                break
+            if seq.num_in_flight and needs_history(seq.params):
+                continue  # its penalties count the token that is not known yet
+            if seq.num_output_tokens + seq.num_in_flight < seq.params.max_tokens:
+                used += self._continue(seq, budget - used, now, output)
+        return used
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
         cap = self.long_prompt_tokens
         return min(seq.num_missing_tokens, budget, cap if cap else budget)
 
-    def _continue(self, seq: Sequence, budget: int, output: SchedulerOutput) -> int:
-        """Schedule a running sequence, preempting newer ones for its blocks; the tokens it got."""
+    def _continue(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
+        """Schedule a running sequence, preempting others for its blocks; the tokens it got."""
         if seq.status is not Status.RUNNING:  # preempted earlier in this very step
             return 0
         count = self._chunk(seq, budget)
         while not self.cache.grow(seq, seq.num_computed_tokens + count):
-            victim = self._victim(output)
             if len(self.running) == 1:
                 output.outgrown.append(seq)
                 return 0
-            self._preempt(victim, output)
+            taken = {s.seq for s in output.scheduled}
+            victim = under_pressure([s for s in self.running if s not in taken], self.tenants)
+            self._preempt(victim, now, output)
             if victim is seq:
                 return 0
         self._schedule(seq, count, output)
         return count
 
-    def _victim(self, output: SchedulerOutput) -> Sequence:
-        """The newest running sequence that is not in this step's batch yet; the one in want is there at least."""
-        taken = {id(s.seq) for s in output.scheduled}
-        return next(seq for seq in reversed(self.running) if id(seq) not in taken)
-
-    def _preempt(self, seq: Sequence, output: SchedulerOutput) -> None:
-        self.running.remove(seq)
-        self.cache.free(seq)
+    def _preempt(self, seq: Sequence, now: float, output: SchedulerOutput) -> None:
+        self._leave(seq)
         seq.status = Status.WAITING
         seq.epoch += 1
         seq.preemptions += 1
+        seq.waiting_since = now
         self.preemptions += 1
-        insort(self.waiting, seq, key=self._key)
+        self.waiting.add(seq)
         output.preempted.append(seq)
 
-    def _admit(self, budget: int, output: SchedulerOutput) -> None:
-        index = 0
-        while index < len(self.waiting) and budget and len(self.running) < self.max_batch:
-            seq = self.waiting[index]
-            hit = self.cache.lookup(seq)
-            if hit.pending:
-                index += 1  # its prefix is being computed: those behind it need not wait with it
-                continue
-            # One block stays for each that runs, or the newcomer would be the next one's victim.
-            if self.cache.can_start(seq, hit, spare=len(self.running)):
-                del self.waiting[index]
-                budget -= self._start(seq, hit, budget, output)
+    def _leave(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.tenants[seq.request.tenant].num_running -= 1
+        self.cache.free(seq)
+
+    def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
+        """Let in who waits and finds room; the tokens they got, and whether somebody found none."""
+        used = 0
+        for seq in self.waiting.in_order(now, batch):
+            if used == budget or len(self.running) >= self.max_batch:
+                return used, True
+            way = self._way_in(seq, output)
+            if way is None or self._is_long_too_many(seq):
+                continue  # those behind it need not wait with it
+            if self._shortage(seq, way) <= 0:
+                used += self._start(seq, way, budget - used, now, output)
             elif self.running:
-                break
+                return used, True
             else:
                 output.outgrown.append(seq)
-                index += 1
+        return used, False
 
-    def _start(self, seq: Sequence, hit: PrefixHit, budget: int, output: SchedulerOutput) -> int:
-        self.cache.start(seq, hit)
+    def _is_long_too_many(self, seq: Sequence) -> bool:
+        if not self.max_long_prompts or seq.num_prompt_tokens <= self.long_prompt_tokens:
+            return False
+        under_way = sum(s.num_missing_tokens > max(1, self.long_prompt_tokens) for s in self.running)
+        return under_way >= self.max_long_prompts
+
+    def _way_in(self, seq: Sequence, output: SchedulerOutput) -> PrefixHit | Sequence | None:
+        """How a waiting sequence may begin: by what is cached, or by its sibling's blocks. None: not yet."""
+        if seq.num_in_flight:
+            return None  # preempted while a step computed it: that step's token is not known yet
+        first = seq.group.sequences[0]
+        if seq.index and not seq.preemptions and first.status is not Status.FINISHED:
+            # The first of `n` answers computes the prompt for all; they begin in a step after those that did.
+            computed = next((s.start for s in output.scheduled if s.seq is first), first.num_computed_tokens)
+            return first if computed >= first.num_prompt_tokens else None
+        hit = self.cache.lookup(seq)
+        return None if hit.pending else hit
+
+    def _shortage(self, seq: Sequence, way: PrefixHit | Sequence) -> int:
+        # One block stays for each that runs, or the newcomer would be the next one's victim.
+        spare = len(self.running)
+        if isinstance(way, Sequence):
+            return 1 + spare - self.cache.num_available
+        return self.cache.shortage(seq, way, spare)
+
+    def _start(self, seq: Sequence, way: PrefixHit | Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
+        self.waiting.remove(seq)
+        is_first = seq.group.prompt_usage is None
+        if isinstance(way, Sequence):
+            self.cache.fork(way, seq)
+        else:
+            self.cache.start(seq, way, now)
         seq.status = Status.RUNNING
-        insort(self.running, seq, key=self._key)
-        if seq.cache_read is None:
-            seq.cache_read = min(hit.num_cached_tokens, seq.num_prompt_tokens)
+        tenant = self.tenants[seq.request.tenant]
+        tenant.num_running += 1
+        insort(self.running, seq, key=lambda s: (s.request.arrival, s.number))
+        if is_first and seq.group.prompt_usage is not None:
+            tenant.charge(seq.num_prompt_tokens - seq.group.prompt_usage.cache_read, 0)
+            seq.group.scheduled_at = now
             output.started.append(seq)
         count = self._chunk(seq, budget)
         if not self.cache.grow(seq, seq.num_computed_tokens + count):
-            raise RuntimeError("a request was admitted without room for it")  # can_start has just said otherwise
+            raise RuntimeError("a request was admitted without room for it")  # there was room just now
         self._schedule(seq, count, output)
         return count
 
@@ -183,4 +326,6 @@ class Scheduler:
         start = seq.num_computed_tokens
         seq.num_computed_tokens += count
         samples = seq.num_computed_tokens == seq.num_tokens
-        output.scheduled.append(ScheduledSequence(seq, start, count, samples, seq.epoch))
+        in_flight = seq.num_computed_tokens > len(seq.tokens)
+        seq.num_in_flight += samples
+        output.scheduled.append(ScheduledSequence(seq, start, count, samples, seq.epoch, in_flight))

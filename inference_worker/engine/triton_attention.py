@@ -30,6 +30,9 @@ class TritonBackend(AttentionBackend):
         cuda = shape.device.type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count if cuda else 1
 
+    def pages(self) -> list[torch.Tensor]:
+        return [self.key_cache.transpose(0, 1), self.value_cache.transpose(0, 1)]
+
     def prepare(self, metadata: StepMetadata) -> None:
         decodes, shape, device = metadata.num_decodes, self.shape, self.shape.device
         plan = workspace = None

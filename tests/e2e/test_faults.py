@@ -96,7 +96,7 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: 
     assert (event["verdict"], event["output"], event["input"]) == ("failed", 0, 0)
 
     # The supervisor brings it back, and a request that waits meanwhile is served.
-    eventually(lambda: stack.metric("millrace_engine_steps_total") >= 0 and stack.worker(), 30)
+    eventually(lambda: stack.metric("vllm:iteration_tokens_total_count") >= 0 and stack.worker(), 30)
     stack.wait_until_ready()
     answer = stack.client().chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3

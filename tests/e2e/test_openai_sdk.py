@@ -158,7 +158,10 @@ def test_both_headers_carry_a_key_and_none_is_refused(stack: Stack) -> None:
 
 async def test_32_streams_at_once_are_batched_and_metered_exactly(stack: Stack) -> None:
     client = stack.async_client()
-    steps, sequences = stack.metric("millrace_engine_steps_total"), stack.metric("millrace_batched_sequences_total")
+    steps, sequences = (
+        stack.metric("vllm:iteration_tokens_total_count"),
+        stack.metric("millrace_batched_sequences_total"),
+    )
 
     async def one(number: int) -> tuple[str, int, int, str]:
         raw = await client.chat.completions.with_raw_response.create(
@@ -180,7 +183,7 @@ async def test_32_streams_at_once_are_batched_and_metered_exactly(stack: Stack) 
     told = await asyncio.gather(*(one(number) for number in range(32)))
     assert all(output == 32 and text for _, _, output, text in told)
     batch = (stack.metric("millrace_batched_sequences_total") - sequences) / (
-        stack.metric("millrace_engine_steps_total") - steps
+        stack.metric("vllm:iteration_tokens_total_count") - steps
     )
     assert batch > 8
     for name, prompt, output, _ in told:

@@ -8,8 +8,9 @@ from pathlib import Path
 from inference_worker.engine.config import EngineConfig, ModelConfig
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
-from inference_worker.engine.request import Request, RequestOutput, SamplingParams
-from inference_worker.engine.scheduler import SchedulerOutput
+from inference_worker.engine.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
+from inference_worker.engine.roofline import Roofline
+from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.sequence import Sequence
 
 EOS = 2
@@ -42,9 +43,17 @@ class FakeRunner:
 
     def __init__(self, num_blocks: int, choose: Callable[[Sequence], int] = counting) -> None:
         self.num_blocks = num_blocks
+        self.num_host_blocks = 0
+        self.restore_seconds = 0.0
+        self.run_ahead = False
+        self.roofline = Roofline.of(TINY, weight_bytes=4, kv_value_bytes=4)
         self.choose = choose
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed
         self.during: Callable[[SchedulerOutput], None] = lambda _: None
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        result = self.execute(output)
+        return lambda: result
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
@@ -53,21 +62,115 @@ class FakeRunner:
         return StepResult(tokens)
 
 
+class MemoryRunner(FakeRunner):
+    """A fake device with a memory: each block holds the tokens written to it, and each step finds, for every request
+    in it, exactly that request's tokens in that request's blocks.
+
+    Work is done in the order it was launched, and no sooner than its answer is asked for.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, num_host_blocks: int = 0, run_ahead: bool = False) -> None:
+        super().__init__(num_blocks)
+        self.num_host_blocks = num_host_blocks
+        self.run_ahead = run_ahead
+        self.block_size = block_size
+        self.blocks: dict[int, list[int | None]] = {i: [None] * block_size for i in range(1, num_blocks + 1)}
+        self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}
+        self._sampled: dict[Sequence, int] = {}  # the token each request was given last
+        self._queue: list[Callable[[], None]] = []
+        self.faults: list[str] = []  # what an engine survives as a failed step, and a test must not
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
+        tables = [list(s.seq.block_ids) for s in output.scheduled]  # as they are now, and not when the work is done
+        known = [list(s.seq.tokens) for s in output.scheduled]
+        result = StepResult()
+
+        def work() -> None:
+            self._copy(output)
+            for s, table, tokens in zip(output.scheduled, tables, known, strict=True):
+                self._compute(s, table, tokens)
+            result.tokens = [self._sampled[s.seq] for s in output.scheduled if s.samples]
+
+        self._queue.append(work)
+        self.during(output)
+
+        def wait() -> StepResult:
+            while work in self._queue:
+                self._queue.pop(0)()
+            return result
+
+        return wait
+
+    def _copy(self, output: SchedulerOutput) -> None:
+        for kind, source, target in output.operations:
+            origin = self.slots if kind == "restore" else self.blocks
+            goal = self.slots if kind == "save" else self.blocks
+            goal[target] = list(origin[source])
+
+    def _compute(self, scheduled: ScheduledSequence, table: list[int], tokens: list[int]) -> None:
+        end = scheduled.start + scheduled.num_new_tokens
+        if scheduled.in_flight:
+            tokens = [*tokens, self._sampled[scheduled.seq]]
+        for position in range(scheduled.start, end):
+            block = self.blocks[table[position // self.block_size]]
+            block[position % self.block_size] = tokens[position]
+        held = [token for block_id in table for token in self.blocks[block_id]]
+        if held[:end] != tokens[:end]:
+            self.faults.append(f"{scheduled.seq} finds other tokens than its own")
+            raise RuntimeError(self.faults[-1])
+        if scheduled.samples:
+            self._sampled[scheduled.seq] = 100 + (end - scheduled.seq.num_prompt_tokens) % 800
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def fake_engine(
-    num_blocks: int = 10, *, block_size: int = 16, choose: Callable[[Sequence], int] = counting, **settings: int
+    num_blocks: int = 10,
+    *,
+    block_size: int = 16,
+    choose: Callable[[Sequence], int] = counting,
+    clock: Callable[[], float] | None = None,
+    runner: FakeRunner | None = None,
+    **settings: float,
 ) -> tuple[LLMEngine, FakeRunner]:
     config = EngineConfig(model_dir=Path(), block_size=block_size, **settings)  # type: ignore[arg-type]
-    runner = FakeRunner(num_blocks, choose)
-    return LLMEngine(config, runner=runner, model_config=TINY), runner
+    runner = runner or FakeRunner(num_blocks, choose)
+    return LLMEngine(config, runner=runner, model_config=TINY, clock=clock or Clock()), runner
 
 
 def request(
-    name: str, prompt: int | list[int], *, salt: bytes = b"", arrival: float = 0.0, **params: object
+    name: str,
+    prompt: int | list[int],
+    *,
+    salt: bytes = b"",
+    arrival: float = 0.0,
+    tenant: str = "",
+    weight: float = 1.0,
+    service_class: ServiceClass = ServiceClass.DEFAULT,
+    priority: int = 0,
+    breakpoints: tuple[CacheBreakpoint, ...] = (),
+    expires_at: float | None = None,
+    **params: object,
 ) -> Request:
     """A request whose prompt is `prompt`, or that many tokens 10, 11, …"""
     ids = prompt if isinstance(prompt, list) else [10 + i % 900 for i in range(prompt)]
     params.setdefault("max_tokens", 1)
-    return Request(name, ids, SamplingParams(**params), salt, arrival)  # type: ignore[arg-type]
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request(name, ids, sampling, salt, arrival, tenant, weight, service_class, priority, breakpoints, expires_at)
+
+
+def distinct(count: int, mark: int) -> list[int]:
+    """A prompt that shares no prefix with one of another mark."""
+    return [mark, *(10 + i % 900 for i in range(count - 1))]
 
 
 def run(engine: LLMEngine, steps: int = 10_000) -> dict[str, list[RequestOutput]]:

@@ -23,6 +23,7 @@ from inference_worker.gguf_convert import to_bfloat16
 from inference_worker.gguf_file import GGUFError, GGUFFile
 from inference_worker.model_source import embedded_gguf, ensure_model
 from inference_worker.settings import ModelSpec
+from millrace.gateway.catalogue import load_catalogue
 
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 
@@ -52,6 +53,14 @@ def test_the_embedded_model_is_what_it_is(model_dir: Path) -> None:
     assert (config.max_model_len, config.rms_norm_eps, config.rope.theta) == (8192, 1e-5, 100_000.0)
     assert config.tie_word_embeddings
     assert config.eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(("asked", "told"), [(None, 8192), (100, 100), (1 << 20, 8192)])
+def test_the_gateway_tells_the_context_that_is_served(
+    model_dir: Path, tmp_path: Path, asked: int | None, told: int
+) -> None:
+    served = load_catalogue([ModelSpec("m", str(model_dir), "auto", asked)], tmp_path)
+    assert served["m"].context_length == told
 
 
 def test_a_conversion_is_told_and_made_once(tmp_path: Path) -> None:

@@ -1,52 +1,97 @@
-"""Whatever comes, in whatever order: every account is right after every step, and every request ends right."""
+"""Whatever comes, in whatever order: every account is right after every step, every request finds its own tokens in its
+own blocks, and every request ends right, one as large as the model allows among them."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inference_worker.engine.request import RequestOutput, RequestRejected, TokenUsage
+from inference_worker.engine.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenUsage
 from inference_worker.engine.scheduler import SchedulerOutput
-from tests.engine.fakes import fake_engine, request
+from tests.engine.fakes import Clock, MemoryRunner, fake_engine, request
+
+BLOCK = 4
+_CLASSES = st.sampled_from([ServiceClass.DEFAULT, ServiceClass.DEFAULT, *ServiceClass])
 
 
 class Engine(RuleBasedStateMachine):
-    """Arrivals, aborts (also in the midst of a step), failed steps, on a cache that is always too small."""
+    """Arrivals of several tenants and classes, pins, answers by the number, aborts (also in the midst of a step),
+    failed steps, time that leaps, on a cache that is always too small."""
 
     @initialize(
-        blocks=st.integers(3, 12),
+        blocks=st.integers(3, 16),
+        host=st.sampled_from([0, 3, 20]),
         batch=st.integers(1, 5),
         tokens=st.sampled_from([5, 8, 16, 64]),
         cap=st.sampled_from([0, 3, 7]),
+        run_ahead=st.booleans(),
     )
-    def start(self, blocks: int, batch: int, tokens: int, cap: int) -> None:
-        self.engine, self.runner = fake_engine(
-            blocks, block_size=4, max_batch=batch, step_tokens=tokens, long_prompt_tokens=cap
+    def start(self, blocks: int, host: int, batch: int, tokens: int, cap: int, run_ahead: bool) -> None:
+        self.clock = Clock()
+        self.runner = MemoryRunner(blocks, BLOCK, num_host_blocks=host, run_ahead=run_ahead)
+        self.engine, _ = fake_engine(
+            runner=self.runner,
+            clock=self.clock,
+            block_size=BLOCK,
+            max_batch=batch,
+            step_tokens=tokens,
+            long_prompt_tokens=cap,
+            max_long_prompts=min(cap, 1),
         )
         self.budget = tokens
-        self.asked: dict[str, tuple[int, int]] = {}
+        self.room = blocks * BLOCK
+        self.asked: dict[str, tuple[int, int, int]] = {}  # prompt tokens, most tokens of an answer, answers
         self.got: dict[str, int] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.number = 0
 
     @rule(
-        length=st.integers(1, 30),
+        length=st.integers(1, 40),
         answer=st.integers(1, 12),
         family=st.integers(0, 2),
-        salt=st.sampled_from([b"a", b"b"]),
+        tenant=st.sampled_from("abc"),
+        service_class=_CLASSES,
+        priority=st.integers(-1, 1),
+        points=st.lists(st.integers(1, 48), max_size=2),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
     )
-    def arrive(self, length: int, answer: int, family: int, salt: bytes) -> None:
+    def arrive(
+        self,
+        length: int,
+        answer: int,
+        family: int,
+        tenant: str,
+        service_class: ServiceClass,
+        priority: int,
+        points: list[int],
+        n: int,
+    ) -> None:
+        prompt = [10 + family] * 8 + list(range(20, 20 + length)) if family else list(range(10, 10 + length))
+        breakpoints = tuple(CacheBreakpoint(p, 300 if i else 3600) for i, p in enumerate(sorted(points)))
+        self.submit(
+            prompt, answer, n, tenant=tenant, salt=tenant.encode(), service_class=service_class, priority=priority,
+            breakpoints=breakpoints, weight={"a": 1.0, "b": 1.0, "c": 4.0}[tenant],
+            expires_at=self.clock.now + 100.0 if service_class is ServiceClass.BATCH else None,
+        )  # fmt: skip
+
+    @rule(answer=st.integers(1, 12), tenant=st.sampled_from("abc"))
+    def arrive_as_large_as_can_be(self, answer: int, tenant: str) -> None:
+        self.submit(list(range(50, 50 + max(1, self.room - answer))), min(answer, self.room - 1), 1, tenant=tenant)
+
+    def submit(self, prompt: list[int], answer: int, n: int, **more: object) -> None:
         self.number += 1
         name = str(self.number)
-        prompt = [10 + family] * 8 + list(range(20, 20 + length)) if family else list(range(10, 10 + length))
+        wanted = request(name, prompt, arrival=self.clock.now, max_tokens=answer, n=n, **more)  # type: ignore[arg-type]
         try:
-            self.engine.add_request(request(name, prompt, salt=salt, max_tokens=answer))
+            self.engine.add_request(wanted)
         except RequestRejected as rejected:
             assert rejected.code == "context_length_exceeded"
-            assert len(prompt) + answer > self.engine.stats().kv_blocks * 4
+            assert len(prompt) + answer > self.room
         else:
-            self.asked[name] = (len(prompt), answer)
+            assert len(prompt) + answer <= self.room
+            self.asked[name] = (len(prompt), answer, n)
 
     @precondition(lambda self: self.asked)
     @rule(pick=st.integers(0, 50))
@@ -64,12 +109,15 @@ class Engine(RuleBasedStateMachine):
             self.engine.check_integrity()
             assert sum(self.runner.steps[-1].values()) <= self.budget if self.runner.steps else True
 
+    @rule(seconds=st.sampled_from([0.01, 5.0, 30.0, 301.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.now += seconds
+
     @rule(pick=st.integers(0, 5))
     def abort_during_a_step(self, pick: int) -> None:
         def during(output: SchedulerOutput) -> None:
             self.runner.during = lambda _: None
-            seq = output.scheduled[pick % len(output.scheduled)].seq
-            last = self.engine.abort(seq.request_id)
+            last = self.engine.abort(output.scheduled[pick % len(output.scheduled)].seq.request_id)
             assert last is not None
             self.take([last])
 
@@ -86,19 +134,25 @@ class Engine(RuleBasedStateMachine):
         self.take(self.engine.step())
         self.runner.during = lambda _: None
 
+    @rule()
+    def reset(self) -> None:
+        assert self.engine.reset_prefix_cache() == (self.engine.stats().kv_blocks_used == 0)
+
     def take(self, outputs: list[RequestOutput]) -> None:
+        assert not self.runner.faults
         for output in outputs:
             name = output.request_id
             assert name not in self.ended, "an output after the last"
             self.got[name] = self.got.get(name, 0) + len(output.token_ids)
-            if output.finished:
-                self.ended[name] = output
-                prompt, answer = self.asked[name]
-                assert output.usage is not None
-                assert output.usage == TokenUsage() or output.usage.prompt == prompt
-                assert output.usage.output == self.got[name] <= answer
-                if output.finish_reason == "length":
-                    assert self.got[name] == answer
+            if output.usage is None:
+                continue
+            self.ended[name] = output
+            prompt, answer, n = self.asked[name]
+            assert output.finished
+            assert output.usage == TokenUsage() or output.usage.prompt == prompt
+            assert output.usage.output == self.got[name] <= answer * n
+            if output.finish_reason == "length":
+                assert self.got[name] == answer * n
 
     @invariant()
     def sound(self) -> None:
@@ -108,16 +162,32 @@ class Engine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        for _ in range(2000):
+        self.submit(list(range(50, 50 + self.room - 1)), 1, 1, tenant="late")
+        for _ in range(4000):
             if not self.engine.has_unfinished():
                 break
+            self.clock.now += 0.01
             self.take(self.engine.step())
         assert set(self.ended) == set(self.asked), "a request was forgotten"
+        assert self.ended[str(self.number)].finish_reason == "length"
         assert self.engine.stats().kv_blocks_used == 0
-        assert self.engine.scheduler.cache.reset_prefix_cache()
+        assert self.engine.reset_prefix_cache()
 
 
-TestRandomSteps = Engine.TestCase
-TestRandomSteps.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+def _machine(examples: int) -> type[Engine.TestCase]:  # type: ignore[name-defined]
+    case = Engine.TestCase
+    case.settings = settings(
+        max_examples=examples, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    return case
+
+
+TestRandomSteps = _machine(150)
+
+
+@pytest.mark.slow
+class TestManyRandomSteps:
+    def test_it(self) -> None:
+        from hypothesis.stateful import run_state_machine_as_test
+
+        run_state_machine_as_test(Engine, settings=settings(max_examples=3000, stateful_step_count=60, deadline=None))

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 import torch
 
 from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.sampler import SampleRow, sample, uniform
+from inference_worker.engine.sampler import SampleRow, _invert, _least_of_all, _least_of_top, _nucleus, sample, uniform
 
 DRAWS = 20_000
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])
 
 
+def choose(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    tokens: list[int] = sample(logits, rows).tolist()
+    return tokens
+
+
 def draws(logits: torch.Tensor, **params: float) -> Counter[int]:
     rows = [SampleRow(SamplingParams(**params), 7, position) for position in range(DRAWS)]  # type: ignore[arg-type]
-    return Counter(sample(logits.expand(DRAWS, -1), rows))
+    return Counter(choose(logits.expand(DRAWS, -1), rows))
 
 
 def assert_follows(counts: Counter[int], expected: torch.Tensor) -> None:
@@ -53,29 +59,113 @@ def test_top_p_counts_its_share_of_the_top_k() -> None:
     assert_follows(draws(PROBABILITIES.log(), top_k=3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
 
 
+def test_it_counts_so_beside_a_larger_top_k() -> None:
+    logits = PROBABILITIES.log().expand(2, -1)
+    params = SamplingParams(top_k=3, top_p=0.8), SamplingParams(top_k=4)
+    found = [choose(logits, [SampleRow(p, 7, position) for p in params]) for position in range(300)]
+    assert {tokens[0] for tokens in found} == {0, 2}
+    assert {tokens[1] for tokens in found} == {0, 2, 3, 4}
+
+
+def test_a_share_reached_exactly_is_reached() -> None:
+    weights = torch.tensor([[0.25, 0.5, 0.125, 0.125]])
+    assert _least_of_top(weights, [4], [0.5]).tolist() == [0.5]
+    assert _least_of_top(weights, [4], [0.75]).tolist() == [0.25]
+    assert _least_of_all(weights, torch.tensor([0.75], dtype=torch.float64)).tolist() == [0.25]
+
+
+def test_a_large_top_k_keeps_as_many() -> None:
+    logits = torch.arange(2000) * 1e-3
+    rows = [SampleRow(SamplingParams(top_k=600), 7, position) for position in range(8000)]
+    tokens = set(choose(logits.expand(8000, -1), rows))
+    assert min(tokens) == 1400
+    assert len(tokens) > 590
+
+
+def test_a_number_at_the_edge_finds_a_token_that_has_weight() -> None:
+    weights = torch.zeros(2, 700)
+    weights[:, [300, 310]] = 0.5
+    assert _invert(weights, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [300, 310]
+
+
 def test_top_p_looks_beyond_its_first_candidates() -> None:
     logits = torch.zeros(2000)  # so flat that 0.9 of it takes 1,800 tokens
     rows = [SampleRow(SamplingParams(top_p=0.9), 7, position) for position in range(2000)]
-    tokens = set(sample(logits.expand(2000, -1), rows))
+    tokens = set(choose(logits.expand(2000, -1), rows))
     assert len(tokens) > 1000
     assert draws(torch.tensor([5.0] + [0.0] * 1999), top_p=0.2).keys() != {0}
+
+
+def test_min_p_keeps_those_with_its_share_of_the_best() -> None:
+    assert_follows(draws(PROBABILITIES.log(), min_p=0.3), torch.tensor([4, 0, 3, 1.5, 0]) / 8.5)
+
+
+def test_top_p_counts_its_share_of_what_min_p_leaves() -> None:
+    # Of 0.4, 0.3 and 0.15 the first two are 0.82; of all five they are 0.7.
+    assert_follows(draws(PROBABILITIES.log(), min_p=0.3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
+
+
+def test_equals_of_the_last_one_kept_are_kept() -> None:
+    assert_follows(draws(torch.tensor([1.0, 0.0, 0.0, 0.0]), top_k=2), torch.tensor([1.0, 0, 0, 0]).softmax(-1))
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.02}])
+def test_frequencies_pass_a_chi_square_test(params: dict[str, float]) -> None:
+    logits = torch.randn(700, generator=torch.Generator().manual_seed(1)) * 1.5
+    expected = (logits / params.get("temperature", 1.0)).softmax(-1).double()
+    ranked = expected.sort(descending=True).values
+    least = {
+        "top_k": ranked[99],
+        "top_p": ranked[int((ranked.cumsum(-1) < 0.9).sum())],
+        "min_p": 0.02 * ranked[0],
+    }.get(next(iter(params), ""), 0.0)
+    expected[expected < least] = 0
+    expected *= DRAWS / expected.sum()
+    counts = draws(logits, **params)
+    observed = torch.tensor([counts[token] for token in range(700)]).double()
+    assert not observed[expected == 0].any()
+    often = expected >= 5
+    pairs = zip(observed[often].tolist(), expected[often].tolist(), strict=True)
+    statistic = sum((o - e) ** 2 / e for o, e in pairs)
+    freedom = int(often.sum()) - 1
+    # Wilson and Hilferty's approximation of the 0.9999 quantile.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])
+def test_the_least_weight_of_a_nucleus_is_found_to_the_last_bit(spread: float) -> None:
+    weights = (torch.randn(50, 3000) * spread).softmax(-1)
+    wanted = torch.linspace(0.001, 0.999, 50, dtype=torch.float64) * weights.sum(-1)
+    ranked = weights.sort(-1, descending=True).values
+    sums = ranked.double().cumsum(-1)
+    found = _nucleus(weights, wanted)
+    for row in range(50):
+        last = int((sums[row] < wanted[row]).sum())
+        if abs(sums[row, last] - wanted[row]) > 1e-6 and abs(sums[row, last - 1] - wanted[row]) > 1e-6:
+            assert found[row] == ranked[row, last]
 
 
 def test_temperature_zero_and_top_k_one_are_greedy() -> None:
     logits = torch.randn(4, 50)
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=1)):
-        assert sample(logits, [SampleRow(params, 1, p) for p in range(4)]) == logits.argmax(-1).tolist()
+        assert choose(logits, [SampleRow(params, 1, p) for p in range(4)]) == logits.argmax(-1).tolist()
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
     logits = torch.zeros(2, 500)
     logits[0, [7, 300]] = 1
-    assert sample(logits, [SampleRow(SamplingParams(temperature=0), 1, 0)] * 2) == [7, 0]
+    assert choose(logits, [SampleRow(SamplingParams(temperature=0), 1, 0)] * 2) == [7, 0]
 
 
 def test_a_seed_draws_the_same_beside_anyone() -> None:
-    logits = torch.randn(6, 300)
+    # Of half precision and coarse, so that there are many equals.
+    logits = (torch.randn(10, 800) * 3).round().bfloat16()
     kinds = [
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_k=700),
+        SamplingParams(top_p=0.99, temperature=1.8),
+        SamplingParams(top_p=0.1),
         SamplingParams(),
         SamplingParams(temperature=0),
         SamplingParams(top_k=20),
@@ -84,10 +174,10 @@ def test_a_seed_draws_the_same_beside_anyone() -> None:
         SamplingParams(temperature=0.6),
     ]
     rows = [SampleRow(params, 5, 17) for params in kinds]
-    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
-    assert sample(logits, rows) == alone
-    order = [3, 0, 5, 1, 4, 2]
-    assert sample(logits[order], [rows[i] for i in order]) == [alone[i] for i in order]
+    alone = [choose(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert choose(logits, rows) == alone
+    order = [3, 0, 9, 5, 1, 8, 4, 2, 7, 6]
+    assert choose(logits[order], [rows[i] for i in order]) == [alone[i] for i in order]
 
 
 def test_seeds_and_positions_give_other_numbers() -> None:

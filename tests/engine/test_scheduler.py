@@ -7,14 +7,9 @@ import pytest
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache import KVCacheManager
 from inference_worker.engine.request import RequestRejected, TokenUsage
-from inference_worker.engine.scheduler import Scheduler
+from inference_worker.engine.scheduler import Scheduler, SchedulerOutput
 from inference_worker.engine.sequence import Sequence, Status
-from tests.engine.fakes import fake_engine, request, run, tokens_of
-
-
-def distinct(count: int, mark: int) -> list[int]:
-    """A prompt that shares no prefix with one of another mark."""
-    return [mark, *(10 + i % 900 for i in range(count - 1))]
+from tests.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 
 def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:
@@ -90,7 +85,7 @@ def test_a_follower_lets_others_pass() -> None:
     for name, prompt in (("first", distinct(40, 1)), ("second", distinct(40, 1)), ("third", distinct(9, 3))):
         engine.add_request(request(name, prompt))
     engine.step()
-    assert list(runner.steps[0]) == ["first", "third"]
+    assert runner.steps[0] == {"first": 40, "third": 9}
 
 
 def test_a_follower_takes_over_from_an_aborted_leader() -> None:
@@ -122,14 +117,14 @@ def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     seq = Sequence(request("a", 20, max_tokens=5), None)
     scheduler.add(seq)
     [scheduled] = scheduler.schedule().scheduled
-    scheduler._preempt(seq, scheduler.schedule())  # while the step is under way
+    scheduler._preempt(seq, 0.0, SchedulerOutput())  # while the step is under way
+    assert not scheduler.schedule().scheduled  # not before its token is known
     assert not scheduler.complete(scheduled)
     seq.tokens.append(99)
     assert seq.status is Status.WAITING
     assert cache.lookup(seq).num_cached_tokens == 0  # what the step computed is gone with its blocks
     [again] = scheduler.schedule().scheduled
     assert (again.start, again.num_new_tokens, again.samples) == (0, 21, True)
-    assert not scheduler.complete(scheduled)  # the first step is still void, though the request runs again
     assert cache.pool.find(seq.block_hashes[0]) is None
     assert scheduler.complete(again)
     assert cache.pool.find(seq.block_hashes[0]) is not None

@@ -50,7 +50,7 @@ def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) ->
 
 
 def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -> bytes:
-    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 0, 0, 0, 0, 0, 0, 10, 0))
+    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0))
 
 
 async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) -> None:

@@ -32,9 +32,7 @@ class Fleet:
     def beats(self, **running: int) -> None:
         self.beat += 1
         beats = {
-            name.encode(): encode(
-                Heartbeat(self.beat, "m", True, False, running.get(name, 0), 0, 16, 0, 0, 0, 0, 0, 0, 10, 0)
-            )
+            name.encode(): encode(Heartbeat(self.beat, "m", True, False, running.get(name, 0), 0, 16, 10, 0))
             for name in self.names
         }
         self.board.update(beats)

@@ -26,7 +26,7 @@ def board(clock: Clock) -> ReplicaBoard:
 
 
 def beat(n: int, *, ready: bool = True, draining: bool = False, model: str = "m") -> bytes:
-    return encode(Heartbeat(n, model, ready, draining, 0, 0, 8, 0, 0, 0, 0, 0, 0, 10, 0))
+    return encode(Heartbeat(n, model, ready, draining, 0, 0, 8, 10, 0))
 
 
 def test_it_works(board: ReplicaBoard) -> None:

@@ -16,7 +16,10 @@ ENGINE_MAY = {"torch", "triton", "numpy", "safetensors", "tokenizers", "jinja2",
 BILLING_MAY = {"inference_worker.protocol"}
 GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
-    *(f"inference_worker.engine.{name}" for name in ("request", "tokenizer", "chat_template", "config")),
+    *(
+        f"inference_worker.engine.{name}"
+        for name in ("request", "tokenizer", "chat_template", "config", "metric_families")
+    ),
     *(f"tenants.{name}" for name in ("access", "addresses", "changes", "policy", "roles", "snapshot")),
     *("billing.money", "billing.slices", "billing.status"),
 }

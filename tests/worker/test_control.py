@@ -41,7 +41,7 @@ class RecordingEngine:
 
 
 def heartbeat(beat: int) -> Heartbeat:
-    return Heartbeat(beat, "m", True, False, 0, 0, 8, 0, 0, 0, 0, 0, 0, 10, 0)
+    return Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0)
 
 
 @pytest.fixture

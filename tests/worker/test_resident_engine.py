@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from inference_worker.engine.metric_families import GENERATION_TOKENS, ITL
 from inference_worker.engine.request import RequestFault, RequestOutput, SamplingParams
 from inference_worker.engine_client import Delivery, HandedOver, Live, ResidentEngine
 from inference_worker.protocol import Envelope, Job
@@ -19,7 +20,7 @@ class Harness:
     """A resident engine whose steps each wait until the test allows them. Token n of a request is 100 + n."""
 
     def __init__(self) -> None:
-        self.engine, runner = fake_engine(32, max_batch=8, step_tokens=64)
+        self.engine, runner = fake_engine(32, clock=time.monotonic, max_batch=8, step_tokens=64)
         self.allowed = threading.Semaphore(0)
         runner.during = self._wait
         self.delivered: queue.Queue[Delivery] = queue.Queue()
@@ -76,6 +77,22 @@ def test_it_works(harness: Harness) -> None:
     assert live.first_token_at is not None
     assert live.scheduled_at is not None
     assert live.claimed_at <= live.scheduled_at <= live.first_token_at
+
+
+def test_counts_can_be_read_while_steps_run_and_only_grow(harness: Harness) -> None:
+    harness.steps(1000)
+    for number in range(8):
+        harness.submit(f"req_{number}", max_tokens=60)
+    seen, gaps, ended = [0.0], [0], 0
+    while ended < 8:
+        snapshot = harness.client.metrics()
+        seen.append(snapshot.counters[GENERATION_TOKENS][""])
+        gaps.append(sum(snapshot.histograms[ITL].counts))
+        while not harness.delivered.empty():
+            ended += getattr(harness.next()[1], "finish_reason", None) is not None
+    assert (seen, gaps) == (sorted(seen), sorted(gaps))
+    wait_until(lambda: harness.client.metrics().counters[GENERATION_TOKENS] == {"": 8 * 60})
+    wait_until(lambda: sum(harness.client.metrics().histograms[ITL].counts) == 8 * 59)
 
 
 def test_what_can_never_fit_is_refused_with_its_reason(harness: Harness) -> None:

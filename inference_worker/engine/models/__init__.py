@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inference_worker.engine.config import ModelConfig, ModelError
+from inference_worker.engine.layers import Layers
 from inference_worker.engine.loader import Weights
 from inference_worker.engine.models.base import Model
 from inference_worker.engine.models.llama import LlamaModel
 
-_MODELS: dict[str, Callable[[ModelConfig, Weights], Model]] = {"LlamaForCausalLM": LlamaModel}
+_MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], Model]] = {"LlamaForCausalLM": LlamaModel}
 
 
-def load_model(config: ModelConfig, weights: Weights) -> Model:
+def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> Model:
     """Build the model `config` describes.
 
     Raises:
@@ -21,4 +22,4 @@ def load_model(config: ModelConfig, weights: Weights) -> Model:
     if config.architecture not in _MODELS:
         known = ", ".join(sorted(_MODELS))
         raise ModelError(f"architecture {config.architecture!r} is not supported; there are {known}")
-    return _MODELS[config.architecture](config, weights)
+    return _MODELS[config.architecture](config, weights, layers)

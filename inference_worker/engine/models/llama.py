@@ -7,20 +7,20 @@ from torch.nn import functional
 
 from inference_worker.engine.attention import AttentionBackend, StepMetadata
 from inference_worker.engine.config import ModelConfig
-from inference_worker.engine.layers import Linear, RMSNorm
+from inference_worker.engine.layers import Layers, Linear, RMSNorm
 from inference_worker.engine.loader import Weights
 
 
 class LlamaModel:
     """Decoder layers of attention and gated feed-forward, each on its normalised input and added to it."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, layers: Layers) -> None:
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = weights.take("model.embed_tokens.weight", shape)
-        self._layers = [_Layer(config, weights, index) for index in range(config.num_layers)]
-        self._norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
+        self._layers = [_Layer(config, weights, layers, index) for index in range(config.num_layers)]
+        self._norm = layers.norm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", shape)
-        self._head = Linear(head)
+        self._head = layers.linear(head)
 
     def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:
         hidden = functional.embedding(token_ids, self._embedding)
@@ -33,20 +33,20 @@ class LlamaModel:
 
 
 class _Layer:
-    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, layers: Layers, index: int) -> None:
         prefix = f"model.layers.{index}"
         hidden, inner = config.hidden_size, config.intermediate_size
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights.take(f"{prefix}.{name}.weight", (hidden,)), config.rms_norm_eps)
+            return layers.norm(weights.take(f"{prefix}.{name}.weight", (hidden,)), config.rms_norm_eps)
 
         def linear(names: tuple[str, ...], outs: tuple[int, ...], inputs: int, bias: bool) -> Linear:
             parts = [weights.take(f"{prefix}.{n}.weight", (o, inputs)) for n, o in zip(names, outs, strict=True)]
             if not bias:
-                return Linear(torch.cat(parts))
+                return layers.linear(torch.cat(parts))
             biases = [weights.take(f"{prefix}.{n}.bias", (o,)) for n, o in zip(names, outs, strict=True)]
-            return Linear(torch.cat(parts), torch.cat(biases))
+            return layers.linear(torch.cat(parts), torch.cat(biases))
 
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self._input_norm = norm("input_layernorm")
@@ -54,6 +54,7 @@ class _Layer:
         self._out = linear(("self_attn.o_proj",), (hidden,), queries, config.attention_bias)
         self._post_norm = norm("post_attention_layernorm")
         self._gate_up = linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias)
+        self._silu_mul = layers.silu_mul
         self._down = linear(("mlp.down_proj",), (hidden,), inner, config.mlp_bias)
 
     def forward(
@@ -61,5 +62,4 @@ class _Layer:
     ) -> torch.Tensor:
         attended = attention.attend(index, self._qkv(self._input_norm(hidden)), metadata)
         hidden = self._out.add(attended, hidden)
-        gate, up = self._gate_up(self._post_norm(hidden)).chunk(2, dim=-1)
-        return self._down.add(functional.silu(gate).mul_(up), hidden)
+        return self._down.add(self._silu_mul(self._gate_up(self._post_norm(hidden))), hidden)

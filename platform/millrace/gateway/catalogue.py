@@ -40,7 +40,7 @@ def _load(spec: ModelSpec, state_dir: Path, tokenizers: dict[Path, Tokenizer]) -
     return ServedModel(
         name=spec.name,
         tokenizer=tokenizers[folder],
-        context_length=config.max_model_len,
+        context_length=min(config.max_model_len, spec.max_model_len or config.max_model_len),
         vocab_size=config.vocab_size,
         created=int((folder / "config.json").stat().st_mtime),
     )

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from billing import status
-from inference_worker.protocol import Heartbeat
+from millrace.gateway.replica_metrics import ReplicaMetrics
 from millrace.gateway.replicas import ReplicaBoard
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-# Heartbeat field -> (metric, help); what only grows is a counter.
-_GAUGES = {
-    "running": ("requests_running", "requests in the engine's batch"),
-    "waiting": ("requests_waiting", "requests claimed and not yet scheduled"),
-    "kv_blocks": ("kv_blocks", "blocks of the KV cache"),
-    "kv_blocks_used": ("kv_blocks_used", "blocks held by running requests"),
-}
-_COUNTERS = {
-    "steps": ("engine_steps", "engine steps"),
-    "batched_sequences": ("batched_sequences", "sequences in all steps; over engine_steps: the mean batch size"),
-    "prompt_tokens": ("prompt_tokens", "prompt tokens of requests scheduled"),
-    "cached_tokens": ("cached_tokens", "prompt tokens read from the prefix cache"),
-    "output_tokens": ("generation_tokens", "tokens generated"),
-    "preemptions": ("preemptions", "requests preempted"),
-}
 
 
 class GatewayMetrics:
@@ -49,32 +33,12 @@ class GatewayMetrics:
         self.tokens = Counter(
             "millrace_tokens", "tokens served, by billing class", ["model", "token_class"], registry=self.registry
         )
-        self.registry.register(_Replicas(replicas))
+        self.registry.register(ReplicaMetrics(replicas))
         self.settler = settler or _SettlerStatus()
         self.registry.register(self.settler)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
-
-
-class _Replicas:
-    """Exports the live replicas' heartbeats."""
-
-    def __init__(self, board: ReplicaBoard) -> None:
-        self._board = board
-
-    def collect(self) -> Iterable[Metric]:
-        live = self._board.live()
-        for field, (name, text) in _GAUGES.items():
-            yield _fill(GaugeMetricFamily(f"millrace_{name}", text, labels=["model", "replica"]), live, field)
-        for field, (name, text) in _COUNTERS.items():
-            yield _fill(CounterMetricFamily(f"millrace_{name}", text, labels=["model", "replica"]), live, field)
-
-
-def _fill(metric: Metric, live: Mapping[str, Heartbeat], field: str) -> Metric:
-    for replica_id, beat in live.items():
-        metric.add_metric([beat.model, replica_id], getattr(beat, field))  # type: ignore[attr-defined]
-    return metric
 
 
 class _SettlerStatus:

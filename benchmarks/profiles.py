@@ -1,0 +1,166 @@
+"""The worker's profiles side by side, on the embedded model: what decoding streams feel while long prompts arrive.
+
+    python -m benchmarks.profiles
+    python -m benchmarks.profiles --add small=64,32,16    # step_tokens, long_prompt_tokens, max_batch
+
+One engine at a time, in this process, without a platform around it. So many streams decode, each going on with a new
+short prompt when its answer is complete; beside them so many callers send prompts of 512 tokens, each the next one when
+its answer of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is of the long prompts, ITL of the
+streams, tokens/s of all. The profiles are measured in turn in each round, and the figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from inference_worker.engine.config import PROFILES, EngineConfig, ModelConfig, Profile
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.model_runner import ModelRunner
+from inference_worker.engine.request import Request, SamplingParams
+from inference_worker.model_source import ensure_model
+from inference_worker.settings import ModelSpec
+
+LONG_PROMPT, LONG_ANSWER = 512, (16, 48)  # tokens; lengths are drawn, so that callers do not march in step
+SHORT_PROMPT, SHORT_ANSWER = 32, 128
+
+
+@dataclass
+class Round:
+    """What one round of one profile showed; times in seconds."""
+
+    ttft: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def figures(self) -> tuple[float, ...]:
+        """TTFT p50 and p95, ITL p50, p95 and p99 in milliseconds; tokens a second."""
+        of_ttft, of_gaps = (statistics.quantiles(times, n=100, method="inclusive") for times in (self.ttft, self.gaps))
+        times = (of_ttft[49], of_ttft[94], of_gaps[49], of_gaps[94], of_gaps[98])
+        return (*(1e3 * value for value in times), self.tokens / self.seconds)
+
+
+class Load:
+    """The callers of one round."""
+
+    def __init__(self, engine: LLMEngine, draw: random.Random, streams: int, senders: int) -> None:
+        self._engine = engine
+        self._draw = draw
+        self._names: Iterator[int] = iter(range(1 << 30))
+        self._fresh: set[str] = set()  # requests without a token yet
+        self._last: dict[str, float] = {}  # when a request was sent, or its last token came
+        self.found = Round()
+        for _ in range(streams):
+            self._send("stream", SHORT_PROMPT, draw.randint(1, SHORT_ANSWER))  # so that they do not end together
+        for _ in range(senders):
+            self._send("long", LONG_PROMPT, self._draw.randint(*LONG_ANSWER))
+
+    def run(self, prompts: int) -> Round:
+        """Step until so many long prompts have their first token; those sent at the start are not counted."""
+        started, ignored = time.perf_counter(), sum(name.startswith("long") for name in self._last)
+        while len(self.found.ttft) < ignored + prompts:
+            outputs = self._engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                name = output.request_id
+                self._token(name, now, first=name in self._fresh)
+                if output.finished:
+                    del self._last[name]
+                    if name.startswith("stream"):
+                        self._send("stream", SHORT_PROMPT, SHORT_ANSWER)
+                    else:
+                        self._send("long", LONG_PROMPT, self._draw.randint(*LONG_ANSWER))
+            if len(self.found.ttft) < ignored:  # the start is no steady state
+                self.found.gaps.clear()
+                self.found.tokens, started = 0, now
+        self.found.seconds = time.perf_counter() - started
+        self.found.ttft = self.found.ttft[ignored:]
+        return self.found
+
+    def _token(self, name: str, now: float, *, first: bool) -> None:
+        since = now - self._last[name]
+        self._last[name] = now
+        self.found.tokens += 1
+        self._fresh.discard(name)
+        if first and name.startswith("long"):
+            self.found.ttft.append(since)
+        elif not first and name.startswith("stream"):
+            self.found.gaps.append(since)
+
+    def _send(self, kind: str, prompt: int, answer: int) -> None:
+        name = f"{kind}-{next(self._names)}"
+        ids = [self._draw.randrange(1000, 40_000) for _ in range(prompt)]
+        params = SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True)
+        self._engine.add_request(Request(name, ids, params, arrival=time.monotonic()))
+        self._last[name] = time.perf_counter()
+        self._fresh.add(name)
+
+
+def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
+    """The embedded model, loaded once for all profiles: they differ in their schedulers alone."""
+    with tempfile.TemporaryDirectory() as state:
+        model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
+        config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
+        model = ModelConfig.from_dir(model_dir)
+        return config, model, ModelRunner(config, model, model.max_model_len)
+
+
+def measure(profiles: dict[str, Profile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
+    """The profiles in turn, round by round; interrupted, those rounds that all have had."""
+    config, model, runner = prepare(wanted.threads)
+    done: dict[str, list[Round]] = {name: [] for name in profiles}
+    with suppress(KeyboardInterrupt):
+        for number in range(wanted.rounds):
+            this: dict[str, Round] = {}
+            for name, profile in profiles.items():
+                engine = LLMEngine(replace(config, **asdict(profile)), runner=runner, model_config=model)
+                draw = random.Random(number)  # noqa: S311 (prompts, not secrets)
+                this[name] = Load(engine, draw, wanted.streams, wanted.senders).run(wanted.prompts)
+            for name, found in this.items():
+                done[name].append(found)
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--prompts", type=int, default=8, help="long prompts counted in a round")
+    parser.add_argument("--streams", type=int, default=12)
+    parser.add_argument("--senders", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
+    parser.add_argument("--only", action="store_true", help="no profiles but those added")
+    wanted = parser.parse_args()
+    profiles: dict[str, Profile] = {} if wanted.only else dict(PROFILES)
+    for text in wanted.add:
+        name, _, figures = text.partition("=")
+        profiles[name] = Profile(*map(int, figures.split(",")))
+    logging.disable(logging.INFO)
+    rounds = measure(profiles, wanted)
+    sys.stdout.write(
+        f"{wanted.streams} streams, {wanted.senders} senders of prompts of {LONG_PROMPT}; milliseconds;"
+        f" medians of {len(next(iter(rounds.values())))} rounds\n"
+        f"{'profile':<12}{'step':>6}{'chunk':>6}{'batch':>6}"
+        f"{'TTFT p50':>10}{'p95':>8}{'ITL p50':>9}{'p95':>7}{'p99':>7}{'tokens/s':>10}\n"
+    )
+    for name, profile in profiles.items():
+        figures = zip(*(found.figures() for found in rounds[name]), strict=True)
+        ttft50, ttft95, itl50, itl95, itl99, rate = map(statistics.median, figures)
+        sys.stdout.write(
+            f"{name:<12}{profile.step_tokens:>6}{profile.long_prompt_tokens:>6}{profile.max_batch:>6}"
+            f"{ttft50:>10.0f}{ttft95:>8.0f}{itl50:>9.1f}{itl95:>7.1f}{itl99:>7.1f}{rate:>10.1f}\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

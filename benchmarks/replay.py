@@ -1,0 +1,217 @@
+"""Real traces through the real scheduler and KV cache, the model being made up.
+
+    python -m benchmarks.replay
+    python -m benchmarks.replay --requests 1500 --sections hits,waste
+
+Five sections, printed as one table each:
+hits      the Mooncake chat trace at its block size of 512: share of the prompt tokens read from the prefix cache, for
+          several pools, beside what a plain LRU cache of that size gives when it serves one request after the other,
+          and beside a cache without bounds
+agent     tau-bench conversations in the embedded model's tokens, a request for each of the agent's turns: the same
+waste     share of the held KV memory without a token in it, on the lengths of the Azure conversation trace
+tenants   what it costs to share the engine: the Azure requests as those of one tenant and of several equal ones, with
+          ample and with scarce memory; a preempted request's prompt is computed again as far as it is not cached
+overhead  microseconds of the engine's own Python for each sequence in a step, and for each step, by batch size
+
+Counts of tokens, blocks and preemptions depend on nothing but the code. Microseconds are the machine's: compare them
+within one run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.model_source import ensure_model
+from inference_worker.settings import ModelSpec
+from tests.engine.replay import (
+    MOONCAKE_BLOCK,
+    Conversation,
+    Lengths,
+    Replay,
+    Replayer,
+    azure,
+    mooncake,
+    simulate,
+    taubench,
+    unrelated,
+)
+
+AMPLE = 120_000  # blocks of 512: more than the whole trace has
+Row = tuple[str, ...]
+
+
+def main() -> None:
+    options = parse_arguments()
+    for name in options.sections:
+        header, rows = SECTIONS[name](options)
+        print(f"\n{name}\n{table(header, rows)}", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", type=names, default=[*SECTIONS], help=f"{','.join(SECTIONS)} (default all)")
+    parser.add_argument("--requests", type=int, help="of the Mooncake trace (default all 5,606)")
+    parser.add_argument("--pools", type=numbers, default=[1_000, 3_000, 10_000, 30_000, AMPLE], help="KV blocks of 512")
+    parser.add_argument("--window", type=int, default=4, help="Mooncake requests under way at once (default 4)")
+    parser.add_argument(
+        "--answers", type=int, default=4, help="tokens of a Mooncake answer at most; 0: all of them (default 4)"
+    )
+    parser.add_argument("--conversations", type=int, help="of tau-bench (default all 96)")
+    parser.add_argument("--every", type=int, default=10, help="takes each so many-th Azure request (default 10)")
+    parser.add_argument("--block-sizes", type=numbers, default=[8, 16, 32, 64, 128, 256], help="for the waste")
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256], help="for the overhead")
+    return parser.parse_args()
+
+
+def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
+    most = options.answers or None
+    note("simulating LRU caches")
+    caches = simulate(mooncake(options.requests, most), MOONCAKE_BLOCK, *options.pools, None)
+    ideal = caches.pop()
+
+    def rows() -> Iterator[Row]:
+        for num_blocks, lru in zip(options.pools, caches, strict=True):
+            replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_batch=options.window, step_tokens=8192)
+            result = play(replayer, mooncake(options.requests, most), options.window, f"{num_blocks} blocks")
+            yield (
+                f"{num_blocks:,}", f"{result.requests:,}", f"{ideal.hit_rate:.2%}", f"{lru.hit_rate:.2%}",
+                f"{result.hit_rate:.2%}", f"{result.computed_tokens / lru.computed_tokens:.4f}",
+                str(result.preemptions),
+            )  # fmt: skip
+
+    header = ("blocks of 512", "requests", "without bounds", "LRU", "engine", "computed/LRU's", "preemptions")
+    return header, rows()
+
+
+def agent(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
+    note("tokenising the conversations")
+    with tempfile.TemporaryDirectory() as state:
+        tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
+    conversations = taubench(tokenizer, options.conversations)
+
+    def rows() -> Iterator[Row]:
+        for block_size in (16, 32, 64):
+            [ideal] = simulate(conversations, block_size, None)
+            replayer = Replayer(400_000 // block_size, block_size, max_batch=32, step_tokens=2048)
+            result = play(replayer, conversations, 32, f"blocks of {block_size}")
+            yield (
+                str(block_size), f"{result.requests:,}", f"{result.prompt_tokens:,}", f"{ideal.hit_rate:.2%}",
+                f"{result.hit_rate:.2%}", f"{result.computed_tokens / ideal.computed_tokens:.4f}",
+            )  # fmt: skip
+
+    return ("block size", "requests", "prompt tokens", "without bounds", "engine", "computed/ideal's"), rows()
+
+
+def waste(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
+    lengths = azure()[:: options.every]
+
+    def rows() -> Iterator[Row]:
+        for block_size in options.block_sizes:
+            replayer = Replayer(1_000_000 // block_size, block_size, max_batch=64, step_tokens=2048)
+            result = play(replayer, unrelated(lengths), 96, f"blocks of {block_size}")
+            batch = result.sequences / result.steps
+            yield str(block_size), f"{result.requests:,}", f"{batch:.1f}", f"{result.waste(block_size):.2%}"
+
+    return ("block size", "requests", "mean batch", "waste"), rows()
+
+
+def tenants(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
+    lengths = azure()[:: options.every]
+
+    def rows() -> Iterator[Row]:
+        for num_blocks in (30_000, 2_000):
+            for count, window in ((1, 96), (10, 96), (100, 300)):
+                replayer = Replayer(num_blocks, 32, max_batch=64, step_tokens=2048)
+                result = play(replayer, unrelated(lengths, count), window, f"{count} tenants")
+                yield (
+                    f"{num_blocks:,}", str(count), str(window), f"{result.sequences / result.steps:.1f}",
+                    f"{result.preemptions:,}", f"{result.computed_tokens / result.prompt_tokens:.3f}",
+                    f"{result.schedule_seconds / result.steps * 1e6:,.0f}",
+                )  # fmt: skip
+
+    header = (
+        "blocks of 32", "tenants", "under way", "mean batch", "preemptions", "computed/prompt tokens",
+        "scheduling, µs/step",
+    )  # fmt: skip
+    return header, rows()
+
+
+def overhead(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
+    def rows() -> Iterator[Row]:
+        for batch in options.batches:
+            lengths = [Lengths(n.prompt, min(n.output, 200)) for n in azure()[: max(20, 3 * batch)]]
+            replayer = Replayer(batch * 500, 32, max_batch=batch, step_tokens=2048)
+            result = play(replayer, unrelated(lengths), batch + batch // 2, f"batch of {batch}")
+            parts = (result.step_seconds, result.schedule_seconds, result.output_seconds)
+            per_step = result.step_seconds / result.steps
+            yield (
+                str(batch), f"{result.sequences / result.steps:.1f}", f"{per_step * 1e6:,.0f}",
+                *(f"{seconds / result.sequences * 1e6:.1f}" for seconds in parts),
+                f"{result.submit_seconds / result.prompt_tokens * 1e9:.0f}",
+            )  # fmt: skip
+
+    header = ("batch", "mean", "µs/step", "µs/sequence", "scheduling", "output", "submitting, ns/prompt token")
+    return header, rows()
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], tuple[Row, Iterable[Row]]]] = {
+    "hits": hits,
+    "agent": agent,
+    "waste": waste,
+    "tenants": tenants,
+    "overhead": overhead,
+}
+
+
+def play(replayer: Replayer, trace: Iterable[Conversation], window: int, label: str) -> Replay:
+    """Replay `trace`; every other second stderr says how far it has come."""
+    last = time.monotonic()
+
+    def on_step(_: LLMEngine) -> None:
+        nonlocal last
+        if time.monotonic() - last > 2:
+            last = time.monotonic()
+            note(f"{label}: {replayer.replay.requests:,} requests")
+
+    result = replayer.play(trace, window, on_step)
+    if result.faults:
+        raise SystemExit(f"{label}: {len(result.faults)} requests failed; the first: {result.faults[0]}")
+    return result
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(header: Row, rows: Iterable[Row]) -> str:
+    """A Markdown table, aligned for a terminal as well."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    texts = ["| " + " | ".join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
+    texts.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
+    return "\n".join(texts)
+
+
+def names(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(SECTIONS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+def numbers(text: str) -> list[int]:
+    values = [int(value) for value in text.split(",")]
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError("want numbers of at least 1")
+    return values
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What the engine's telemetry costs: microseconds a step, a finished request and a snapshot.
+
+    python -m benchmarks.telemetry
+
+No model runs. Of the rounds the median counts, and the least is printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from inference_worker.engine.kv_cache import KVCacheManager
+from inference_worker.engine.request import Request, RequestOutput, SamplingParams
+from inference_worker.engine.roofline import Peaks, Roofline
+from inference_worker.engine.scheduler import Scheduler, SchedulerOutput
+from inference_worker.engine.sequence import RequestGroup, Sequence
+from inference_worker.engine.telemetry import EngineMetrics, StepSeconds
+from inference_worker.protocol import encode
+
+CALLS = 500  # in a round
+SECONDS = StepSeconds(0.0005, 0.02, 0.001, 0.0215)
+ROOFLINE = Roofline(106_168_320, 28_311_552, 69_120, 2, 23_040, Peaks(4e11, 2e10))  # SmolLM2-135M
+
+
+def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Sequence], SchedulerOutput]:
+    """Metrics of an engine whose sequences all decode, and the batch of their next step."""
+    scheduler = Scheduler(KVCacheManager(sequences * 8, 32), max_batch=sequences, step_tokens=sequences * 100)
+    metrics = EngineMetrics(scheduler, ROOFLINE)
+    made = []
+    for index in range(sequences):
+        ids = [index, *range(99)]
+        seq = Sequence(Request(f"r{index}", ids, SamplingParams(max_tokens=100)), None)
+        metrics.arrived(seq.group, 1.0)
+        scheduler.add(seq, 1.0)
+        made.append(seq)
+    for step in range(settle):
+        batch = scheduler.schedule(2.0 + step)
+        tell(metrics, batch, 2.0 + step)
+        for scheduled in batch.scheduled:
+            scheduler.complete(scheduled)
+            scheduled.seq.tokens.append(5)
+    return metrics, made, scheduler.schedule(99.0)
+
+
+def tell(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> None:
+    """What the engine calls in one step."""
+    shape = metrics.scheduled(batch)
+    for scheduled in batch.scheduled:
+        metrics.token(scheduled.seq, now)
+    metrics.step(batch, shape, SECONDS)
+
+
+def measure(call: Callable[[int], object], rounds: int) -> tuple[float, float]:
+    """Microseconds of a call: the median of the rounds, and the least."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for index in range(CALLS):
+            call(index)
+        times.append((time.perf_counter() - started) / CALLS * 1e6)
+    return statistics.median(times), min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=21)
+    wanted = parser.parse_args()
+    metrics, sequences, batch = prepare(wanted.sequences)
+    groups: list[RequestGroup] = [seq.group for seq in sequences]
+    end = RequestOutput("r", finish_reason="length")
+    kinds: dict[str, Callable[[int], object]] = {
+        f"a step of {wanted.sequences} decodes": lambda i: tell(metrics, batch, 100.0 + i * 0.02),
+        "a finished request": lambda i: metrics.finished(groups[i % len(groups)], end, 200.0 + i),
+        "a snapshot": lambda _: metrics.snapshot(),
+    }
+    for name, call in kinds.items():
+        median, least = measure(call, wanted.rounds)
+        sys.stdout.write(f"{name:<24} {median:6.1f} µs (least {least:.1f})\n")
+    sys.stdout.write(f"{'a snapshot encoded':<24} {len(encode(metrics.snapshot())):6d} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

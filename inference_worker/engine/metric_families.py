@@ -1,0 +1,143 @@
+"""What the engine counts, by name: the catalogue that worker and gateway share. Free of torch and of Prometheus.
+
+Where vLLM counts the same thing its name is taken, so that dashboards made for it work; the names with `millrace_` are
+what it lacks. The names are those of Prometheus' text, a counter's without its `_total`. docs/metrics.md explains them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+FLOPS = "vllm:estimated_flops_per_gpu"
+BYTES_READ = "vllm:estimated_read_bytes_per_gpu"
+BYTES_WRITTEN = "vllm:estimated_write_bytes_per_gpu"
+PROMPT_TOKENS = "vllm:prompt_tokens"
+GENERATION_TOKENS = "vllm:generation_tokens"
+CACHE_QUERIES = "vllm:prefix_cache_queries"
+CACHE_HITS = "vllm:prefix_cache_hits"
+PREEMPTIONS = "vllm:num_preemptions"
+SUCCESS = "vllm:request_success"
+FAULTS = "millrace_request_faults"
+MISSES = "millrace_prefix_cache_misses"
+BILLED_TOKENS = "millrace_engine_tokens"
+COMPUTED_TOKENS = "millrace_computed_tokens"
+BATCHED_SEQUENCES = "millrace_batched_sequences"
+STEP_SECONDS = "millrace_step_seconds"
+FORWARD_SECONDS = "millrace_forward_seconds"
+
+PEAK_FLOPS = "millrace_peak_flops"
+PEAK_BANDWIDTH = "millrace_peak_bandwidth_bytes"
+MFU = "millrace_mfu_ratio"
+BANDWIDTH_USE = "millrace_bandwidth_ratio"
+
+TTFT = "vllm:time_to_first_token_seconds"
+ITL = "vllm:inter_token_latency_seconds"
+TPOT = "vllm:request_time_per_output_token_seconds"
+E2E = "vllm:e2e_request_latency_seconds"
+QUEUE_TIME = "vllm:request_queue_time_seconds"
+INFERENCE_TIME = "vllm:request_inference_time_seconds"
+PREFILL_TIME = "vllm:request_prefill_time_seconds"
+DECODE_TIME = "vllm:request_decode_time_seconds"
+ITERATION_TOKENS = "vllm:iteration_tokens_total"
+REQUEST_PROMPT = "vllm:request_prompt_tokens"
+REQUEST_GENERATION = "vllm:request_generation_tokens"
+REQUEST_COMPUTED = "vllm:request_prefill_kv_computed_tokens"
+STEP_DURATION = "millrace_step_duration_seconds"
+
+_LATENCIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60, 120, 300, 600)
+_GAPS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_STEP_TOKENS = tuple(2**i for i in range(15))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: its help, the label it has besides model and replica, and, of a histogram, the buckets' bounds."""
+
+    name: str
+    help: str
+    label: str = ""
+    buckets: tuple[float, ...] = ()
+
+
+COUNTERS = (
+    Family(PROMPT_TOKENS, "prompt tokens of the requests begun, cached ones included"),
+    Family(GENERATION_TOKENS, "tokens generated"),
+    Family(CACHE_QUERIES, "prompt tokens looked up in the prefix cache"),
+    Family(CACHE_HITS, "of these, not computed because they were found there"),
+    Family(PREEMPTIONS, "requests preempted"),
+    Family(SUCCESS, "requests ended", "finished_reason"),
+    Family(FLOPS, "floating-point operations that the model asks for"),
+    Family(BYTES_READ, "bytes read: the weights once a step, and the keys and values attended to"),
+    Family(BYTES_WRITTEN, "bytes written: keys and values"),
+    Family(FAULTS, "requests ended by a fault", "code"),
+    Family(MISSES, "requests that found less in the prefix cache than they might have, by why", "reason"),
+    Family(BILLED_TOKENS, "tokens of the requests ended, those with a fault left out, by billing class", "token_class"),
+    Family(COMPUTED_TOKENS, "tokens computed", "phase"),
+    Family(BATCHED_SEQUENCES, "sequences in all steps; over the number of steps: the mean batch size"),
+    Family(STEP_SECONDS, "where the steps' time went: schedule, forward, output", "phase"),
+    Family(FORWARD_SECONDS, "the forward passes' time, shared out to prefill and decode", "phase"),
+)
+GAUGES = (
+    Family(PEAK_FLOPS, "floating-point operations a second of a large matrix product, measured at start"),
+    Family(PEAK_BANDWIDTH, "bytes a second of a large copy, read and written, measured at start"),
+    Family(MFU, "the last steps' floating-point operations a second, as a share of the peak"),
+    Family(BANDWIDTH_USE, "the last steps' bytes a second, as a share of the peak"),
+)
+HISTOGRAMS = (
+    Family(TTFT, "from a request's arrival at the worker to its first token", buckets=_LATENCIES),
+    Family(ITL, "from one token of an answer to the next", buckets=_GAPS),
+    Family(TPOT, "mean time between an answer's tokens, by request", buckets=_GAPS),
+    Family(E2E, "from a request's arrival at the worker to its end", buckets=_LATENCIES),
+    Family(QUEUE_TIME, "from a request's arrival at the worker to its first step", buckets=_LATENCIES),
+    Family(INFERENCE_TIME, "from a request's first step to its end", buckets=_LATENCIES),
+    Family(PREFILL_TIME, "from a request's first step to its first token", buckets=_LATENCIES),
+    Family(DECODE_TIME, "from a request's first token to its end", buckets=_LATENCIES),
+    Family(ITERATION_TOKENS, "tokens computed in a step", buckets=_STEP_TOKENS),
+    Family(REQUEST_PROMPT, "prompt tokens of a request", buckets=_TOKENS),
+    Family(REQUEST_GENERATION, "tokens generated for a request, all its answers together", buckets=_TOKENS),
+    Family(REQUEST_COMPUTED, "prompt tokens of a request that were not found in the prefix cache", buckets=_TOKENS),
+    Family(STEP_DURATION, "from the end of the step before, or a step's begin, to its end", buckets=_GAPS),
+)
+
+
+class Histogram:
+    """Observations counted in fixed buckets."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)  # upper ends, included, growing
+        self.counts = [0] * (len(self.bounds) + 1)  # the last: above all bounds
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def snapshot(self) -> HistogramSnapshot:
+        return HistogramSnapshot(self.counts.copy(), self.sum)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """A histogram as it was: observations by bucket, each counted in one of them."""
+
+    counts: list[int]
+    sum: float
+
+    def cumulative(self) -> list[int]:
+        """Observations up to each bound, as Prometheus counts them; the last: all."""
+        return list(accumulate(self.counts))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """All that an engine has counted since its start, by name; a counter's by label too, "" where there is none."""
+
+    counters: dict[str, dict[str, float]]
+    gauges: dict[str, float]
+    histograms: dict[str, HistogramSnapshot]

@@ -1,0 +1,225 @@
+"""Arithmetic that gives a row the same bits whatever is computed beside it, in plain PyTorch on any device.
+
+Additions, multiplications, divisions, square roots and comparisons of single numbers are fixed by IEEE 754. Three kinds
+of operations are not, and each has its rule here:
+
+- Matrix products and norms choose their kernel, and with it the order of their sums, by shape: they are called with one
+  shape only (`in_tiles`, and the batches of `attend`).
+- exp and its like round in one way in a vector loop and in another in the scalar loop that does what is left over:
+  nothing is ever left over (`each`).
+- Sums over keys are trees of additions (`add_up`), over keys cut into splits counted from position 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from kernels.cpu import PageShape
+
+TILE_ROWS = 16  # rows of every call `in_tiles` makes
+_TILE_TOKENS = 4  # positions of a sequence whose queries are one tile: 0 to 3, 4 to 7, …
+_SPLIT_KEYS = 128  # least keys of a split
+_BATCH_TILES = 8  # tiles in one batch of products
+_WHOLE_VECTORS = 64  # elements: a multiple of what any CPU's vector loop takes at a time
+_ONE_THREAD = 1 << 14  # elements that no operation cuts up for several threads
+
+
+def in_tiles(function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+    """`function` of each tile of TILE_ROWS rows, by a call of its own; the last tile is filled up with zeros.
+
+    Args:
+        function: of tensors [TILE_ROWS, …]; returns [TILE_ROWS, …], each row of the same rows alone.
+        rows: tensors [n, …], n above 0.
+
+    Returns:
+        [n, …].
+    """
+    count = len(rows[0])
+    tiles = [torch.split(functional.pad(x, (0, 0, 0, -count % TILE_ROWS)), TILE_ROWS) for x in rows]
+    return torch.cat([function(*tile) for tile in zip(*tiles, strict=True)])[:count]
+
+
+def require_equal_rows(function: Callable[[torch.Tensor], torch.Tensor], row: torch.Tensor) -> None:
+    """Check that a row's place in its tile does not matter to `function`, with `row` [width] in all places.
+
+    Raises:
+        RuntimeError: it does, on this machine.
+    """
+    result = function(row.expand(TILE_ROWS, -1).contiguous())
+    if not torch.equal(result, result[:1].expand_as(result)):
+        shape = f"[{TILE_ROWS}, {row.shape[0]}] × [{row.shape[0]}, {result.shape[1]}]"
+        raise RuntimeError(f"not batch-invariant on this machine: equal rows of a product {shape} differ")
+
+
+def each(function: Callable[[torch.Tensor], object], x: torch.Tensor) -> torch.Tensor:
+    """A copy of x on whose elements `function` has worked, in place."""
+    flat = functional.pad(x.reshape(-1), (0, -x.numel() % _WHOLE_VECTORS))
+    for part in [flat] if x.is_cuda else torch.split(flat, _ONE_THREAD):  # CUDA has one code for all elements
+        function(part)
+    return flat[: x.numel()].view(x.shape)
+
+
+def add_up(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the last dimension, which stays, as 1: pairs, pairs of pairs, …"""
+    while (width := x.shape[-1]) > 1:
+        if width % 2:
+            x = functional.pad(x, (0, 1))
+        x = x[..., : (width + 1) // 2] + x[..., (width + 1) // 2 :]
+    return x
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up for [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return each(partial(functional.silu, inplace=True), gate).mul_(up)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Keys of consecutive positions, of the tiles of a batch that see any of them: its first ones."""
+
+    tiles: int
+    pages: torch.Tensor  # [2 × _BATCH_TILES × kv_heads × blocks], rows of the paged cache
+    hidden: torch.Tensor | None  # [tiles, 1, 1, _TILE_TOKENS, keys]: what a query must not see; None: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every layer of a step shares."""
+
+    places: torch.Tensor  # [num_tokens]: each token's place among the batches × _BATCH_TILES × _TILE_TOKENS
+    batches: list[list[Split]]  # of tiles in order of their contexts, the longest first
+
+
+def split_keys(block_size: int) -> int:
+    """Keys of a split: whole blocks, and such that every matrix of a batch begins at a multiple of 64 bytes."""
+    unit = math.lcm(block_size, 16)
+    return -(-_SPLIT_KEYS // unit) * unit
+
+
+def plan(query_lens: Sequence[int], lengths: Sequence[int], block_table: torch.Tensor, shape: PageShape) -> Plan:
+    """Cut a step's sequences into tiles of queries and splits of keys, both counted from position 0.
+
+    Args:
+        query_lens, lengths: new tokens, and all tokens with these, of each sequence.
+        block_table: int64 [num_seqs, max_blocks].
+    """
+    news, ends = np.array(query_lens), np.array(lengths)
+    starts, keys = ends - news, split_keys(shape.block_size)
+    first = starts // _TILE_TOKENS
+    counts = (ends - 1) // _TILE_TOKENS - first + 1
+    before = np.cumsum(counts) - counts
+    seqs = np.repeat(np.arange(len(news)), counts)
+    numbers = np.arange(len(seqs)) + np.repeat(first - before, counts)  # of each tile in its sequence
+    splits = numbers * _TILE_TOKENS // keys + 1
+    order = np.argsort(-splits, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    positions = np.arange(news.sum()) + np.repeat(starts - np.cumsum(news) + news, news)
+    tile_of = positions // _TILE_TOKENS + np.repeat(before - first, news)
+    places = torch.from_numpy(place[tile_of] * _TILE_TOKENS + positions % _TILE_TOKENS)
+    device = block_table.device
+    tables = block_table[torch.from_numpy(seqs[order]).to(device)]
+    width = int(splits.max()) * (keys // shape.block_size)
+    tables = functional.pad(tables, (0, width - tables.shape[1], 0, -len(order) % _BATCH_TILES))
+    batches = []
+    for at in range(0, len(order), _BATCH_TILES):
+        part = order[at : at + _BATCH_TILES]
+        table = tables[at : at + _BATCH_TILES]
+        batches.append([_split(i, numbers[part[splits[part] > i]], table, shape) for i in range(splits[part[0]])])
+    return Plan(places.to(device), batches)
+
+
+def _split(
+    index: int, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], table: torch.Tensor, shape: PageShape
+) -> Split:
+    """The split `index` of the tiles `numbers`, the first ones of those in `table` [_BATCH_TILES, max_blocks]."""
+    keys = split_keys(shape.block_size)
+    blocks = keys // shape.block_size
+    heads = torch.arange(2 * shape.num_kv_heads, device=table.device) * shape.num_blocks
+    pages = heads.view(2, 1, -1, 1) + table[:, None, index * blocks : (index + 1) * blocks]
+    hidden = None
+    if int(numbers.min()) * _TILE_TOKENS < (index + 1) * keys - 1:
+        positions = torch.arange(index * keys, (index + 1) * keys)
+        queries = torch.from_numpy(numbers)[:, None] * _TILE_TOKENS + torch.arange(_TILE_TOKENS)
+        hidden = (positions > queries[:, None, None, :, None]).to(table.device)
+    return Split(len(numbers), pages.reshape(-1), hidden)
+
+
+class Workspace:
+    """Room for one split of a batch, used again and again."""
+
+    def __init__(self, shape: PageShape, dtype: torch.dtype, device: torch.device) -> None:
+        keys = 2 * _BATCH_TILES * shape.num_kv_heads * split_keys(shape.block_size)
+        size = (keys // shape.block_size, shape.block_size * shape.head_dim)
+        self.gathered = torch.empty(size, dtype=dtype, device=device)
+        self.wide = torch.empty(size, device=device)
+
+
+def attend(
+    query: torch.Tensor, pages: torch.Tensor, plan: Plan, shape: PageShape, scale: float, workspace: Workspace
+) -> torch.Tensor:
+    """Causal attention of a step's new tokens over their sequences' pages, in float32 inside.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim].
+        pages: one layer's cache, [2 × num_kv_heads × num_blocks, block_size × head_dim], as in `kernels.cpu`; the new
+            tokens' keys and values are in it, and no number that is not finite.
+        plan: from `plan`.
+
+    Returns:
+        [num_tokens, num_heads × head_dim].
+    """
+    tiles, kv_heads, head_dim = len(plan.batches) * _BATCH_TILES, shape.num_kv_heads, shape.head_dim
+    by_place = query.new_zeros((tiles * _TILE_TOKENS, shape.num_heads, head_dim), dtype=torch.float32)
+    by_place.index_copy_(0, plan.places, query.float() * scale)
+    # The queries that share a KV head become rows of one product with it.
+    packed = by_place.view(tiles, _TILE_TOKENS, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    packed = packed.reshape(len(plan.batches), _BATCH_TILES * kv_heads, -1, head_dim)
+    out = torch.empty_like(packed)
+    for index, splits in enumerate(plan.batches):
+        _attend_batch(packed[index], out[index], pages, splits, shape, workspace)
+    unpacked = out.view(tiles, kv_heads, -1, _TILE_TOKENS, head_dim).permute(0, 3, 1, 2, 4)
+    return unpacked.reshape(len(by_place), -1).index_select(0, plan.places).to(query.dtype)
+
+
+def _attend_batch(
+    queries: torch.Tensor,
+    out: torch.Tensor,
+    pages: torch.Tensor,
+    splits: Sequence[Split],
+    shape: PageShape,
+    workspace: Workspace,
+) -> None:
+    """Attention of queries [_BATCH_TILES × kv_heads, rows, head_dim] into `out`, of the same shape.
+
+    Split after split, from position 0, with a running maximum. A tile lies within one split, so all its queries go
+    through the same splits.
+    """
+    kv_heads, keys = shape.num_kv_heads, split_keys(shape.block_size)
+    top = queries.new_full((*queries.shape[:2], 1), float("-inf"))
+    total = torch.zeros_like(top)
+    out.zero_()
+    for split in splits:
+        torch.index_select(pages, 0, split.pages, out=workspace.gathered)
+        cached = workspace.wide.copy_(workspace.gathered).view(2, -1, keys, shape.head_dim)
+        scores = torch.bmm(queries, cached[0].transpose(1, 2))
+        seen = split.tiles * kv_heads
+        some = scores[:seen]
+        if split.hidden is not None:
+            by_head = some.view(split.tiles, kv_heads, -1, _TILE_TOKENS, keys)
+            by_head.masked_fill_(split.hidden, float("-inf"))
+        new_top = torch.maximum(top[:seen], some.amax(-1, keepdim=True))
+        shrink = each(torch.exp_, top[:seen] - new_top)
+        some.copy_(each(torch.exp_, some.sub_(new_top)))
+        top[:seen] = new_top
+        total[:seen].mul_(shrink).add_(add_up(some))
+        out[:seen].mul_(shrink).add_(torch.bmm(scores, cached[1])[:seen])
+    out.div_(total)
