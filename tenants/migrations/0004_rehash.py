@@ -7,20 +7,20 @@ from django.db import migrations
 REHASH = """
 CREATE FUNCTION tenants_rehash_key(old bytea, new bytea, new_pepper text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    found tenants_apikey;
+    old_row tenants_apikey;
 BEGIN
-    SELECT * INTO found FROM tenants_apikey WHERE key_hash = old;
-    PERFORM FROM tenants_tenant WHERE id = found.tenant_id FOR NO KEY UPDATE;
-    UPDATE tenants_apikey SET key_hash = new, pepper = new_pepper WHERE id = found.id AND key_hash = old;
+    SELECT * INTO old_row FROM tenants_apikey WHERE key_hash = old;
+    PERFORM FROM tenants_tenant WHERE id = old_row.tenant_id FOR NO KEY UPDATE;
+    UPDATE tenants_apikey SET key_hash = new, pepper = new_pepper WHERE id = old_row.id AND key_hash = old;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    UPDATE tenants_keysnapshot SET key_hash = new WHERE key_id = found.id;
+    UPDATE tenants_keysnapshot SET key_hash = new WHERE key_id = old_row.id;
     INSERT INTO tenants_auditentry
         (at, tenant_id, verb, actor, request_id, object_type, object_id, object_name, before, after)
-    VALUES (clock_timestamp(), found.tenant_id, 'key.rehash', 'gateway', '', 'apikey', found.id,
-        found.name || ' (' || found.prefix || '…)',
-        jsonb_build_object('pepper', found.pepper), jsonb_build_object('pepper', new_pepper));
+    VALUES (clock_timestamp(), old_row.tenant_id, 'key.rehash', 'gateway', '', 'apikey', old_row.id,
+        old_row.name || ' (' || old_row.prefix || '…)',
+        jsonb_build_object('pepper', old_row.pepper), jsonb_build_object('pepper', new_pepper));
     RETURN true;
 END
 $$
