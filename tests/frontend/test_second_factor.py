@@ -62,10 +62,11 @@ def enrol(client: Client) -> str:
     return secret
 
 
-def test_enrolling_works(client, user):
+def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
     log_in(client)
     assert "Set up a second factor" in client.get("/account/").content.decode()
-    enrol(client)
+    with django_capture_on_commit_callbacks(execute=True):
+        enrol(client)
     assert Authenticator.objects.filter(user=user).count() == 2
     page = client.get("/account/mfa/recovery-codes/").content.decode()
     assert len(re.findall(r"<li><code>", page)) == 10
