@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-_TOKEN = re.compile(rb'"content":"(\d+) "')
+_TOKEN = re.compile(rb"(\d{11,}) ")  # a chunk holds several where the broker was slow
 
 
 @dataclass
