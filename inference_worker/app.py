@@ -5,6 +5,7 @@ Start it with `python -m inference_worker`.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -74,6 +75,9 @@ def _load(**_: Any) -> None:
         logging.getLogger(__name__).exception("worker_not_started")
         os._exit(1)
     _resident.append(worker)
+    # Torch and the model's objects stay for ever: a full collection that went through them would hold up a step.
+    gc.collect()
+    gc.freeze()
     threading.Thread(target=_stop_when_broken, args=(worker,), daemon=True).start()
 
 
