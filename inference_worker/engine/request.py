@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled"]
+StructuredKind = Literal["json_schema", "json_object", "regex", "grammar", "tools"]
 MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
 
 
@@ -65,6 +66,21 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredSpec:
+    """The form an answer must have. A form that cannot be enforced is refused at submission, by name.
+
+    `text`: a JSON schema ("json_schema"), a regular expression the whole answer matches ("regex"), a Lark grammar
+    ("grammar"), or, for "tools", JSON: `{"tools": [{"name", "parameters"}…], "choice": "auto"|"required"|NAME,
+    "parallel": bool}`, with which tool calls are `<tool_call>{"name":…,"arguments":…}</tool_call>`: nothing but
+    them when one is required, and free text around them otherwise. "json_object" has none.
+    """
+
+    kind: StructuredKind
+    text: str = ""
+    param: str = "response_format"  # the request field that a refusal names
+
+
+@dataclass(frozen=True, slots=True)
 class CacheBreakpoint:
     """The prompt up to `num_tokens` is to stay cached for `seconds` after its last use: whole blocks are pinned."""
 
@@ -87,6 +103,7 @@ class Request:
     priority: int = 0  # among the tenant's own requests of one class: lower first
     breakpoints: tuple[CacheBreakpoint, ...] = ()  # in the order of the prompt
     expires_at: float | None = None  # the engine's clock: a request that has not begun by then is given up
+    structured: StructuredSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
