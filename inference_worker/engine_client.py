@@ -31,7 +31,6 @@ class Live:
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    cached_tokens: int = 0  # of the prompt
     next_seq: int = 0  # the publisher's: number of the leg's next stream event
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -49,6 +48,11 @@ class HandedOver:
 Outcome = RequestOutput | RequestFault | HandedOver
 Delivery = tuple[Live, Outcome]
 Deliver = Callable[[Sequence[Delivery]], None]
+
+
+def is_last(outcome: Outcome) -> bool:
+    """Whether nothing more comes of the leg. One of several answers may end before the others: then usage is unset."""
+    return not isinstance(outcome, RequestOutput) or outcome.usage is not None
 
 
 class EngineClient(Protocol):
@@ -181,7 +185,7 @@ class ResidentEngine:
             return
         with self._wake:
             for live, output in deliveries:
-                if not isinstance(output, RequestOutput) or output.finish_reason is not None:
+                if is_last(output):
                     self._live.pop(live.engine_id, None)
         self._deliver(deliveries)
 
@@ -195,6 +199,11 @@ def _engine_request(live: Live) -> Request:
         cache_salt=job.cache_salt,
         arrival=live.claimed_at,
         tenant=str(job.envelope.tenant_id),
+        weight=job.weight,
+        service_class=job.service_class,
+        priority=job.priority,
+        breakpoints=job.breakpoints,
+        structured=job.structured,
     )
 
 

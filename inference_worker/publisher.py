@@ -20,7 +20,7 @@ import structlog
 
 from inference_worker import claims
 from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
-from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome
+from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
 from inference_worker.journal import Journal, leg_key, parse_stream_id
 from inference_worker.protocol import (
     USAGE_GROUP,
@@ -28,6 +28,7 @@ from inference_worker.protocol import (
     Claimed,
     End,
     Failed,
+    Finished,
     Released,
     StreamEvent,
     Tokens,
@@ -135,40 +136,48 @@ class Publisher:
             return items
 
     def _sort(self, items: Sequence[tuple[str, _Item]]) -> _Round:
-        """Merge each request's outputs of the round, and number its events."""
+        """Merge each answer's outputs of the round, and number each request's events."""
         round_ = _Round()
-        merged: dict[str, tuple[Live, Outcome, list[int], list[str]]] = {}
+        merged: dict[str, tuple[Live, list[Outcome]]] = {}
         for gateway_id, item in items:
             if isinstance(item, Claimed):
                 round_.by_gateway[gateway_id].append(item)
                 continue
-            for live, output in item or ():
-                _, _, ids, texts = merged.setdefault(live.engine_id, (live, output, [], []))
-                if isinstance(output, RequestOutput):
-                    live.cached_tokens = output.cached_tokens
-                    ids += output.token_ids
-                    texts.append(output.text)
-                merged[live.engine_id] = (live, output, ids, texts)
-        for live, last, ids, texts in merged.values():
-            self._number(round_, live, last, ids, "".join(texts))
+            for live, outcome in item or ():
+                merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
+        for live, outcomes in merged.values():
+            self._tell_outputs(round_, live, [each for each in outcomes if isinstance(each, RequestOutput)])
+            if is_last(outcomes[-1]):
+                self._tell_end(round_, live, outcomes[-1])
         return round_
 
-    def _number(self, round_: _Round, live: Live, last: Outcome, ids: list[int], text: str) -> None:
-        envelope, attempt, gateway = live.job.envelope, live.attempt, live.job.gateway_id
-        if ids or text:
-            tokens = Tokens(envelope.request_id, attempt, live.next_seq, ids, text, live.cached_tokens)
-            round_.by_gateway[gateway].append(tokens)
-            round_.logs.append((request_log(envelope.request_id, attempt), tokens, live.next_seq == 0))
-            live.next_seq += 1
+    def _tell_outputs(self, round_: _Round, live: Live, outputs: list[RequestOutput]) -> None:
+        request_id, attempt = live.job.envelope.request_id, live.attempt
+        for index in dict.fromkeys(output.index for output in outputs):
+            answer = [output for output in outputs if output.index == index]
+            if any(output.token_ids or output.text for output in answer):
+                self._tell(round_, live, _tokens(live, answer))
+            last = answer[-1]
+            if last.finish_reason is not None and not is_last(last):
+                finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
+                self._tell(round_, live, finished)
+
+    def _tell(self, round_: _Round, live: Live, event: Tokens | Finished) -> None:
+        round_.by_gateway[live.job.gateway_id].append(event)
+        round_.logs.append((request_log(event.request_id, event.attempt), event, live.next_seq == 0))
+        live.next_seq += 1
+
+    def _tell_end(self, round_: _Round, live: Live, last: Outcome) -> None:
+        request_id, attempt = live.job.envelope.request_id, live.attempt
         if isinstance(last, HandedOver):
             round_.handed_over.append(live)
         elif isinstance(last, RequestFault):
-            failed = Failed(envelope.request_id, attempt, live.next_seq, last.code, last.message, last.param)
+            failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
             round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
         elif last.finish_reason is not None:
             usage = last.usage or TokenUsage()
             verdict = "cancelled" if last.finish_reason == "cancelled" else "completed"
-            end = End(envelope.request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
+            end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
             round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage)))
 
     def _usage(self, live: Live, verdict: str, reason: str, usage: TokenUsage) -> UsageEvent:
@@ -333,6 +342,23 @@ class Publisher:
                 milliseconds, sequence = parse_stream_id((oldest or group["last-delivered-id"]).decode())
                 return (milliseconds, sequence if oldest else sequence + 1)
         return (0, 0)
+
+
+def _tokens(live: Live, outputs: list[RequestOutput]) -> Tokens:
+    """One answer's outputs of a round, as one event."""
+    first = outputs[0]
+    prompt = next((output.prompt_usage for output in outputs if output.prompt_usage is not None), None)
+    return Tokens(
+        live.job.envelope.request_id,
+        live.attempt,
+        live.next_seq,
+        [token_id for output in outputs for token_id in output.token_ids],
+        "".join(output.text for output in outputs),
+        first.index,
+        [each for output in outputs for each in output.logprobs] if live.job.params.logprobs is not None else None,
+        prompt if live.next_seq == 0 else None,
+        next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
+    )
 
 
 def _where(usage: UsageEvent) -> tuple[str, int]:

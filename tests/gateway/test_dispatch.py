@@ -152,7 +152,7 @@ async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Re
     await eventually(rung)
     assert await replica.claim("req_1")
     await eventually(lambda: owned(generation, "r1"))
-    sent = [Tokens("req_1", 1, 0, [5], "Hi", 0), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
+    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
     await replica.send(*sent)
     assert [await next_event(generation), await next_event(generation)] == sent
     assert dispatcher.placement.load("r1") == 0
@@ -183,8 +183,8 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     assert not await other.claim("req_1", 1)  # the old doorbell, redelivered
     assert await other.claim("req_1", 2)
     # The first was only asleep: what it says now is not for the client.
-    await replica.send(Tokens("req_1", 1, 0, [9], "stale", 0))
-    await other.send(Tokens("req_1", 2, 0, [5], "fresh", 0))
+    await replica.send(Tokens("req_1", 1, 0, [9], "stale"))
+    await other.send(Tokens("req_1", 2, 0, [5], "fresh"))
     event = await next_event(generation)
     assert isinstance(event, Tokens)
     assert event.text == "fresh"
@@ -197,7 +197,7 @@ async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
 ) -> None:
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await replica.send(Tokens("req_1", 1, 0, [5], "Hi", 0))
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     assert isinstance(await next_event(generation), Tokens)
     replica.kill()
     started = time.monotonic()
@@ -214,7 +214,7 @@ async def test_an_end_that_was_told_before_the_death_counts(
     """The end stands in the log though its batch never reached the gateway: no error, no second verdict."""
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await replica.send(Tokens("req_1", 1, 0, [5], "Hi", 0))
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(generation)
     end = End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))
     await broker.rpush(request_log("req_1", 1), encode(end))  # type: ignore[misc]

@@ -126,7 +126,7 @@ async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Repl
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert call.model == "a"
     assert await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi", 0), end(call, TokenUsage(10, output=1), seq=1))
+    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
     assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
     gate.service.let_go(call)
     why = await gate.why(call)
@@ -209,7 +209,7 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     assert await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi", 0))
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
     async with asyncio.timeout(5):
         await anext(gate.service.events(call))
     gate.service.let_go(call)
@@ -231,7 +231,7 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi", 0))
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
     async with asyncio.timeout(5):
         await anext(gate.service.events(call))
     gate.service.let_go(call)

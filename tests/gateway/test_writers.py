@@ -10,14 +10,15 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import End, Tokens
+from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.forms import Form
 from millrace.gateway.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
-EVENTS: list[Tokens | End] = [
-    Tokens("req_1", 1, 0, [5], "Hel", 4),
-    Tokens("req_1", 1, 1, [6], "", 4),  # half a character: a token, and no text yet
-    Tokens("req_1", 1, 2, [7, 8], "lo", 4),
+TOKENIZER: Any = None  # only asked for log-probabilities
+EVENTS: list[AnswerEvent] = [
+    Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenUsage(uncached=6, cache_read=4)),
+    Tokens("req_1", 1, 1, [6], ""),  # half a character: a token, and no text yet
+    Tokens("req_1", 1, 2, [7, 8], "lo"),
     End("req_1", 1, 3, "stop", None, TokenUsage(uncached=6, cache_read=4, output=5)),
 ]
 USAGE = {
@@ -44,7 +45,7 @@ def streamed(writer: OpenAIWriter) -> list[Any]:
 
 
 def test_a_chat_stream() -> None:
-    chunks = streamed(ChatWriter(form()))
+    chunks = streamed(ChatWriter(form(), TOKENIZER))
     head = {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
@@ -63,33 +64,29 @@ def test_a_chat_stream() -> None:
 
 
 def test_usage_comes_once_at_the_end_if_asked_for() -> None:
-    *chunks, last = streamed(ChatWriter(form(include_usage=True)))
+    *chunks, last = streamed(ChatWriter(form(include_usage=True), TOKENIZER))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"]) == ([], USAGE)
 
 
 def test_continuous_usage_counts_up() -> None:
-    chunks = streamed(ChatWriter(form(include_usage=True, continuous_usage=True)))
+    chunks = streamed(ChatWriter(form(include_usage=True, continuous_usage=True), TOKENIZER))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
-    assert counts == [1, 4, 5, 5]
+    assert counts == [1, 1, 4, 5, 5]  # the first with the role alone
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
 def test_a_whole_chat_answer() -> None:
-    end = EVENTS[-1]
-    assert isinstance(end, End)
-    answer = ChatWriter(form()).whole("Hello", end)
+    answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert answer["usage"] == USAGE
     ChatCompletion.model_validate(answer)
 
 
 def test_completions() -> None:
-    chunks = streamed(CompletionWriter(form()))
+    chunks = streamed(CompletionWriter(form(), TOKENIZER))
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Hel", "lo", ""]
-    end = EVENTS[-1]
-    assert isinstance(end, End)
-    answer = CompletionWriter(form()).whole("Hello", end)
+    answer = CompletionWriter(form(), TOKENIZER).whole(EVENTS)
     assert {body["object"] for body in (*chunks, answer)} == {"text_completion"}
     Completion.model_validate(answer)
 
@@ -97,4 +94,6 @@ def test_completions() -> None:
 @pytest.mark.parametrize("writer", [ChatWriter, CompletionWriter])
 def test_the_same_events_give_the_same_stream(writer: type[OpenAIWriter]) -> None:
     """Resuming writes a stream again from its start: event n must be event n."""
-    assert streamed(writer(form(include_usage=True))) == streamed(writer(form(include_usage=True)))
+    assert streamed(writer(form(include_usage=True), TOKENIZER)) == streamed(
+        writer(form(include_usage=True), TOKENIZER)
+    )

@@ -26,7 +26,7 @@ from inference_worker.protocol import (
     Failed,
     Job,
     Released,
-    Tokens,
+    StreamEvent,
     UsageEvent,
     claim_key,
     control_channel,
@@ -329,7 +329,7 @@ class Dispatcher:
 
     # Back: what replicas say.
 
-    def _accept(self, event: Claimed | Released | Tokens | End | Failed) -> None:
+    def _accept(self, event: StreamEvent) -> None:
         generation = self.generations.get(event.request_id)
         if generation is None:
             return

@@ -26,7 +26,7 @@ class Errand:
     @property
     def cost(self) -> int:
         """Tokens, at most."""
-        return len(self.job.prompt_token_ids) + self.job.params.max_tokens
+        return len(self.job.prompt_token_ids) + self.job.params.max_tokens * self.job.params.n
 
 
 class Generation:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 
 import redis.asyncio as redis
 import structlog
 
 from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import End, Failed, Tokens
+from inference_worker.protocol import AnswerEvent, End, Failed, Tokens
 from millrace.gateway.admission import Admission, Demand, Ticket
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dispatch import Dispatcher
@@ -21,16 +21,14 @@ from millrace.gateway.jobs import JobMaker
 from millrace.gateway.limits import is_long
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
-from millrace.gateway.openai import chat, completions
-from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
-from millrace.gateway.prompts import tokenise
+from millrace.gateway.prompts import Prompt, tokenise
 from millrace.gateway.readers import Readers
 from millrace.gateway.routing import Candidate, Route, Router
+from millrace.gateway.writers import make_writer
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
-WRITERS: Mapping[str, Callable[[Form], Writer]] = {chat.DIALECT: ChatWriter, completions.DIALECT: CompletionWriter}
 READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that means to come back
 LOOK_SECONDS = 1.0
 END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
@@ -54,7 +52,7 @@ class Call:
         request: InferenceRequest,
         dialect: str,
         request_id: str,
-        prompt: list[int],
+        prompt: Prompt,
         measure: ServedModel,
         route: Route,
     ) -> None:
@@ -84,7 +82,7 @@ class Call:
         return self.candidate.model.name
 
     def writer(self) -> Writer:
-        return WRITERS[self.dialect](self.form)
+        return make_writer(self.form, self.candidate.model.tokenizer)
 
     def may_fall_back(self, fault: ApiError) -> bool:
         """Whether another candidate may try after this failure."""
@@ -123,15 +121,22 @@ class InferenceService:
             ApiError: it cannot be served; nothing was taken.
         """
         measure = self._router.measure(key, request.model)
-        prompt = await tokenise(measure, request.prompt)
+        prompt = await tokenise(measure, request)
         route = self._router.route(
-            key, request.model, request_id, len(prompt), tools=request.tools, schema=request.schema
+            key,
+            request.model,
+            request_id,
+            len(prompt.ids),
+            tools=bool(request.tools),
+            schema=request.structured is not None,
         )
+        if request.metadata:
+            route.why["metadata"] = request.metadata
         call = Call(key, request, dialect, request_id, prompt, measure, route)
         await self._next_leg(call)
         return call
 
-    async def events(self, call: Call) -> AsyncIterator[Tokens | End]:
+    async def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
         """The answer's events, the last of them its end.
 
         Raises:
@@ -157,7 +162,7 @@ class InferenceService:
                 call.usage = event.usage
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
-            else:
+            elif isinstance(event, Tokens):
                 call.tokens_seen += len(event.token_ids)
             yield event
             if isinstance(event, End):
@@ -192,7 +197,7 @@ class InferenceService:
     async def _begin_leg(self, call: Call) -> None:
         key, model = call.key, call.candidate.model
         if model.tokenizer is not call.counted_by:
-            call.prompt, call.counted_by = await tokenise(model, call.request.prompt), model.tokenizer
+            call.prompt, call.counted_by = await tokenise(model, call.request), model.tokenizer
         self._dispatcher.require_room(model.name, key.tenant_id, key.weight)
         demand = Demand(
             call.request_id,
@@ -200,8 +205,9 @@ class InferenceService:
             key,
             call.request.model,
             [call.candidate, *call.untried],
-            len(call.prompt),
+            len(call.prompt.ids),
             call.request.max_tokens,
+            call.request.sampling.n,
         )
         ticket = await self._admission.admit(demand)
         try:
@@ -220,15 +226,20 @@ class InferenceService:
             call.request_id,
             call.model,
             call.admitted_at // 1_000_000,
-            len(call.prompt),
+            len(call.prompt.ids),
             request.include_usage,
             request.continuous_usage,
+            request.service_class,
+            request.sampling.n,
+            [tool.name for tool in request.tools] if request.tool_choice != "none" else [],
+            call.prompt.ids if request.echo else None,
+            request.asked,
         )
         return Errand(
             job=self._jobs.make(demand, ticket.terms, request, call.prompt, leg=call.legs),
             form=encode_form(call.form),
             weight=call.key.weight,
-            long=is_long(demand.limit_sets, len(call.prompt)),
+            long=is_long(demand.limit_sets, len(call.prompt.ids)),
             first_attempt=call.generation.attempt + 1 if call.legs else 1,
             why=call.why,
         )
@@ -295,10 +306,11 @@ class InferenceService:
                     if isinstance(event, End):
                         call.usage = event.usage
                         return
-                    call.tokens_seen += len(event.token_ids)
+                    if isinstance(event, Tokens):
+                        call.tokens_seen += len(event.token_ids)
         except TimeoutError:
             if call.tokens_seen:  # nobody told: what we saw was used at least
-                call.usage = TokenUsage(uncached=len(call.prompt), output=call.tokens_seen)
+                call.usage = TokenUsage(uncached=len(call.prompt.ids), output=call.tokens_seen)
 
     def _count(self, model: str, usage: TokenUsage) -> None:
         for token_class in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from inference_worker.protocol import End, Tokens
+from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.http import Headers, HttpConsumer
@@ -35,7 +35,7 @@ class InferenceConsumer(HttpConsumer):
             means_to_return = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
             self.gateway.service.let_go(call, means_to_return=means_to_return)
 
-    async def _stream(self, call: Call, event: Tokens | End, events: AsyncIterator[Tokens | End]) -> None:
+    async def _stream(self, call: Call, event: AnswerEvent, events: AsyncIterator[AnswerEvent]) -> None:
         writer, sent = call.writer(), 0
         await self.start_stream(_headers(call, event))
         while True:
@@ -47,17 +47,13 @@ class InferenceConsumer(HttpConsumer):
                 return
             event = await anext(events)
 
-    async def _whole(self, call: Call, event: Tokens | End, events: AsyncIterator[Tokens | End]) -> None:
-        parts: list[str] = []
-        while not isinstance(event, End):
-            parts.append(event.text)
-            event = await anext(events)
-        answer = call.writer().whole("".join(parts), event)
+    async def _whole(self, call: Call, event: AnswerEvent, events: AsyncIterator[AnswerEvent]) -> None:
+        answer = call.writer().whole([event, *[later async for later in events]])
         await self.respond_json(200, answer, _headers(call, event))
 
 
-def _headers(call: Call, event: Tokens | End) -> Headers:
-    cached = event.usage.cache_read if isinstance(event, End) else event.cached_tokens
+def _headers(call: Call, first: AnswerEvent) -> Headers:
+    cached = isinstance(first, Tokens) and first.prompt is not None and first.prompt.cache_read
     return [
         (b"x-millrace-model", call.model.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),

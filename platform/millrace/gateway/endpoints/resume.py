@@ -18,8 +18,8 @@ from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Form, Writer, decode_form
 from millrace.gateway.http import HttpConsumer
 from millrace.gateway.readers import READER_SECONDS
-from millrace.gateway.service import WRITERS
 from millrace.gateway.streams import LOST, EventsLost, LogEvent, read_log
+from millrace.gateway.writers import make_writer
 from tenants.snapshot import KeySnapshot
 
 POLL_SECONDS = 0.05
@@ -45,7 +45,7 @@ class ResumeStream(HttpConsumer):
         self._reader, self._marked_at = secrets.token_hex(8), float("-inf")
         form = await self._form(key, 0)
         had = self._last_event_id()
-        writer = WRITERS[form.dialect](form)
+        writer = self._writer(form)
         attempt, next_seq, sent = 0, 0, 0
         started = finished = False
         try:
@@ -55,7 +55,7 @@ class ResumeStream(HttpConsumer):
                     if next_seq:  # what was sent is not a part of the answer any more
                         raise ApiError("worker_lost", WORKER_LOST)
                     form = await self._form(key, leg.number)
-                    attempt, writer = leg.attempt, WRITERS[form.dialect](form)
+                    attempt, writer = leg.attempt, self._writer(form)
                 events = await self._read(attempt, next_seq)
                 next_seq += len(events)
                 if events and not started:
@@ -82,6 +82,12 @@ class ResumeStream(HttpConsumer):
         if tenant is None or form is None or int(tenant) != key.tenant_id:
             raise ApiError("not_found", f"There is no stream {self._resumed!r}, or it is no longer kept.")
         return decode_form(form)
+
+    def _writer(self, form: Form) -> Writer:
+        model = self.gateway.router.served(form.model)
+        if model is None:
+            raise ApiError("not_found", f"The model {form.model!r} of this stream is not served here any more.")
+        return make_writer(form, model.tokenizer)
 
     def _last_event_id(self) -> int:
         """The number of the last event the client has had; -1 for none."""

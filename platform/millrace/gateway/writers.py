@@ -1,0 +1,20 @@
+"""Which writer answers in which dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inference_worker.engine.tokenizer import Tokenizer
+from millrace.gateway.forms import Form, Writer
+from millrace.gateway.openai import chat, completions
+from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
+
+WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
+    chat.DIALECT: ChatWriter,
+    completions.DIALECT: CompletionWriter,
+}
+
+
+def make_writer(form: Form, tokenizer: Tokenizer) -> Writer:
+    """`tokenizer`: of the form's model."""
+    return WRITERS[form.dialect](form, tokenizer)
