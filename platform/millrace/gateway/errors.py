@@ -24,6 +24,9 @@ _BY_CODE = {
     "model_not_found": (404, "invalid_request_error"),
     "not_found": (404, "invalid_request_error"),
     "method_not_allowed": (405, "invalid_request_error"),
+    "conflict": (409, "invalid_request_error"),
+    "idempotency_conflict": (409, "invalid_request_error"),
+    "outcome_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "cancelled": (499, "invalid_request_error"),
@@ -67,7 +70,7 @@ class ApiError(Exception):
         headers = []
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
-        hopeless = self.status == 429 and self.retry_after is None
+        hopeless = self.status in (409, 429) and self.retry_after is None
         if self.code in _ABOUT_MONEY or self.code in _NOT_AGAIN or hopeless or (self.retry_after or 0) > 60:
             headers.append((b"x-should-retry", b"false"))
         if self.status == 401:

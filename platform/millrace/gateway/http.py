@@ -20,6 +20,7 @@ from channels.exceptions import StopConsumer
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.errors import OVERLOADED, ApiError
+from millrace.gateway.idempotency import Answer, Once, Replay
 from millrace.gateway.ids import new_request_id
 from tenants.snapshot import KeySnapshot
 
@@ -41,10 +42,12 @@ class HttpConsumer(AsyncConsumer):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._body: list[bytes] = []
         self._size = 0
+        self._whole_body: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._responding = False
         self._complete = False  # the response is
         self._telling = False  # the caller is being told that the key died
+        self.once: Once | None = None  # the call has an Idempotency-Key
         self.started = time.monotonic()
         self.key: KeySnapshot | None = None
         self.key_died: ApiError | None = None  # while the request was under way
@@ -79,7 +82,20 @@ class HttpConsumer(AsyncConsumer):
         self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
         # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
         self.gateway.live.add(self.key, self._end)
+        if self.http_method == "POST" and self._whole_body is not None:
+            await self.do_once(self._whole_body)
         return self.key
+
+    async def do_once(self, sent: bytes) -> None:
+        """If the call has an Idempotency-Key, go on only if it is the first. `sent`: the body, or its hash.
+
+        Raises:
+            Replay, ApiError: it is not.
+        """
+        name = self.headers.get(b"idempotency-key")
+        if name is not None and self.key is not None:
+            call = self.scope["path"].encode() + b"\0" + sent
+            self.once = await self.gateway.idempotency.begin(self.key, name, call, self.request_id)
 
     async def handle(self, body: bytes) -> None:
         """Answer the request."""
@@ -115,6 +131,8 @@ class HttpConsumer(AsyncConsumer):
         finally:
             if self.key is not None:
                 self.gateway.live.remove(self.key, self._end)
+            if self.once is not None:
+                await asyncio.shield(self.once.end())
 
     async def _answer(self, body: bytes, too_large: bool) -> None:
         try:
@@ -123,7 +141,10 @@ class HttpConsumer(AsyncConsumer):
                 raise ApiError("request_too_large", f"The request body is larger than {limit} bytes.")
             if self.http_method != self.method:
                 raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
+            self._whole_body = body
             await self.handle(body)
+        except Replay as replay:
+            await self._replay(replay.answer)
         except ApiError as fault:
             await self.respond_error(fault)
         except redis.RedisError as fault:
@@ -153,8 +174,16 @@ class HttpConsumer(AsyncConsumer):
         except TimeoutError:  # it does not read
             self._abort()
 
+    async def _replay(self, answer: Answer) -> None:
+        """Answer again as it was answered before."""
+        self.request_id = answer.request_id
+        await self._start(answer.status, [*answer.headers, (b"idempotent-replayed", b"true")])
+        await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
     async def respond_error(self, fault: ApiError) -> None:
         """Tell the fault as a status, or as the last event of a stream already begun."""
+        if self.once is not None:
+            self.once.failed = True
         if self._responding:
             self.count(f"stream_{fault.code}")
             body = msgspec.json.encode(fault.body())
@@ -196,6 +225,8 @@ class HttpConsumer(AsyncConsumer):
         if rates is None:
             rates = [] if self.key is None else await self.gateway.admission.standing(self.key)
         self._responding = True
+        if self.once is not None:
+            self.once.began(status, headers)
         self.count(str(status))
         took = round((time.monotonic() - self.started) * 1000)
         common = [
@@ -207,6 +238,10 @@ class HttpConsumer(AsyncConsumer):
 
     async def _send(self, message: Any) -> None:
         """Send, and wait while the client reads slowly; cut it off when it seems to have stopped."""
+        if self.once is not None and message["type"] == "http.response.body":
+            self.once.sent(message["body"])
+            if not message["more_body"]:
+                await self.once.keep(self.request_id)
         try:
             async with asyncio.timeout(STALLED_SECONDS):
                 await self.base_send(message)

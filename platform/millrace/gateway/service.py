@@ -130,8 +130,7 @@ class InferenceService:
             tools=bool(request.tools),
             schema=request.structured is not None,
         )
-        if request.metadata:
-            route.why["metadata"] = request.metadata
+        route.why |= {name: told for name in ("metadata", "user") if (told := getattr(request, name))}
         call = Call(key, request, dialect, request_id, prompt, measure, route)
         await self._next_leg(call)
         return call
@@ -167,6 +166,17 @@ class InferenceService:
             yield event
             if isinstance(event, End):
                 return
+
+    def writer(self, form: Form) -> Writer:
+        """For an answer that is followed.
+
+        Raises:
+            ApiError: 404, its model is not served here any more.
+        """
+        model = self._router.served(form.model)
+        if model is None:
+            raise ApiError("not_found", f"The model {form.model!r} of this request is not served here any more.")
+        return make_writer(form, model.tokenizer)
 
     def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
         """The caller is done with the request, or gone. Called once for every call, however it ended."""
