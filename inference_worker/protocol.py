@@ -76,6 +76,7 @@ class Job(msgspec.Struct, frozen=True):
     priority: int = 0  # among the tenant's own of one class: lower first
     breakpoints: tuple[CacheBreakpoint, ...] = ()
     structured: StructuredSpec | None = None
+    input_lengths: tuple[int, ...] = ()  # to be embedded: how the prompt divides into inputs, one after another
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
@@ -122,6 +123,15 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with answer 0's first event
 
 
+class Vectors(msgspec.Struct, frozen=True, array_like=True, tag="v"):
+    """What the inputs were embedded to. Only in the request's log: the gateway hears of the end, and reads it there."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    data: bytes  # float32, little-endian, one vector after another in the inputs' order
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """The last event of one of several answers, while others go on."""
 
@@ -156,7 +166,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     param: str | None = None
 
 
-AnswerEvent = Tokens | Finished | End
+AnswerEvent = Tokens | Vectors | Finished | End
 StreamEvent = Claimed | Released | AnswerEvent | Failed
 
 
@@ -173,6 +183,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     kv_blocks: int
     kv_blocks_used: int
     metrics: MetricsSnapshot | None = None  # all that the engine has counted since its start
+    batch: int = 0  # of running and waiting, those of the batch class
 
 
 encode = msgspec.msgpack.Encoder().encode

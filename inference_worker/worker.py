@@ -20,7 +20,7 @@ from inference_worker import claims
 from inference_worker.control import Control
 from inference_worker.engine.config import PROFILES, EngineConfig, Profile
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import RequestFault
+from inference_worker.engine.request import RequestFault, ServiceClass
 from inference_worker.engine_client import EngineClient, Live, ResidentEngine
 from inference_worker.journal import Journal
 from inference_worker.model_source import ensure_model
@@ -187,6 +187,7 @@ class Worker:
             kv_blocks=stats.kv_blocks,
             kv_blocks_used=stats.kv_blocks_used,
             metrics=self.engine.metrics(),
+            batch=sum(live.job.service_class == ServiceClass.BATCH for live in self.engine.live()),
         )
 
     def _on_broken(self) -> None:
