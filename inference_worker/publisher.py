@@ -33,6 +33,7 @@ from inference_worker.protocol import (
     StreamEvent,
     Tokens,
     UsageEvent,
+    Vectors,
     claim_key,
     encode,
     gateway_stream,
@@ -161,9 +162,14 @@ class Publisher:
             if last.finish_reason is not None and not is_last(last):
                 finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
                 self._tell(round_, live, finished)
+            if last.vectors:
+                self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
 
     def _tell(self, round_: _Round, live: Live, event: Tokens | Finished) -> None:
         round_.by_gateway[live.job.gateway_id].append(event)
+        self._log(round_, live, event)
+
+    def _log(self, round_: _Round, live: Live, event: Tokens | Vectors | Finished) -> None:
         round_.logs.append((request_log(event.request_id, event.attempt), event, live.next_seq == 0))
         live.next_seq += 1
 
