@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from inference_worker.protocol import AnswerEvent, End, Failed, claim_key, decod
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import Form, decode_form
+from millrace.gateway.several import merged, part_id
 from millrace.gateway.streams import LOST, EventsLost, read_log
 
 POLL_SECONDS = 0.05
@@ -76,6 +78,32 @@ class Following:
             ApiError: the request failed, or nobody works on it any more.
             Gone: it is no longer kept.
         """
+        parts = [self._events(), *[part._sent_events(self) for part in await self._others()]]
+        async for event in merged(parts, (await self.form()).n):
+            yield event
+
+    async def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        for part in (self, *await self._others()):
+            with contextlib.suppress(Gone):
+                await self._dispatcher.cancel_claim(part.request_id, (await part.leg()).number)
+
+    async def _others(self) -> list[Following]:
+        """Those of the request's further prompts."""
+        names = [part_id(self.request_id, number) for number in range(1, (await self.form()).prompts)]
+        return [Following(self._dispatcher, name, self._tenant_id) for name in names]
+
+    async def _sent_events(self, first: Following) -> AsyncIterator[AnswerEvent]:
+        """The events, once it is sent: it may still wait where the request's first prompt was sent."""
+        while not await self._broker.exists(claim_key(self.request_id, 0)):
+            gateway: Any = await self._broker.hget(claim_key(first.request_id, 0), "gateway")
+            if gateway is None or not await self._broker.exists(gateway_stream(gateway.decode())):
+                raise ApiError("worker_lost", WORKER_LOST)
+            await asyncio.sleep(POLL_SECONDS)
+        async for event in self._events():
+            yield event
+
+    async def _events(self) -> AsyncIterator[AnswerEvent]:
         attempt, next_seq = 0, 0
         while True:
             try:

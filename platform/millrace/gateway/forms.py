@@ -56,10 +56,13 @@ class InferenceRequest:
     priority: int = 0  # among the tenant's own requests of one class: lower first
     cache_key: str | None = None  # divides the tenant's own prompt cache further
     metadata: dict[str, str] = field(default_factory=dict)  # the caller's own, kept with the record of decisions
+    user: str | None = None  # whom the caller serves, kept likewise
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False  # the answer begins with the prompt
+    more_prompts: tuple[str | list[int], ...] = ()  # answered after the first, as more answers of one request
+    inputs: tuple[str | list[int], ...] = ()  # to be embedded, texts or token ids: then there is no prompt
     asked: dict[str, Any] = field(default_factory=dict)  # what else the dialect's answer repeats of the request
 
 
@@ -74,10 +77,15 @@ class Form(msgspec.Struct, frozen=True):
     include_usage: bool = False
     continuous_usage: bool = False
     service_class: ServiceClass = ServiceClass.DEFAULT
-    n: int = 1  # answers
+    n: int = 1  # answers to each prompt
+    prompts: int = 1
     tools: list[str] = []  # names of those that the model may call
-    echo: list[int] | None = None  # the prompt, if the answer begins with it
+    echo: list[list[int]] | None = None  # the prompts, if the answers begin with them
     asked: dict[str, Any] = {}
+
+    @property
+    def answers(self) -> int:
+        return self.n * self.prompts
 
 
 encode_form = msgspec.msgpack.Encoder().encode

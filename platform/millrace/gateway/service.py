@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Coroutine
 
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.engine.request import TokenUsage
+from inference_worker.engine.request import ServiceClass, TokenUsage
 from inference_worker.protocol import AnswerEvent, End, Failed, Tokens
 from millrace.gateway.admission import Admission, Demand, Ticket
 from millrace.gateway.catalogue import ServedModel
@@ -24,6 +25,7 @@ from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.prompts import Prompt, tokenise
 from millrace.gateway.readers import Readers
 from millrace.gateway.routing import Candidate, Route, Router
+from millrace.gateway.several import merged, part_id
 from millrace.gateway.writers import make_writer
 from tenants.snapshot import KeySnapshot
 
@@ -67,6 +69,7 @@ class Call:
         self.why = route.why
         self.admitted_at = time.time_ns() // 1000
         self.started = time.monotonic()
+        self.more: list[Call] = []  # of the request's further prompts
         self.legs = 0
         self.usage: TokenUsage | None = None
         self.tokens_seen = 0  # generated, as far as events told
@@ -120,6 +123,37 @@ class InferenceService:
         Raises:
             ApiError: it cannot be served; nothing was taken.
         """
+        call = await self._begin(key, request, dialect, request_id)
+        try:
+            for number, prompt in enumerate(request.more_prompts, 1):
+                part = dataclasses.replace(request, prompt=prompt, more_prompts=())
+                call.more.append(await self._begin(key, part, dialect, part_id(request_id, number)))
+        except BaseException:
+            self.let_go(call)
+            raise
+        return call
+
+    def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
+        """The answer's events, the last of them its end.
+
+        Raises:
+            ApiError: the request failed; before the first event this can still be an HTTP status.
+        """
+        return merged([self._events(part) for part in (call, *call.more)], call.request.sampling.n)
+
+    def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
+        """The caller is done with the request, or gone. Called once for every call, however it ended."""
+        for part in (call, *call.more):
+            self._in_background(self._close(part, means_to_return))
+
+    async def drain(self) -> None:
+        """Wait for what is still being cancelled or closed."""
+        self._stopping.set()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # One prompt.
+
+    async def _begin(self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str) -> Call:
         measure = self._router.measure(key, request.model)
         prompt = await tokenise(measure, request)
         route = self._router.route(
@@ -130,17 +164,13 @@ class InferenceService:
             tools=bool(request.tools),
             schema=request.structured is not None,
         )
-        route.why |= {name: told for name in ("metadata", "user") if (told := getattr(request, name))}
+        why = route.why
+        why |= {name: told for name in ("metadata", "user") if (told := getattr(request, name))}
         call = Call(key, request, dialect, request_id, prompt, measure, route)
         await self._next_leg(call)
         return call
 
-    async def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
-        """The answer's events, the last of them its end.
-
-        Raises:
-            ApiError: the request failed; before the first event this can still be an HTTP status.
-        """
+    async def _events(self, call: Call) -> AsyncIterator[AnswerEvent]:
         first = True
         while True:
             event = await call.generation.next_event()
@@ -178,15 +208,6 @@ class InferenceService:
             raise ApiError("not_found", f"The model {form.model!r} of this request is not served here any more.")
         return make_writer(form, model.tokenizer)
 
-    def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
-        """The caller is done with the request, or gone. Called once for every call, however it ended."""
-        self._in_background(self._close(call, means_to_return))
-
-    async def drain(self) -> None:
-        """Wait for what is still being cancelled or closed."""
-        self._stopping.set()
-        await asyncio.gather(*self._background, return_exceptions=True)
-
     # Legs.
 
     async def _next_leg(self, call: Call) -> None:
@@ -208,7 +229,8 @@ class InferenceService:
         key, model = call.key, call.candidate.model
         if model.tokenizer is not call.counted_by:
             call.prompt, call.counted_by = await tokenise(model, call.request), model.tokenizer
-        self._dispatcher.require_room(model.name, key.tenant_id, key.weight)
+        batch = call.request.service_class == ServiceClass.BATCH
+        self._dispatcher.require_room(model.name, key.tenant_id, key.weight, batch=batch)
         demand = Demand(
             call.request_id,
             call.admitted_at,
@@ -219,9 +241,10 @@ class InferenceService:
             call.request.max_tokens,
             call.request.sampling.n,
         )
+        echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
         try:
-            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket))
+            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket, echo))
         except BaseException:
             await ticket.close(None)
             raise
@@ -229,7 +252,12 @@ class InferenceService:
         call.legs += 1
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
-    def _errand(self, call: Call, demand: Demand, ticket: Ticket) -> Errand:
+    async def _echo(self, model: ServedModel, call: Call) -> list[list[int]]:
+        """The prompts, for an answer that begins with them."""
+        others = [dataclasses.replace(call.request, prompt=prompt) for prompt in call.request.more_prompts]
+        return [call.prompt.ids, *[(await tokenise(model, other)).ids for other in others]]
+
+    def _errand(self, call: Call, demand: Demand, ticket: Ticket, echo: list[list[int]] | None) -> Errand:
         request = call.request
         call.form = Form(
             call.dialect,
@@ -241,8 +269,9 @@ class InferenceService:
             request.continuous_usage,
             request.service_class,
             request.sampling.n,
+            1 + len(request.more_prompts),
             [tool.name for tool in request.tools] if request.tool_choice != "none" else [],
-            call.prompt.ids if request.echo else None,
+            echo,
             request.asked,
         )
         return Errand(

@@ -145,14 +145,17 @@ class ToolCallParser:
 
 
 def spec(request: InferenceRequest) -> StructuredSpec | None:
-    """The form that the request's tool calls must have."""
+    """The form that the request's tool calls must have, and what is no call."""
     if not request.tools or request.tool_choice == "none":
         return None
-    content = {
-        "tools": [{"name": tool.name, "parameters": tool.parameters} for tool in request.tools],
+    content: dict[str, Any] = {
+        "tools": [{"name": t.name, "parameters": t.parameters, "strict": t.strict} for t in request.tools],
         "choice": request.tool_choice,
         "parallel": request.parallel_tools,
     }
+    answer = request.structured
+    if answer is not None:
+        content["answer"] = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
     return StructuredSpec("tools", msgspec.json.encode(content).decode(), "tools")
 
 

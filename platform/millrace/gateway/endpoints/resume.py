@@ -76,4 +76,4 @@ class ResumeStream(HttpConsumer):
         alone = await self.gateway.readers.leave(self._resumed, reader)
         returns = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
         if alone and not finished and not returns:
-            await self.gateway.dispatcher.cancel_claim(self._resumed, (await self._following.leg()).number)
+            await self._following.cancel()

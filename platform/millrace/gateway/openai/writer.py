@@ -29,17 +29,17 @@ class OpenAIWriter(ABC):
         self._tokenizer = tokenizer
         self._prompt: TokenUsage | None = None
         self._output_tokens = 0
-        self._unfinished = dict.fromkeys(range(form.n))
+        self._unfinished = dict.fromkeys(range(form.answers))
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         choices: list[dict[str, Any]] = []
         if isinstance(event, Tokens):
-            self._prompt = self._prompt or event.prompt
+            self._prompt = event.prompt or self._prompt
             self._output_tokens += len(event.token_ids)
             choices = self._deltas(event)
         elif isinstance(event, Finished):
             choices = self._finish(event.index, event.finish_reason)
-        else:
+        elif isinstance(event, End):
             choices = [
                 choice for index in list(self._unfinished) for choice in self._finish(index, event.finish_reason)
             ]
@@ -55,7 +55,7 @@ class OpenAIWriter(ABC):
         (end,) = (event for event in events if isinstance(event, End))
         reasons: dict[int, FinishReason] = {e.index: e.finish_reason for e in events if isinstance(e, Finished)}
         choices = []
-        for index in range(self._form.n):
+        for index in range(self._form.answers):
             parts = [e for e in events if isinstance(e, Tokens) and e.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
@@ -93,7 +93,7 @@ class ChatWriter(OpenAIWriter):
     def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
         super().__init__(form, tokenizer)
         self._opened: set[int] = set()
-        self._parsers = {index: ToolCallParser(form.tools) for index in range(form.n)} if form.tools else {}
+        self._parsers = {index: ToolCallParser(form.tools) for index in range(form.answers)} if form.tools else {}
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         form = self._form
@@ -198,7 +198,7 @@ class CompletionWriter(OpenAIWriter):
         found: Sequence[TokenLogprobs | int] | None = _all_logprobs(parts)
         start = index not in self._offsets
         offset = self._offsets.setdefault(index, 0)
-        prompt = self._form.echo if start else None
+        prompt = self._form.echo[index // self._form.n] if self._form.echo and start else None
         if prompt:
             text = self._tokenizer.decode(prompt) + text
         if found is not None:
