@@ -213,9 +213,10 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     """
     model, prompt, wanted = demand.candidates[0].model, demand.prompt_tokens, demand.max_tokens
     room = model.context_length - prompt
+    embeds = wanted == 0  # no answer follows, and its inputs have been measured
     if prompt < 1:
         raise invalid("prompt", "The prompt is empty: it must hold at least one token.")
-    if room < (wanted or 1):
+    if room < (wanted or 1) and not embeds:
         asked = f"{prompt} in the prompt" + (f", {wanted} in the completion" if wanted else "")
         raise ApiError(
             "context_length_exceeded",
@@ -226,7 +227,8 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     enforced = [each for each in sets if not each.dry_run]
     longest = _least(enforced, "max_prompt_tokens")
     if longest is not None and prompt > longest:
-        raise invalid("messages", f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}.")
+        name = "input" if embeds else "messages"
+        raise invalid(name, f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}.")
     longest = _least(enforced, "max_output_tokens")
     if wanted is not None:
         if longest is not None and wanted > longest:

@@ -46,7 +46,8 @@ class JobMaker:
             service_class=request.service_class,
             priority=request.priority,
             breakpoints=prompt.breakpoints,
-            structured=request.structured or tools.spec(request),
+            input_lengths=prompt.input_lengths,
+            structured=tools.spec(request) or request.structured,
         )
 
     def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:

@@ -109,7 +109,7 @@ class Placement:
 def _by_affinity(job: Job, replicas: Mapping[str, Heartbeat]) -> Sequence[str]:
     """The replicas in the order this prompt prefers; empty if it is too short to care."""
     start = job.prompt_token_ids[:AFFINITY_TOKENS]
-    if len(start) < AFFINITY_TOKENS:
+    if len(start) < AFFINITY_TOKENS or job.input_lengths:  # nothing is cached of what is embedded
         return ()
     key = hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in start), key=job.cache_salt).digest()
     return sorted(replicas, key=lambda name: hashlib.blake2b(name.encode(), key=key[:32]).digest(), reverse=True)

@@ -10,7 +10,7 @@ from inference_worker.engine.chat_template import ChatTemplateError
 from inference_worker.engine.request import CacheBreakpoint
 from millrace.gateway import tools
 from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.errors import invalid
+from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Breakpoint, InferenceRequest
 
 LONG_PROMPT_CHARACTERS = 4_000  # above this, tokenising would hold up the event loop
@@ -22,6 +22,7 @@ class Prompt:
 
     ids: list[int]
     breakpoints: tuple[CacheBreakpoint, ...] = ()
+    input_lengths: tuple[int, ...] = ()  # of what is to be embedded, the inputs' parts of the ids
 
 
 async def tokenise(model: ServedModel, request: InferenceRequest) -> Prompt:
@@ -30,16 +31,52 @@ async def tokenise(model: ServedModel, request: InferenceRequest) -> Prompt:
     Raises:
         ApiError: 400, it is no prompt for this model.
     """
+    if request.inputs:
+        return await _tokenise_inputs(model, request)
+    if model.vector_sizes:
+        raise invalid("model", f"The model {model.name!r} embeds: it is for /v1/embeddings alone.")
     prompt = request.prompt
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
         ids = [item for item in prompt if isinstance(item, int)]
-        if any(not 0 <= token_id < model.vocab_size for token_id in ids):
-            raise invalid("prompt", f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
+        _check_ids(model, ids, "prompt")
         return Prompt(ids)
     size = len(prompt) if isinstance(prompt, str) else sum(len(m["content"]) for m in prompt if isinstance(m, dict))
     if size > LONG_PROMPT_CHARACTERS or request.tools or request.breakpoints:
         return await asyncio.to_thread(_encode, model, request)
     return _encode(model, request)
+
+
+async def _tokenise_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:
+    if not model.vector_sizes:
+        raise invalid("model", f"The model {model.name!r} does not embed.")
+    wanted = request.asked.get("dimensions")
+    if wanted is not None and wanted not in model.vector_sizes:
+        sizes = " or ".join(map(str, model.vector_sizes))
+        raise invalid("dimensions", f"Vectors of the model {model.name!r} have {sizes} dimensions, not {wanted}.")
+    if sum(map(len, request.inputs)) > LONG_PROMPT_CHARACTERS:
+        return await asyncio.to_thread(_encode_inputs, model, request.inputs)
+    return _encode_inputs(model, request.inputs)
+
+
+def _encode_inputs(model: ServedModel, inputs: tuple[str | list[int], ...]) -> Prompt:
+    ids: list[int] = []
+    lengths: list[int] = []
+    for index, each in enumerate(inputs):
+        found = model.tokenizer.encode(each) if isinstance(each, str) else each
+        if not found:
+            raise invalid("input", f"Input {index} is empty: it must hold at least one token.")
+        if len(found) > model.context_length:
+            most = f"This model takes inputs of at most {model.context_length} tokens"
+            raise ApiError("context_length_exceeded", f"{most}, but input {index} has {len(found)}.", "input")
+        ids += found
+        lengths.append(len(found))
+    _check_ids(model, ids, "input")
+    return Prompt(ids, input_lengths=tuple(lengths))
+
+
+def _check_ids(model: ServedModel, ids: list[int], param: str) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
+        raise invalid(param, f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
 
 
 def _encode(model: ServedModel, request: InferenceRequest) -> Prompt:

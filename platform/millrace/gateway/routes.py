@@ -8,7 +8,7 @@ from typing import Any
 from django.urls import path, re_path
 
 from millrace.gateway.endpoints.health import Healthz, Metrics, Readyz
-from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Unknown
+from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Embeddings, Unknown
 from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.resume import ResumeStream
 from millrace.gateway.endpoints.why import Why
@@ -23,6 +23,7 @@ def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
 ROUTES: list[Any] = [
     path("v1/chat/completions", _application(ChatCompletions)),
     path("v1/completions", _application(Completions)),
+    path("v1/embeddings", _application(Embeddings)),
     path("v1/models", _application(Models)),
     path("v1/models/<path:name>", _application(Model)),
     path("v1/streams/<str:request_id>", _application(ResumeStream)),

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Finished, Tokens, Vectors
+from inference_worker.protocol import AnswerEvent, End, Finished, Tokens
 
 
 def part_id(request_id: str, number: int) -> str:
@@ -43,10 +43,7 @@ async def merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIt
                     )
                 continue
             if isinstance(event, Tokens):
-                if isinstance(event, Vectors):
-                yield event
-                continue
-            event = msgspec.structs.replace(event, index=event.index + number * n)
+                event = msgspec.structs.replace(event, index=event.index + number * n)
                 if event.prompt is not None:
                     prompt = added(prompt, event.prompt)
                     event = msgspec.structs.replace(event, prompt=prompt)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 
 from inference_worker.engine.tokenizer import Tokenizer
 from millrace.gateway.forms import Form, Writer
-from millrace.gateway.openai import chat, completions
+from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.openai.embeddings import EmbeddingsWriter
 from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
 
 WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
     chat.DIALECT: ChatWriter,
     completions.DIALECT: CompletionWriter,
+    embeddings.DIALECT: EmbeddingsWriter,
 }
 
 

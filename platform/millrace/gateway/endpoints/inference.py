@@ -10,7 +10,7 @@ from millrace.gateway.following import Following, Gone
 from millrace.gateway.forms import InferenceRequest, Writer
 from millrace.gateway.http import Headers, HttpConsumer
 from millrace.gateway.idempotency import Once
-from millrace.gateway.openai import chat, completions
+from millrace.gateway.openai import chat, completions, embeddings
 from tenants.snapshot import KeySnapshot
 
 
@@ -106,6 +106,12 @@ class Completions(InferenceConsumer):
     endpoint = "completions"
     dialect = completions.DIALECT
     read = staticmethod(completions.read_completion)
+
+
+class Embeddings(InferenceConsumer):
+    endpoint = "embeddings"
+    dialect = embeddings.DIALECT
+    read = staticmethod(embeddings.read_embeddings)
 
 
 class Unknown(HttpConsumer):
