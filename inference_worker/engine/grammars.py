@@ -153,6 +153,9 @@ class Grammars:
             made, size = self._compile(spec)
         except RequestRejected as rejected:
             made, size = rejected, 0
+        except Exception:  # no thread, no process, no memory: that says nothing of the grammar
+            log.exception("a grammar could not be compiled")
+            return RequestRejected("internal_error", "the form of the answer could not be prepared; try again")
         size += max(_ENTRY_BYTES, len(spec.text) * 4)
         with self._lock:
             self._found[spec] = made, size
