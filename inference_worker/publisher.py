@@ -19,7 +19,7 @@ import redis
 import structlog
 
 from inference_worker import claims
-from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
+from inference_worker.engine.request import RequestFault, RequestOutput, TokenLogprobs, TokenUsage
 from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
 from inference_worker.journal import Journal, leg_key, parse_stream_id
 from inference_worker.protocol import (
@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills from the request logs
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
+VECTORS_SECONDS = 60  # vectors are kept so long at most: they are large, and a caller has them whole or sends again
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 _Item = Sequence[Delivery] | Claimed | None
 
@@ -219,7 +220,7 @@ class Publisher:
             if is_first:
                 pipe.expire(key, self._log_seconds)
         for live, end, usage in round_.ends:
-            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage), client=pipe)
+            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
         for live, _, usage in round_.failures:
             envelope = live.job.envelope
             keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
@@ -271,8 +272,10 @@ class Publisher:
             request_log(envelope.request_id, live.attempt),
         ]
 
-    def _finish_args(self, end: End, usage: UsageEvent) -> list[Any]:
-        return [usage.attempt, encode(usage), encode([end]), encode(end), self._keep_seconds]
+    def _finish_args(self, end: End, usage: UsageEvent, live: Live | None = None) -> list[Any]:
+        embedded = live is not None and live.job.input_lengths
+        seconds = min(VECTORS_SECONDS, self._keep_seconds) if embedded else self._keep_seconds
+        return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
 
     def _until_done(self, write: Callable[[], None]) -> None:
         while True:
@@ -352,7 +355,6 @@ class Publisher:
 
 def _tokens(live: Live, outputs: list[RequestOutput]) -> Tokens:
     """One answer's outputs of a round, as one event."""
-    first = outputs[0]
     prompt = next((output.prompt_usage for output in outputs if output.prompt_usage is not None), None)
     return Tokens(
         live.job.envelope.request_id,
@@ -360,11 +362,17 @@ def _tokens(live: Live, outputs: list[RequestOutput]) -> Tokens:
         live.next_seq,
         [token_id for output in outputs for token_id in output.token_ids],
         "".join(output.text for output in outputs),
-        first.index,
-        [each for output in outputs for each in output.logprobs] if live.job.params.logprobs is not None else None,
+        outputs[0].index,
+        None if live.job.params.logprobs is None else [each for output in outputs for each in _told_logprobs(output)],
         prompt if live.next_seq == 0 else None,
         next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
     )
+
+
+def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
+    """Of the tokens that the text is made of: one that ended it is not among them."""
+    ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+    return output.logprobs[:-1] if ended_by_token else output.logprobs
 
 
 def _where(usage: UsageEvent) -> tuple[str, int]:

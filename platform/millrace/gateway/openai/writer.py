@@ -108,10 +108,10 @@ class ChatWriter(OpenAIWriter):
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
         index = event.index
         deltas = self._opening(index) + self._parsed(index, event.text)
-        if event.logprobs is not None and not deltas:
+        if event.logprobs and not deltas:
             deltas = [{"content": ""}]  # tokens whose text is still held back
         choices = [_streamed(index, delta) for delta in deltas]
-        if event.logprobs is not None:
+        if event.logprobs:
             choices[-1]["logprobs"] = chat_logprobs(self._tokenizer, event.logprobs)
         return choices
 
@@ -182,7 +182,7 @@ class CompletionWriter(OpenAIWriter):
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
         echoes = bool(self._form.echo) and event.index not in self._offsets
-        if not event.text and event.logprobs is None and not echoes:
+        if not event.text and not event.logprobs and not echoes:
             return []
         return [self._text(event.index, [event], None)]
 
