@@ -115,11 +115,15 @@ def test_what_the_engine_is_told_of_tools() -> None:
     tool = Tool("f", parameters=schema, strict=True)
     assert tools.spec(request()) is None
     assert tools.spec(request(tools=(tool,), tool_choice="none")) is None
-    spec = tools.spec(request(tools=(tool,), tool_choice="f", parallel_tools=False))
+    spec = tools.spec(request(tools=(tool,), tool_choice="f"))
     assert spec is not None
     assert (spec.kind, spec.param) == ("tools", "tools")
     told = {"tools": [{"name": "f", "parameters": schema, "strict": True}], "choice": "f", "parallel": False}
     assert json.loads(spec.text) == told
+    for parallel in (True, False):
+        spec = tools.spec(request(tools=(tool,), parallel_tools=parallel))
+        assert spec is not None
+        assert json.loads(spec.text)["parallel"] is parallel
     answered = tools.spec(request(tools=(tool,), structured=StructuredSpec("json_schema", '{"type":"string"}')))
     assert answered is not None
     assert json.loads(answered.text)["answer"] == {"type": "string"}

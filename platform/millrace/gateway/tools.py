@@ -151,7 +151,7 @@ def spec(request: InferenceRequest) -> StructuredSpec | None:
     content: dict[str, Any] = {
         "tools": [{"name": t.name, "parameters": t.parameters, "strict": t.strict} for t in request.tools],
         "choice": request.tool_choice,
-        "parallel": request.parallel_tools,
+        "parallel": request.parallel_tools and request.tool_choice in ("auto", "required"),  # a named one: once
     }
     answer = request.structured
     if answer is not None:
