@@ -26,8 +26,12 @@ def added(one: TokenUsage, other: TokenUsage) -> TokenUsage:
     )
 
 
-async def merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
+def merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
     """The parts' events as one request's. `n`: answers to each prompt."""
+    return parts[0] if len(parts) == 1 else _merged(parts, n)
+
+
+async def _merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
     prompt, usage = TokenUsage(), TokenUsage()
     for number, events in enumerate(parts):
         unfinished = set(range(number * n, (number + 1) * n))

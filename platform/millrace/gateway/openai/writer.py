@@ -43,7 +43,7 @@ class OpenAIWriter(ABC):
             choices = [
                 choice for index in list(self._unfinished) for choice in self._finish(index, event.finish_reason)
             ]
-        usage = event.usage if isinstance(event, End) else usage_so_far(self._form, self._prompt, self._output_tokens)
+        usage = self._usage(event) if self._form.continuous_usage else None
         chunks = [self._chunk(choice, usage) for choice in choices]
         if not isinstance(event, End):
             return chunks
@@ -59,6 +59,10 @@ class OpenAIWriter(ABC):
             parts = [e for e in events if isinstance(e, Tokens) and e.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
+
+    def _usage(self, event: AnswerEvent) -> dict[str, Any]:
+        so_far = usage_so_far(self._form, self._prompt, self._output_tokens)
+        return usage_object(event.usage if isinstance(event, End) else so_far)
 
     def _finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
         del self._unfinished[index]
@@ -80,12 +84,10 @@ class OpenAIWriter(ABC):
     def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
         """A choice of a whole answer."""
 
-    def _chunk(self, choice: dict[str, Any], usage: TokenUsage) -> bytes:
+    def _chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
         chunk = {**self._head(True), "choices": [choice]}
-        if self._form.continuous_usage:
-            chunk["usage"] = usage_object(usage)
-        elif self._form.include_usage:
-            chunk["usage"] = None
+        if self._form.include_usage or usage is not None:
+            chunk["usage"] = usage
         return _encode(chunk)
 
 
