@@ -46,6 +46,11 @@ def replica_queue(replica_id: str) -> str:
     return f"replica.{replica_id}"
 
 
+def trace_id(traceparent: str) -> str:
+    """The trace that a `traceparent` belongs to; empty for an empty one."""
+    return traceparent[3:35]
+
+
 class Envelope(msgspec.Struct, frozen=True):
     """Who a leg is for and on what terms: travels with the job and comes back, unread, on its usage event."""
 
@@ -60,6 +65,17 @@ class Envelope(msgspec.Struct, frozen=True):
     slice_id: int | None = None
     fence: int | None = None
     hold: int | None = None  # nano-USD
+    traceparent: str = ""  # W3C Trace Context
+
+    def log_fields(self) -> dict[str, object]:
+        """What every log line about the leg names."""
+        return {
+            "request_id": self.request_id,
+            "leg": self.leg,
+            "tenant_id": self.tenant_id,
+            "key_id": self.key_id,
+            "trace_id": trace_id(self.traceparent),
+        }
 
 
 class Job(msgspec.Struct, frozen=True):

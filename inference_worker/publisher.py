@@ -232,12 +232,17 @@ class Publisher:
     def _confirm(self, round_: _Round, results: Sequence[Any]) -> None:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
             if stream_id is None:
-                log.warning("end_superseded", request_id=usage.envelope.request_id, attempt=usage.attempt)
+                log.warning("end_superseded", **usage.envelope.log_fields(), attempt=usage.attempt)
                 self._journal.drop(leg_key(usage))
             else:
+                _log_end(usage)
                 self._journal.confirm(leg_key(usage), stream_id.decode())
         told = zip(round_.failures, results[len(round_.ends) :], strict=True)
-        failed = [(live, event) for (live, event, _), state in told if state == 1]
+        failed = []
+        for (live, event, usage), state in told:
+            if state == 1:
+                _log_end(usage)
+                failed.append((live, event))
         if failed:
             self._tell_failures(failed)
         for live in round_.handed_over:
@@ -297,7 +302,7 @@ class Publisher:
                 keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
                 self._journal.drop(key)
-                log.info("replayed_as_failed", request_id=envelope.request_id)
+                _log_end(failed)
         self._resend = True
         self._until_done(self._resend_confirmed)
 
@@ -373,6 +378,21 @@ def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
     """Of the tokens that the text is made of: one that ended it is not among them."""
     ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
     return output.logprobs[:-1] if ended_by_token else output.logprobs
+
+
+def _log_end(usage: UsageEvent) -> None:
+    log.info(
+        "leg_ended",
+        **usage.envelope.log_fields(),
+        attempt=usage.attempt,
+        verdict=usage.verdict,
+        finish_reason=usage.finish_reason,
+        prompt_tokens=usage.usage.prompt,
+        output_tokens=usage.usage.output,
+        queue_us=usage.queue_us,
+        ttft_us=usage.ttft_us,
+        duration_us=usage.duration_us,
+    )
 
 
 def _where(usage: UsageEvent) -> tuple[str, int]:

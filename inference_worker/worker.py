@@ -144,6 +144,7 @@ class Worker:
         if payload is None:
             return None
         live = Live(decode_job(payload), attempt)
+        log.info("leg_claimed", **live.job.envelope.log_fields(), attempt=attempt)
         self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         self.engine.submit(live)
         if self._control.was_cancelled(live):  # before the engine knew it

@@ -130,6 +130,7 @@ def stack() -> Iterator[Stack]:
         # One that answers is enough here, and half the memory.
         "MILLRACE_MODELS": f"{MODEL}=embedded,{EMBEDDING_MODEL}=embedded:minilm",
         "MILLRACE_DRAIN_SECONDS": "5",
+        "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_KEEP_SECONDS": "120",
     }
     process = start(folder / "state", port, log, **settings)

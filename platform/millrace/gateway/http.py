@@ -17,6 +17,7 @@ import structlog
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
+from millrace.gateway import tracing
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.errors import OVERLOADED, ApiError
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 STALLED_SECONDS = 60.0  # a client that has read next to nothing for so long is cut off; it can resume
 TELL_SECONDS = 1.0
+FILE_PART_BYTES = 2**18
 CANCEL_AGAIN_SECONDS = 0.1
 Headers = list[tuple[bytes, bytes]]
 
@@ -38,6 +40,7 @@ class HttpConsumer(AsyncConsumer):
     channel_layer_alias = None  # type: ignore[assignment]  # no channel layer: its core layer drops messages, and tokens have streams of their own
     method = "POST"
     endpoint = ""
+    logged = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._body: list[bytes] = []
@@ -46,6 +49,7 @@ class HttpConsumer(AsyncConsumer):
         self._task: asyncio.Task[None] | None = None
         self._responding = False
         self._complete = False  # the response is
+        self.told = "nothing"  # the status sent, or what went wrong after it
         self._telling = False  # the caller is being told that the key died
         self.once: Once | None = None  # the call has an Idempotency-Key
         self.started = time.monotonic()
@@ -57,6 +61,7 @@ class HttpConsumer(AsyncConsumer):
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
+        tracing.begin(self.request_id, self.headers.get(b"traceparent"))
         with contextlib.suppress(StopConsumer):
             while True:
                 await self.dispatch(await receive())
@@ -82,6 +87,7 @@ class HttpConsumer(AsyncConsumer):
         self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
         # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
         self.gateway.live.add(self.key, self._end)
+        tracing.name_tenant(self.key)
         if self.http_method == "POST" and self._whole_body is not None:
             await self.do_once(self._whole_body)
         return self.key
@@ -129,6 +135,9 @@ class HttpConsumer(AsyncConsumer):
             if not self._complete:
                 await self._tell(self.key_died)
         finally:
+            if self.logged:
+                took = round((time.monotonic() - self.started) * 1000)
+                log.info("request", request_id=self.request_id, endpoint=self.endpoint, status=self.told, ms=took)
             if self.key is not None:
                 self.gateway.live.remove(self.key, self._end)
             if self.once is not None:
@@ -201,6 +210,22 @@ class HttpConsumer(AsyncConsumer):
         await self._start(status, head + (headers or []))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
+    async def respond_file(self, name: str, content_type: bytes) -> None:
+        """Send a stored file, as fast as the client reads."""
+        path = self.gateway.storage.path(name)
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError:
+            raise ApiError("not_found", f"The contents of {name!r} are gone.") from None
+        with file:
+            size = path.stat().st_size
+            await self._start(200, [(b"content-type", content_type), (b"content-length", str(size).encode())])
+            sent = 0
+            while sent < size:
+                part = await asyncio.to_thread(file.read, FILE_PART_BYTES)
+                sent += len(part)
+                await self._send({"type": "http.response.body", "body": part, "more_body": sent < size})
+
     async def start_stream(self, headers: Headers) -> None:
         """Begin a stream of server-sent events."""
         head = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -218,6 +243,7 @@ class HttpConsumer(AsyncConsumer):
         return self.request_id
 
     def count(self, status: str) -> None:
+        self.told = status
         self.gateway.metrics.requests.labels(self.endpoint, status).inc()
 
     async def _start(self, status: int, headers: Headers) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 
 from inference_worker.protocol import Envelope, Job
-from millrace.gateway import tools
+from millrace.gateway import tools, tracing
 from millrace.gateway.admission import Demand, Terms
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.prompts import Prompt
@@ -34,6 +34,7 @@ class JobMaker:
             slice_id=terms.slice_id,
             fence=terms.fence,
             hold=terms.hold,
+            traceparent=tracing.current(),
         )
         return Job(
             envelope=envelope,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
+import structlog
+
 from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.errors import ApiError
 from millrace.gateway.following import Following, Gone
@@ -67,6 +69,7 @@ class InferenceConsumer(HttpConsumer):
         first: AnswerEvent,
         events: AsyncIterator[AnswerEvent],
     ) -> None:
+        structlog.contextvars.bind_contextvars(model=model)
         headers = _headers(model, first)
         if request.stream:
             await self._stream(writer, headers, first, events)
