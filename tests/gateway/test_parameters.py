@@ -309,34 +309,36 @@ def test_completions_take_text_or_ids() -> None:
         assert caught.value.status == 400
 
 
-_json = st.recursive(
+ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 _text_part = st.fixed_dictionaries(
-    {"type": st.just("text"), "text": st.text()}, optional={"prompt_cache_breakpoint": _json}
+    {"type": st.just("text"), "text": st.text()}, optional={"prompt_cache_breakpoint": ANY_JSON}
 )
 _message = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]) | _json},
+    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]) | ANY_JSON},
     optional={
-        "content": st.text(max_size=5) | st.lists(_text_part, max_size=2) | _json,
+        "content": st.text(max_size=5) | st.lists(_text_part, max_size=2) | ANY_JSON,
         "tool_calls": st.lists(
             st.builds(lambda text: called(text)["tool_calls"][0], st.text(max_size=4) | st.just("{}"))
         )
-        | _json,
-        "tool_call_id": st.just("c") | _json,
-        "name": _json,
+        | ANY_JSON,
+        "tool_call_id": st.just("c") | ANY_JSON,
+        "name": ANY_JSON,
     },
 )
 _format = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "json_object", "json_schema"])},
-    optional={"json_schema": st.fixed_dictionaries({"name": st.text()}, optional={"schema": _json, "strict": _json})},
+    optional={
+        "json_schema": st.fixed_dictionaries({"name": st.text()}, optional={"schema": ANY_JSON, "strict": ANY_JSON})
+    },
 )
-_likely = {
+LIKELY = {
     "messages": st.lists(_message, max_size=3),
     "prompt": st.text() | st.lists(st.text() | st.integers() | st.lists(st.integers(), max_size=2), max_size=3),
-    "tools": st.lists(st.builds(tool, st.text(max_size=3), parameters=_json, strict=_json), max_size=2),
+    "tools": st.lists(st.builds(tool, st.text(max_size=3), parameters=ANY_JSON, strict=ANY_JSON), max_size=2),
     "tool_choice": st.sampled_from(["auto", "none", "required"]) | st.builds(named, st.text(max_size=3)),
     "response_format": _format,
     "logit_bias": st.dictionaries(
@@ -350,10 +352,10 @@ _likely = {
     "logprobs": st.booleans() | st.integers(-1, 30),
     "echo": st.booleans(),
 }
-_names = st.sampled_from(sorted({*NO_OP, *ChatBody.__struct_fields__})) | st.text(max_size=8)
+NAMES = st.sampled_from(sorted({*NO_OP, *ChatBody.__struct_fields__})) | st.text(max_size=8)
 
 
-@given(st.dictionaries(_names, _json, max_size=6), st.fixed_dictionaries({}, optional=_likely))
+@given(st.dictionaries(NAMES, ANY_JSON, max_size=6), st.fixed_dictionaries({}, optional=LIKELY))
 @example({}, {"temperature": float("inf")})
 def test_nothing_but_a_400_comes_of_nonsense(fields: dict[str, Any], likely: dict[str, Any]) -> None:
     for read, own in ((read_chat, {"messages": HELLO}), (read_completion, {"prompt": "Hello"})):
