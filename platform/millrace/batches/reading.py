@@ -8,7 +8,6 @@ from typing import IO, Any
 
 import msgspec
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LINES = 50_000
 MOST_BYTES = 200_000_000
 MOST_CUSTOM_ID = 512  # characters

@@ -19,6 +19,8 @@ from millrace.batches.storage import Storage
 from millrace.config import PlatformSettings, platform_settings
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
+from millrace.gateway.batch_lines import Lines
+from millrace.gateway.batch_runner import BatchRunner
 from millrace.gateway.catalogue import ServedModel, load_catalogue
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.idempotency import IdempotencyStore
@@ -82,6 +84,8 @@ class Gateway:
             self.readers,
             JobMaker(self.id, settings.cache_secret, settings.request_seconds),
         )
+        lines = Lines(self.rows, self.id)
+        self.batches = BatchRunner(lines, self.storage, self.keys, self.live, self.dispatcher, self.service)
 
     async def start(self) -> None:
         # Not waiting: a database that comes up later is found later, and /readyz says so until then.
@@ -92,9 +96,11 @@ class Gateway:
         await self.watch.start()
         await self.admission.start()
         await self.idempotency.start()
+        await self.batches.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
     async def stop(self) -> None:
+        await self.batches.stop()
         await self.service.drain()
         await self.idempotency.stop()
         await self.changes.stop()

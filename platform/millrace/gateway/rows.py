@@ -44,7 +44,7 @@ class Rows:
         """A transaction as the app's role, in the scope of this tenant.
 
         Raises:
-            ApiError: 503, the database cannot be reached.
+            ApiError: 503, the database cannot be reached; 400, a text that it cannot hold.
         """
         async with self.of_all() as connection, connection.transaction():
             await connection.execute(
@@ -58,11 +58,13 @@ class Rows:
         """For the runner of batches, which answers the lines of every tenant. Each statement is its own transaction.
 
         Raises:
-            ApiError: 503, the database cannot be reached.
+            ApiError: 503, the database cannot be reached; 400, a text that it cannot hold.
         """
         try:
             async with self._pool.connection(timeout=WAIT_SECONDS) as connection:
                 yield connection
+        except psycopg.DataError:
+            raise ApiError("invalid_value", "A value holds the character NUL, or one that is none.") from None
         except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as fault:
             log.warning("database_unreachable", error=str(fault))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
