@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from inference_worker.engine.request import TokenUsage
 from inference_worker.protocol import AnswerEvent, End, Finished, Tokens
-from millrace.gateway.several import merged, part_id
+from millrace.gateway.several import merged, part_id, whole_id
 
 
 async def events(*given: AnswerEvent) -> AsyncIterator[AnswerEvent]:
@@ -39,3 +39,7 @@ async def test_it_works() -> None:
 
 async def test_one_prompt_is_told_as_it_is() -> None:
     assert [event async for event in merged([events(*part(0))], 2)] == part(0)
+
+
+def test_a_part_tells_whose_it_is() -> None:
+    assert {whole_id(part_id("req_1", number)) for number in range(3)} == {"req_1"}

@@ -25,7 +25,7 @@ from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.prompts import Prompt, tokenise
 from millrace.gateway.readers import Readers
 from millrace.gateway.routing import Candidate, Route, Router
-from millrace.gateway.several import merged, part_id
+from millrace.gateway.several import merged, part_id, whole_id
 from millrace.gateway.writers import make_writer
 from tenants.snapshot import KeySnapshot
 
@@ -315,13 +315,14 @@ class InferenceService:
         stops, and the leg runs on for whoever resumes it at another."""
         died = asyncio.Event()
         with self._live.listed(call.key, lambda _: died.set()):
-            await self._readers.first_left(call.request_id)
+            name = whole_id(call.request_id)
+            await self._readers.first_left(name)
             alone = 0.0
             while alone < READERLESS_SECONDS and not call.generation.over and not died.is_set():
                 if self._stopping.is_set():
                     return False
                 await _first(died, self._stopping, seconds=LOOK_SECONDS)
-                alone = 0.0 if await self._readers.any(call.request_id) else alone + LOOK_SECONDS
+                alone = 0.0 if await self._readers.any(name) else alone + LOOK_SECONDS
         return True
 
     async def _abandon(self, generation: Generation) -> None:

@@ -20,6 +20,11 @@ def part_id(request_id: str, number: int) -> str:
     return f"{request_id}.{number}" if number else request_id
 
 
+def whole_id(name: str) -> str:
+    """The request's name, by which its readers know it, from a part's."""
+    return name.partition(".")[0]
+
+
 def added(one: TokenUsage, other: TokenUsage) -> TokenUsage:
     return TokenUsage(
         **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in dataclasses.fields(TokenUsage)}
