@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millrace.gateway.limits import Standing
 
 OVERLOADED = "server_is_overloaded"
 
@@ -32,7 +35,9 @@ _BY_CODE = {
     "outcome_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
+    "budget_exceeded": (429, "insufficient_quota"),
     "quota_exceeded": (429, "insufficient_quota"),
+    "credit_balance_exhausted": (429, "insufficient_quota"),
     "cancelled": (499, "invalid_request_error"),
     "timeout": (504, "service_unavailable_error"),
     "request_expired": (504, "service_unavailable_error"),
@@ -44,7 +49,7 @@ _BY_CODE = {
 }
 _RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
 _NOT_AGAIN = frozenset({"not_served"})  # it would do the same again
-_ABOUT_MONEY = frozenset({"tenant_suspended"})
+_ABOUT_MONEY = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 
 
 class ApiError(Exception):
@@ -57,14 +62,14 @@ class ApiError(Exception):
         param: str | None = None,
         *,
         retry_after: float | None = None,
-        rate_headers: Sequence[tuple[bytes, bytes]] | None = None,
+        standings: Sequence[Standing] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
-        self.rate_headers = rate_headers  # how the limits stood, if that is known
+        self.standings = standings  # how the limits stood, if that is known
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 
     def body(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,9 +21,11 @@ from channels.exceptions import StopConsumer
 from millrace.gateway import tracing
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.dialects import OPENAI, Dialect
 from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.idempotency import Answer, Once, Replay
 from millrace.gateway.ids import new_request_id
+from millrace.gateway.limits import Standing
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
@@ -32,6 +35,7 @@ TELL_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
 CANCEL_AGAIN_SECONDS = 0.1
 Headers = list[tuple[bytes, bytes]]
+_TYPE = b'{"type":"'
 
 
 class HttpConsumer(AsyncConsumer):
@@ -40,6 +44,7 @@ class HttpConsumer(AsyncConsumer):
     channel_layer_alias = None  # type: ignore[assignment]  # no channel layer: its core layer drops messages, and tokens have streams of their own
     method = "POST"
     endpoint = ""
+    words: Dialect = OPENAI
     logged = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -55,7 +60,8 @@ class HttpConsumer(AsyncConsumer):
         self.started = time.monotonic()
         self.key: KeySnapshot | None = None
         self.key_died: ApiError | None = None  # while the request was under way
-        self.rate_headers: Headers | None = None  # of the caller's limits, as soon as they are known
+        self.standings: Sequence[Standing] | None = None  # of the caller's limits, as soon as they are known
+        self._events_sent = 0
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
@@ -195,12 +201,12 @@ class HttpConsumer(AsyncConsumer):
             self.once.failed = True
         if self._responding:
             self.count(f"stream_{fault.code}")
-            body = msgspec.json.encode(fault.body())
-            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": False})
+            body = sse(self.words.event(fault, self.stream_id, self._events_sent))
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
         else:
-            if fault.rate_headers is not None:
-                self.rate_headers = list(fault.rate_headers)
-            await self.respond_json(fault.status, fault.body(), fault.headers())
+            if fault.standings is not None:
+                self.standings = fault.standings
+            await self.respond_json(self.words.status(fault), self.words.body(fault, self.request_id), fault.headers())
 
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)
@@ -234,7 +240,8 @@ class HttpConsumer(AsyncConsumer):
     async def send_events(self, datas: list[bytes], first: int, *, last: bool = False) -> None:
         """Send server-sent events with the ids `<request>:<first>` and on. Waits while the client is slow."""
         name = self.stream_id.encode()
-        parts = [b"id: %s:%d\ndata: %s\n\n" % (name, first + n, data) for n, data in enumerate(datas)]
+        parts = [b"id: %s:%d\n%s" % (name, first + n, sse(data)) for n, data in enumerate(datas)]
+        self._events_sent = first + len(datas)
         await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
 
     @property
@@ -247,16 +254,17 @@ class HttpConsumer(AsyncConsumer):
         self.gateway.metrics.requests.labels(self.endpoint, status).inc()
 
     async def _start(self, status: int, headers: Headers) -> None:
-        rates = self.rate_headers
-        if rates is None:
-            rates = [] if self.key is None else await self.gateway.admission.standing(self.key)
+        standings = self.standings
+        if standings is None:
+            standings = [] if self.key is None else await self.gateway.admission.standing(self.key)
+        rates = self.words.rates(standings)
         self._responding = True
         if self.once is not None:
             self.once.began(status, headers)
         self.count(str(status))
         took = round((time.monotonic() - self.started) * 1000)
         common = [
-            (b"x-request-id", self.request_id.encode()),
+            *[(name, self.request_id.encode()) for name in self.words.id_headers],
             (b"openai-processing-ms", str(took).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
@@ -282,3 +290,11 @@ class HttpConsumer(AsyncConsumer):
         transport = getattr(getattr(self.base_send, "__self__", None), "transport", None)  # uvicorn's
         if transport is not None:
             transport.abort()
+
+
+def sse(data: bytes) -> bytes:
+    """A server-sent event. Data that begins with its type has that for its name too: so Anthropic's events want it, and
+    those of OpenAI's responses."""
+    named = data.startswith(_TYPE)
+    name = b"event: %s\n" % data[len(_TYPE) : data.index(b'"', len(_TYPE))] if named else b""
+    return b"%sdata: %s\n\n" % (name, data)

@@ -34,7 +34,7 @@ class InferenceConsumer(HttpConsumer):
             events = self.gateway.service.events(call)
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
             first = await anext(events)
-            self.rate_headers = call.ticket.headers()
+            self.standings = call.ticket.standings
             await self._write(request, call.writer(), call.model, first, events)
         finally:
             returns = self.headers.get(b"x-millrace-resume") == b"1"
