@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
+import itertools
 import json
+import os
+import signal
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -147,3 +152,66 @@ def test_what_is_refused_of_files_and_batches(stack: Stack) -> None:
     answer = connection.getresponse()  # before the rest is sent
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "request_too_large")
     connection.close()
+
+
+def usage_events(stack: Stack) -> list[dict[str, Any]]:
+    """All of the tenant's, newest first."""
+    found: list[dict[str, Any]] = []
+    url: str | None = f"{stack.url}/api/usage/events?limit=100"
+    while url:
+        answer = httpx.get(url, headers=stack.headers, timeout=20).json()
+        found += answer["results"]
+        url = answer["next"]
+    return found
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
+    """Each line is answered once and paid once, whoever dies meanwhile."""
+    stack.wait_until_ready()
+    client = stack.client(timeout=60)
+    lines = [line(f"n{n}", max_tokens=2 + n % 7, ignore_eos=True) for n in range(count)]
+    batch = client.batches.create(
+        input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    victims = itertools.cycle([("uvicorn",), ("inference_worker",), ("celery", "beat"), ("celery", "worker")])
+
+    def ended() -> bool:
+        try:
+            return client.batches.retrieve(batch.id).status in ENDED
+        except openai.APIError:
+            return False
+
+    killed = 0
+    give_up_at = time.monotonic() + 1000
+    while not ended():
+        assert time.monotonic() < give_up_at
+        if killed < 8:
+            time.sleep(3)
+            with contextlib.suppress(LookupError, ProcessLookupError):
+                os.kill(stack.pid(*next(victims)), signal.SIGKILL)
+                killed += 1
+        time.sleep(0.5)
+    assert killed >= 4
+    stack.wait_until_ready()
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed", batch
+    answered = results(client, batch.output_file_id)
+    assert results(client, batch.error_file_id) == {}
+    assert set(answered) == {f"n{n}" for n in range(count)}
+    tokens = {
+        each["response"]["request_id"]: each["response"]["body"]["usage"]["completion_tokens"]
+        for each in answered.values()
+    }
+    assert len(tokens) == count
+    assert sum(tokens.values()) == sum(2 + n % 7 for n in range(count))
+
+    def settled() -> dict[str, int]:
+        since = [each for each in usage_events(stack) if each["admitted_at"] >= began]
+        return {each["request_id"]: each["tokens"]["output"] for each in since if each["verdict"] != "failed"}
+
+    began = min(each["admitted_at"] for each in usage_events(stack) if each["request_id"] in tokens)
+    eventually(lambda: settled().keys() >= tokens.keys(), 60)
+    assert settled() == tokens

@@ -175,6 +175,8 @@ class BatchRunner:
             if line.taken_over:
                 return 200, await self._go_on(line)
             return 200, await self._ask(line, key)
+        except NotNow:
+            raise
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
             raise NotNow(1) from None
