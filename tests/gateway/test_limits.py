@@ -15,7 +15,6 @@ import redis.asyncio as redis
 
 from inference_worker.engine.request import TokenUsage
 from millrace.gateway import admission, limits, rates
-from millrace.gateway import rates
 from millrace.gateway.admission import Demand, LimitAdmission, LimitTicket
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.errors import ApiError

@@ -14,8 +14,8 @@ import redis.asyncio as redis
 
 from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
 from inference_worker.protocol import End, Failed, Tokens, claim_key, decode_job
-from millrace.gateway import service as service_module
 from millrace.gateway import rates
+from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dispatch import Dispatcher, why_key

@@ -22,9 +22,11 @@ from inference_worker.engine.request import ServiceClass
 from inference_worker.protocol import AnswerEvent
 from millrace.batches.reading import decode_request
 from millrace.batches.storage import Storage
+from millrace.gateway.anthropic import messages
 from millrace.gateway.authentication import KeyStore, dead, incorrect
 from millrace.gateway.batch_lines import LEASE_SECONDS, Line, Lines
 from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.dialects import ANTHROPIC, OPENAI
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.following import Following, Gone
@@ -44,6 +46,7 @@ READERS: Mapping[str, tuple[Callable[[bytes], InferenceRequest], str]] = {
     "/v1/chat/completions": (chat.read_chat, chat.DIALECT),
     "/v1/completions": (completions.read_completion, completions.DIALECT),
     "/v1/embeddings": (embeddings.read_embeddings, embeddings.DIALECT),
+    "/v1/messages": (messages.read_messages, messages.DIALECT),
 }
 
 
@@ -184,11 +187,11 @@ class BatchRunner:
             lost = fault.code == "worker_lost"
             if fault.retry_after is not None and not (lost and line.losses + 1 >= MOST_LOSSES):
                 raise NotNow(fault.retry_after, lost=lost) from None
-            return fault.status, msgspec.json.encode(fault.body())
+            return _told(line, fault)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)
             fault = ApiError("internal_error", "The server had an error with this request.")
-            return fault.status, msgspec.json.encode(fault.body())
+            return _told(line, fault)
 
     async def _go_on(self, line: Line) -> bytes:
         """With the request that another gateway began."""
@@ -232,3 +235,9 @@ class BatchRunner:
             return msgspec.json.encode(call.writer().whole([event async for event in events]))
         finally:
             self._service.let_go(call, means_to_return=not died)
+
+
+def _told(line: Line, fault: ApiError) -> tuple[int, bytes]:
+    """A fault in the words of the line's dialect."""
+    words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI
+    return words.status(fault), msgspec.json.encode(words.body(fault, line.request_id))

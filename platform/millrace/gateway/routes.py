@@ -19,6 +19,7 @@ from millrace.gateway.endpoints.message_batches import (
     MessageBatches,
     MessageBatchResults,
 )
+from millrace.gateway.endpoints.messages import CountTokens, Messages
 from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.outcomes import ReportOutcome
 from millrace.gateway.endpoints.resume import ResumeStream
@@ -52,6 +53,8 @@ ROUTES: list[Any] = [
     path("v1/batches", _by_method(CreateBatch, Batches)),
     path("v1/batches/<str:batch_id>", _application(Batch)),
     path("v1/batches/<str:batch_id>/cancel", _application(CancelBatch)),
+    path("v1/messages", _application(Messages)),
+    path("v1/messages/count_tokens", _application(CountTokens)),
     path("v1/messages/batches", _by_method(CreateMessageBatch, MessageBatches)),
     path("v1/messages/batches/<str:batch_id>", _by_method(MessageBatch, DeleteMessageBatch)),
     path("v1/messages/batches/<str:batch_id>/cancel", _application(CancelMessageBatch)),

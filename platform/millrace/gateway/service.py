@@ -133,6 +133,14 @@ class InferenceService:
             raise
         return call
 
+    async def count(self, key: KeySnapshot, request: InferenceRequest) -> int:
+        """The tokens of the request's prompt.
+
+        Raises:
+            ApiError: the key may not use its model, or it is no prompt for that.
+        """
+        return len((await tokenise(self._router.measure(key, request.model), request)).ids)
+
     def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
         """The answer's events, the last of them its end.
 

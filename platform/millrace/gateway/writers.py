@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from inference_worker.engine.tokenizer import Tokenizer
+from millrace.gateway.anthropic import messages
+from millrace.gateway.anthropic.writer import MessagesWriter
 from millrace.gateway.forms import Form, Writer
 from millrace.gateway.openai import chat, completions, embeddings
 from millrace.gateway.openai.embeddings import EmbeddingsWriter
@@ -14,6 +16,7 @@ WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
     chat.DIALECT: ChatWriter,
     completions.DIALECT: CompletionWriter,
     embeddings.DIALECT: EmbeddingsWriter,
+    messages.DIALECT: MessagesWriter,
 }
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from millrace.batches.reading import MOST_LINES, BadFile, read_lines
 from millrace.batches.storage import new_name
+from millrace.gateway.dialects import ANTHROPIC
 from millrace.gateway.endpoints.batches import PAGE, SELECT, WINDOW_SECONDS, cancel, find, insert
 from millrace.gateway.endpoints.files import KEPT_SECONDS, insert_file
 from millrace.gateway.errors import ApiError, invalid
@@ -63,6 +64,7 @@ def _rfc3339(moment: Any) -> str | None:
 
 class CreateMessageBatch(UploadConsumer):
     endpoint = "messages.batches"
+    words = ANTHROPIC
     most_bytes = MOST_BODY_BYTES
 
     async def handle(self, body: bytes) -> None:
@@ -131,6 +133,7 @@ def _requests(spool: Path) -> list[tuple[str, msgspec.Raw]]:
 
 class MessageBatches(HttpConsumer):
     endpoint = "messages.batches"
+    words = ANTHROPIC
     method = "GET"
 
     async def handle(self, body: bytes) -> None:
@@ -154,6 +157,7 @@ class MessageBatches(HttpConsumer):
 
 class _OneBatch(HttpConsumer):
     endpoint = "messages.batches"
+    words = ANTHROPIC
     method = "GET"
 
     async def row(self) -> dict[str, Any]:
@@ -177,6 +181,7 @@ class MessageBatchResults(_OneBatch):
 
 class CancelMessageBatch(HttpConsumer):
     endpoint = "messages.batches"
+    words = ANTHROPIC
 
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("inference")

@@ -19,6 +19,7 @@ from inference_worker.engine.request import RequestRejected, SamplingParams, Ser
 from millrace.gateway.errors import ApiError, invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
+C = TypeVar("C")
 
 MAX_STOPS = 4
 MAX_TOKENS = 2**31
@@ -90,7 +91,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
 
 
-def read_body(body: bytes, type_: type[T]) -> T:
+def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
     """Decode and check a request's JSON.
 
     Raises:
@@ -105,11 +106,20 @@ def read_body(body: bytes, type_: type[T]) -> T:
     known = _names(type_)
     wanted = {name: value for name, value in fields.items() if value is not None}
     for name in [name for name in wanted if name not in known]:
-        _require_no_op(name, wanted.pop(name))
+        _require_no_op(name, wanted.pop(name), no_op)
+    return converted(wanted, type_)
+
+
+def converted(value: Any, type_: type[C], path: str = "") -> C:
+    """A part of a body, at `path`, as one of this type.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
     try:
-        return msgspec.convert(wanted, type_, str_keys=True)  # JSON's keys are strings: logit_bias means ids
+        return msgspec.convert(value, type_, str_keys=True)  # JSON's keys are strings: logit_bias means ids
     except msgspec.ValidationError as fault:
-        raise _explain(fault) from None
+        raise _explain(fault, path) from None
 
 
 @cache
@@ -206,11 +216,11 @@ def within(name: str, value: float | None, low: float, high: float) -> None:
         raise invalid(name, f"{value} is out of range: {name} must be from {low} to {high}.")
 
 
-def _require_no_op(name: str, value: Any) -> None:
-    if name not in NO_OP:
+def _require_no_op(name: str, value: Any, no_op: Mapping[str, tuple[Any, ...]]) -> None:
+    if name not in no_op:
         raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
     # `is`-like for booleans: 0 == False, and logprobs 0 is a request where logprobs false is none.
-    if not any(value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in NO_OP[name]):
+    if not any(value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in no_op[name]):
         raise ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
 
 
@@ -219,10 +229,10 @@ _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
-def _explain(fault: msgspec.ValidationError) -> ApiError:
+def _explain(fault: msgspec.ValidationError, within: str) -> ApiError:
     message = str(fault)
     path_match = _PATH.search(message)
-    path = path_match.group(1) if path_match else ""
+    path = ".".join(filter(None, (within, path_match.group(1) if path_match else "")))
     reason = _PATH.sub("", message)
     for pattern, code, text in (
         (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),
