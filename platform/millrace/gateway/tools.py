@@ -8,15 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from inference_worker.engine.request import StructuredSpec
+from millrace.gateway.errors import invalid
 from millrace.gateway.forms import InferenceRequest, Tool
 
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_CHOICES = ("auto", "any", "none", "required")  # what a tool_choice may be otherwise
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 _SPACE = " \t\r\n"
@@ -142,6 +146,22 @@ class ToolCallParser:
         if tag:
             self._held, self._state = after, self._in_text
         return bool(tag)
+
+
+def check_tools(tools: Sequence[Tool], name_path: str, longest_name: int) -> None:
+    """Check how many there are and what they are called.
+
+    Raises:
+        ApiError: 400 that names the parameter; `name_path` is where the name of tool number {} stands.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"At most {MAX_TOOLS} tools are allowed, not {len(tools)}.")
+    for number, tool in enumerate(tools):
+        if not _NAME.fullmatch(tool.name) or len(tool.name) > longest_name or tool.name in _CHOICES:
+            told = f"A tool's name takes 1 to {longest_name} letters, digits, _ and -; some are reserved."
+            raise invalid(name_path.format(number), told)
+    if len({tool.name for tool in tools}) < len(tools):
+        raise invalid("tools", "Two tools have the same name.")
 
 
 def spec(request: InferenceRequest) -> StructuredSpec | None:

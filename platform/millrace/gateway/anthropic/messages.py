@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -14,12 +14,11 @@ from millrace.gateway.anthropic.blocks import CacheControl, Conversation, Messag
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.openai.parameters import MAX_TOKENS, read_body, within
+from millrace.gateway.tools import check_tools
 
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
-MAX_TOOLS = 128
 MAX_USER_CHARACTERS = 512
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # Values at which a documented parameter that is not supported does nothing. null is one for each.
@@ -141,17 +140,12 @@ def _prompt(wanted: CountBody) -> dict[str, Any]:
 
 
 def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
-    if len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"At most {MAX_TOOLS} tools are allowed, not {len(tools)}.")
     for number, tool in enumerate(tools):
-        if not _NAME.fullmatch(tool.name) or tool.name in (*_CHOICES, "required"):
-            text = "A tool's name takes 1 to 128 letters, digits, _ and -; some are reserved."
-            raise invalid(f"tools[{number}].name", text)
         if tool.input_schema.get("type") != "object":
             raise invalid(f"tools[{number}].input_schema.type", "A tool's input must be an object.")
-    if len({tool.name for tool in tools}) < len(tools):
-        raise invalid("tools", "Two tools have the same name.")
-    return tuple(Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in tools)
+    found = tuple(Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in tools)
+    check_tools(found, "tools[{}].name", 128)
+    return found
 
 
 def _choice(choice: Choice | None, tools: Sequence[Tool]) -> tuple[str, bool]:
@@ -201,6 +195,6 @@ def _breakpoints(wanted: CountBody, conversation: Conversation) -> tuple[Breakpo
             raise invalid("cache_control", "The last block has a cache_control with another ttl.")
     if len(found) > MAX_BREAKPOINTS:
         raise invalid("cache_control", f"At most {MAX_BREAKPOINTS} blocks may have cache_control, not {len(found)}.")
-    if any(one.seconds < next_.seconds for one, next_ in zip(found, found[1:], strict=False)):
+    if any(one.seconds < next_.seconds for one, next_ in pairwise(found)):
         raise invalid("cache_control.ttl", "A cache_control with ttl '1h' must not come after one with '5m'.")
     return tuple(found)

@@ -12,12 +12,11 @@ from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.openai.messages import CACHE_SECONDS, MAX_BREAKPOINTS, Message, marked, template_messages
 from millrace.gateway.openai.parameters import Common, common_fields, guided, read_body, sampling_params, within
+from millrace.gateway.tools import check_tools
 
 DIALECT = "openai.chat"
 MAX_TOP_LOGPROBS = 20
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CHOICES = ("auto", "none", "required")
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,7 +86,8 @@ def read_chat(body: bytes) -> InferenceRequest:
     fields = common_fields(chat)
     if not chat.messages:
         raise invalid("messages", "messages must hold at least one message.")
-    tools = tuple(_tool(number, tool.function) for number, tool in enumerate(chat.tools or ()))
+    tools = tuple(_tool(tool.function) for tool in chat.tools or ())
+    check_tools(tools, "tools[{}].function.name", 64)
     return InferenceRequest(
         **fields,
         prompt=template_messages(chat.messages),
@@ -116,22 +116,14 @@ def _logprobs(chat: ChatBody) -> int | None:
     return chat.top_logprobs or 0 if chat.logprobs else None
 
 
-def _tool(number: int, function: Function) -> Tool:
-    path = f"tools[{number}].function"
-    if not _NAME.fullmatch(function.name) or function.name in _CHOICES:
-        raise invalid(f"{path}.name", "A function's name takes 1 to 64 letters, digits, _ and -; some are reserved.")
+def _tool(function: Function) -> Tool:
     return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
 
 
 def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
-    if len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"At most {MAX_TOOLS} tools are allowed, not {len(tools)}.")
-    names = {tool.name for tool in tools}
-    if len(names) < len(tools):
-        raise invalid("tools", "Two tools have the same name.")
     choice = chat.tool_choice or "auto"
     if isinstance(choice, NamedChoice):
-        if choice.function.name not in names:
+        if choice.function.name not in {tool.name for tool in tools}:
             raise invalid("tool_choice", f"There is no tool {choice.function.name!r}.")
         return choice.function.name
     if choice == "required" and not tools:
