@@ -80,6 +80,7 @@ def distances(ours: RequestOutput, theirs: torch.Tensor) -> torch.Tensor:
     return 1 - (normalize(found) * normalize(theirs.double())).sum(1)
 
 
+@pytest.mark.timeout(300)
 def test_500_texts_have_the_vectors_of_transformers(minilm: Path) -> None:
     tokenizer = Tokenizer.from_dir(minilm)
     inputs = [tokenizer.encode(text) for text in texts()]
