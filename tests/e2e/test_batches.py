@@ -188,7 +188,7 @@ def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
     give_up_at = time.monotonic() + 1000
     while not ended():
         assert time.monotonic() < give_up_at
-        if killed < 8:
+        if killed < 5:
             time.sleep(3)
             with contextlib.suppress(LookupError, ProcessLookupError):
                 os.kill(stack.pid(*next(victims)), signal.SIGKILL)

@@ -78,7 +78,8 @@ if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'done', 1)
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 if #ARGV[2] == 0 then return 1 end
-local now = tonumber(redis.call('TIME')[1])
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
 local sum = tonumber(redis.call('GET', KEYS[4]) or 0)
 local function drop(members)
     for _, member in ipairs(members) do
