@@ -22,6 +22,7 @@ from inference_worker.engine.request import ServiceClass
 from inference_worker.protocol import AnswerEvent
 from millrace.batches.reading import decode_request
 from millrace.batches.storage import Storage
+from millrace.gateway import tracing
 from millrace.gateway.anthropic import messages
 from millrace.gateway.authentication import KeyStore, dead, incorrect
 from millrace.gateway.batch_lines import LEASE_SECONDS, Line, Lines
@@ -145,6 +146,9 @@ class BatchRunner:
     # One line.
 
     async def _run(self, line: Line, key: KeySnapshot | None) -> None:
+        tracing.begin(line.request_id)
+        if key is not None:
+            tracing.name_tenant(key)
         try:
             status, answer = await self._answer(line, key)
         except NotNow as later:

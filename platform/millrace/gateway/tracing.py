@@ -19,7 +19,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 _current: ContextVar[str] = ContextVar("traceparent", default="")
 
 
-def begin(request_id: str, header: bytes | None) -> None:
+def begin(request_id: str, header: bytes | None = None) -> None:
     """From here on this task serves that request. `header`: its `traceparent`, if it has one."""
     traceparent = continued(header)
     _current.set(traceparent)
