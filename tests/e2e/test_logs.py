@@ -54,6 +54,23 @@ def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: s
     assert len({(line["tenant_id"], line["key_id"]) for line in every}) == 1
 
 
+def test_a_batchs_line_is_followed_too(stack: Stack) -> None:
+    client = stack.client()
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": ASKED["embeddings"]}
+    file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    eventually(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    response = json.loads(client.files.content(output).text)["response"]
+    assert len(response["body"]["data"][0]["embedding"]) == 384
+    eventually(lambda: lines(stack, "settler", response["request_id"]))
+    told = lines(stack, f"worker-{EMBEDDING_MODEL}", response["request_id"])
+    (settled,) = lines(stack, "settler", response["request_id"])
+    assert len(settled["trace_id"]) == 32
+    assert {line["trace_id"] for line in told} == {settled["trace_id"]}
+
+
 def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
     for endpoint, body in ASKED.items():
         send(stack, endpoint, body)
