@@ -14,7 +14,7 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker import claims
-from inference_worker.engine.request import SamplingParams, TokenUsage
+from inference_worker.engine.request import SamplingParams, ServiceClass, TokenUsage
 from inference_worker.protocol import (
     REPLICAS_KEY,
     USAGE_STREAM,
@@ -498,3 +498,27 @@ async def test_without_the_broker_it_is_refused_at_once(dispatcher: Dispatcher, 
     assert failed.code == "server_is_overloaded"
     assert dispatcher.placement.load("r1") == 0
     await nobody.aclose()
+
+
+async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatcher, replica: Replica) -> None:
+    """Nine fit: a batch of eight and one at hand."""
+    batch = {"service_class": ServiceClass.BATCH}
+    lines = [
+        dispatcher.submit(Errand(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
+        for n in range(12)
+    ]
+    assert [line.queued for line in lines] == [False] * 9 + [True] * 3
+    others = [dispatcher.submit(Errand(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
+    assert [each.queued for each in others] == [False] * 9 + [True] * 2
+    dispatcher.release(lines[0])
+    assert lines[9].queued  # others come first
+    for each in others[:3]:
+        dispatcher.release(each)
+    assert not any(each.queued for each in others)
+    assert lines[9].queued  # still no room beside the others
+    for each in others[3:]:
+        dispatcher.release(each)
+    assert [line.queued for line in lines] == [False] * 10 + [True] * 2
+    for line in lines[1:]:
+        dispatcher.release(line)
+    assert dispatcher.placement.load("r1", batch=True) == 0
