@@ -79,6 +79,10 @@ class Tokenizer:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         return str(self._core.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def to_json(self) -> str:
+        """Its tokenizer.json."""
+        return str(self._core.to_str())
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -103,6 +107,11 @@ class Tokenizer:
         """The prompt's ids for `messages`; raises as `render_chat` does."""
         return self.encode(self.render_chat(messages, tools, add_generation_prompt), add_special_tokens=False)
 
+    @property
+    def template_takes_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return self._chat is not None and self._chat.takes_tools
+
     def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
         """A detokenizer for one request that ends before the first of the strings `stop`."""
         return Detokenizer(self, stop)
@@ -116,6 +125,12 @@ class Tokenizer:
         """UTF-8 of one token, empty for special and unknown ones. Only where `is_byte_level`."""
         table = self._bytes_table
         return table[token_id] if 0 <= token_id < len(table) else b""
+
+    def spell(self, token_id: int) -> bytes:
+        """UTF-8 of one token as it is told to people: a special one's is its name."""
+        if token_id in self._special_ids or not self.is_byte_level:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        return self.token_bytes(token_id) or b""
 
     def _make_bytes_table(self) -> list[bytes]:
         alphabet = _byte_alphabet()

@@ -178,6 +178,9 @@ class PlatformSettings(SharedSettings):
     )
     oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
     max_body_bytes: int = env.env("MILLRACE_MAX_BODY", env.size, default="8MiB", help="largest request body")
+    files_quota: int = env.env(
+        "MILLRACE_FILES_QUOTA", env.size, default="10GiB", help="what a tenant's files for batches may have in all"
+    )
     queue_seconds: int = env.env(
         "MILLRACE_QUEUE_SECONDS",
         env.integer(1, 3600),

@@ -12,7 +12,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"millrace", "tenants", "billing", "frontend", "inference_worker", "kernels"}
-ENGINE_MAY = {"torch", "triton", "numpy", "safetensors", "tokenizers", "jinja2", "kernels", "inference_worker.engine"}
+ENGINE_MAY = {
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "llguidance",
+    "kernels",
+    "inference_worker.engine",
+}
 BILLING_MAY = {"inference_worker.protocol"}
 GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
