@@ -23,6 +23,7 @@ from billing.models.ledger import (
     LedgerTransaction,
     Payment,
 )
+from billing.models.prices import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
 from billing.models.usage import MOST_TOKENS, TOKEN_CLASSES, UsageEvent, UsageQuarantine, Verdict
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "Account",
     "BillingEntity",
     "BillingProfile",
+    "BookAssignment",
     "Commitment",
+    "CompiledSheet",
     "CreditGrant",
     "CreditUse",
     "ExchangeRate",
@@ -45,6 +48,9 @@ __all__ = [
     "NumberSeries",
     "Payment",
     "Period",
+    "Price",
+    "PriceBook",
+    "PriceVersion",
     "TaxCategory",
     "TaxRule",
     "UsageEvent",
