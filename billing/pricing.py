@@ -159,6 +159,17 @@ def lines(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> list[Ra
     return rated
 
 
+def saved(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> int:
+    """What caches made the leg cheaper by, in femto-USD; below zero if writing to them cost more than they gave."""
+    found = prices(sheet, sum(usage.get(component, 0) for component in INPUTS), at)
+    total = 0
+    for component, tokens in usage.items():
+        plain = found.get(Component.OUTPUT if component in OUTPUTS else Component.UNCACHED)
+        if tokens and plain is not None:
+            total += tokens * (plain.nano_per_million - _price(sheet, found, component).nano_per_million)
+    return total
+
+
 def nano(femto: int) -> int:
     """Femto-USD as whole nano-USD, rounded up."""
     return -(-femto // FEMTO_PER_NANO)
@@ -199,8 +210,9 @@ class PriceIndex:
         for owner in (tenant_id, None):
             of_kind = self._sheets.get((owner, model, tier), [])
             place = bisect_right(of_kind, at, key=_effective_from)
-            if place and of_kind[place - 1].rates:
-                return of_kind[place - 1]
+            if place:
+                sheet = of_kind[place - 1]
+                return sheet if sheet.rates else None
         return None
 
 
