@@ -33,8 +33,7 @@ BEGIN
         TG_OP = 'DELETE'
         OR to_jsonb(NEW) - 'state' <> to_jsonb(OLD) - 'state'
         OR (OLD.state, NEW.state) NOT IN (
-            ('open', 'open'), ('open', 'paid'), ('open', 'void'), ('open', 'uncollectible'),
-            ('uncollectible', 'paid'), ('paid', 'open')
+            ('open', 'paid'), ('paid', 'open'), ('open', 'void'), ('open', 'uncollectible')
         )
     ) THEN
         RAISE EXCEPTION 'invoice % is final: % refused', OLD.number, TG_OP USING ERRCODE = 'restrict_violation';
@@ -63,9 +62,11 @@ $$
 GUARD_PERIOD = """
 CREATE FUNCTION billing_guard_period() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF OLD.closed_at IS NOT NULL OR (
-        TG_OP = 'UPDATE' AND to_jsonb(NEW) - 'closed_at' <> to_jsonb(OLD) - 'closed_at'
-    ) THEN
+    IF (TG_OP = 'DELETE' AND OLD.closed_at IS NOT NULL)
+        OR (TG_OP = 'UPDATE' AND to_jsonb(NEW) - '{closed_at,invoiced_at}'::text[]
+            <> to_jsonb(OLD) - '{closed_at,invoiced_at}'::text[])
+        OR (TG_OP = 'UPDATE' AND OLD.closed_at IS NOT NULL AND NEW.closed_at IS DISTINCT FROM OLD.closed_at)
+    THEN
         RAISE EXCEPTION 'period % is fixed: % refused', OLD.label, TG_OP USING ERRCODE = 'restrict_violation';
     END IF;
     RETURN coalesce(NEW, OLD);
@@ -167,12 +168,12 @@ class Migration(migrations.Migration):
             name='Invoice',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('invoice', 'Invoice'), ('credit_note', 'Credit Note')], default='invoice', max_length=12)),
+                ('kind', models.CharField(choices=[('invoice', 'Invoice'), ('correction', 'Correction'), ('credit_note', 'Credit Note')], default='invoice', max_length=12)),
                 ('revision', models.SmallIntegerField(default=1)),
                 ('state', models.CharField(choices=[('draft', 'Draft'), ('open', 'Open'), ('paid', 'Paid'), ('void', 'Void'), ('uncollectible', 'Uncollectible')], default='draft', max_length=14)),
                 ('reason', models.CharField(blank=True, max_length=200)),
                 ('number', models.CharField(max_length=40, null=True)),
-                ('drafted_at', models.DateTimeField()),
+                ('complete', models.BooleanField(default=False, help_text='drafted after its period was closed')),
                 ('issued_at', models.DateTimeField(null=True)),
                 ('due_on', models.DateField(null=True)),
                 ('seller', models.JSONField(default=dict)),
@@ -296,6 +297,7 @@ class Migration(migrations.Migration):
                 ('tokens', models.BigIntegerField(default=0)),
                 ('femto', models.DecimalField(decimal_places=0, max_digits=38)),
                 ('cents', models.BigIntegerField()),
+                ('saved_femto', models.DecimalField(decimal_places=0, default=0, help_text='by prompt caching', max_digits=38)),
                 ('invoice', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='lines', to='billing.invoice')),
                 ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='tenants.tenant')),
             ],
@@ -371,6 +373,7 @@ class Migration(migrations.Migration):
                 ('starts_at', models.DateTimeField()),
                 ('ends_at', models.DateTimeField()),
                 ('closed_at', models.DateTimeField(null=True)),
+                ('invoiced_at', models.DateTimeField(null=True)),
                 ('entity', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.billingentity')),
             ],
         ),

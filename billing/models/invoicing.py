@@ -138,6 +138,7 @@ class Period(models.Model):
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True)
+    invoiced_at = models.DateTimeField(null=True)
 
     class Meta:
         constraints: ClassVar = [
@@ -176,7 +177,8 @@ class Invoice(models.Model):
 
     class Kind(models.TextChoices):
         INVOICE = "invoice"
-        CREDIT_NOTE = "credit_note"
+        CORRECTION = "correction"  # a credit note for usage that was corrected after it was invoiced
+        CREDIT_NOTE = "credit_note"  # one that a person decided on
 
     class State(models.TextChoices):
         DRAFT = "draft"
@@ -194,7 +196,7 @@ class Invoice(models.Model):
     refers_to = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="credit_notes")
     reason = models.CharField(max_length=200, blank=True)
     number = models.CharField(max_length=40, null=True)
-    drafted_at = models.DateTimeField()
+    complete = models.BooleanField(default=False, help_text="drafted after its period was closed")
     issued_at = models.DateTimeField(null=True)
     due_on = models.DateField(null=True)
     seller = models.JSONField(default=dict)
@@ -230,6 +232,10 @@ class Invoice(models.Model):
     def __str__(self) -> str:
         return self.number or f"draft {self.pk}"
 
+    @property
+    def gives_back(self) -> bool:
+        return self.kind != self.Kind.INVOICE
+
 
 class InvoiceLine(models.Model):
     """One price's use in the period, or a charge of another kind. `femto` is exact, `cents` rounded, once."""
@@ -259,6 +265,7 @@ class InvoiceLine(models.Model):
     tokens = models.BigIntegerField(default=0)
     femto = models.DecimalField(max_digits=38, decimal_places=0)
     cents = models.BigIntegerField()
+    saved_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0, help_text="by prompt caching")
 
     objects = TenantManager()
 
