@@ -29,6 +29,7 @@ class SystemUse(StrEnum):
     MEMBERSHIPS = "which tenants a person is a member of"
     OPERATOR = "operators see every tenant"
     PERSON = "a person's own log-in concerns no tenant"
+    PRICES = "prices are published for every tenant; their preview reads everybody's usage"
     SETTLER = "the settler writes every tenant's usage"
 
 
