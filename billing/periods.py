@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+from django.db.models import Max
+
 from billing.models import BillingEntity, Period
 
 _LOCK = """
@@ -76,8 +78,13 @@ def stamps(cursor: Any, events: Sequence[tuple[int, datetime]]) -> list[int]:
         now = datetime.now(UTC)
         for entity in BillingEntity.objects.filter(pk__in={pair[0] for pair in odd}).order_by("pk"):
             times = [pair[1] for pair in odd if pair[0] == entity.pk]
-            ensure_periods(entity, min(times), max(*times, now))
+            closed = Period.objects.filter(entity=entity, closed_at__isnull=False).aggregate(last=Max("ends_at"))[
+                "last"
+            ]
+            ensure_periods(entity, min(times), max(*times, now, closed or now))
         chosen = _choose(_lock(cursor, first), wanted)
+    if None in chosen:
+        raise RuntimeError("a period was closed while it was chosen: try again")
     return [period.pk for period in chosen if period is not None]
 
 

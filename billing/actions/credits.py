@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from django.db.models import BigIntegerField, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Coalesce
@@ -102,12 +103,12 @@ def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
     return held
 
 
-def with_rest(grants: QuerySet[CreditGrant]) -> QuerySet[CreditGrant]:
+def with_rest(grants: QuerySet[CreditGrant]) -> Any:
     """Grants with `rest`, what is left of each, in nano-USD."""
     return grants.annotate(rest=Cast(F("nano") - Coalesce(Sum("uses__nano"), Value(0)), BigIntegerField()))
 
 
-def usable(tenant_id: int, period: Period) -> list[CreditGrant]:
+def usable(tenant_id: int, period: Period) -> list[Any]:
     """What the use of a period may burn, in order, each with its `rest`: every credit that was alive in the period."""
     alive = CreditGrant.objects.for_tenant(tenant_id).filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=period.starts_at), starts_at__lt=period.ends_at
@@ -116,11 +117,11 @@ def usable(tenant_id: int, period: Period) -> list[CreditGrant]:
     return list(with_rest(alive).filter(rest__gt=0).order_by(*order))
 
 
-def burnt(grants: Iterable[CreditGrant], cents: int) -> list[tuple[CreditGrant, int]]:
+def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
     """How much of each grant, in order, so many cents burn. Whole cents; what is less stays."""
     burnt = []
     for grant in grants:
-        part = min(cents, grant.rest // NANO_A_CENT)  # type: ignore[attr-defined]
+        part = min(cents, grant.rest // NANO_A_CENT)
         if part > 0:
             burnt.append((grant, part))
             cents -= part
@@ -159,7 +160,7 @@ def do_expire_credits(now: datetime | None = None) -> int:
 def _expire(pk: int, tenant_id: int) -> bool:
     with booking(tenant_id):
         grant = with_rest(CreditGrant.objects.for_tenant(tenant_id).filter(pk=pk)).get()
-        rest: int = grant.rest  # type: ignore[attr-defined]
+        rest: int = grant.rest
         if rest <= 0 or _still_wanted(grant):
             return False
         CreditUse.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)

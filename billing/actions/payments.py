@@ -108,7 +108,9 @@ def _pay(invoice: Invoice, nano: int) -> None:
 def note_balance(invoice: Invoice) -> None:
     """An invoice on which nothing is owed is paid, and open again if something is."""
     owed = outstanding(invoice)
-    state = {Invoice.State.OPEN: Invoice.State.PAID, Invoice.State.PAID: Invoice.State.OPEN}.get(invoice.state)
+    state = {Invoice.State.OPEN: Invoice.State.PAID, Invoice.State.PAID: Invoice.State.OPEN}.get(
+        Invoice.State(invoice.state)
+    )
     if state is None or (owed == 0) != (state == Invoice.State.PAID):
         return
     before = audit.described(invoice)

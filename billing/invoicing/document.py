@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -80,7 +80,7 @@ def _display(invoice: Invoice) -> dict[str, Any] | None:
 
 
 def _instant(moment: datetime | None) -> str | None:
-    return moment and moment.isoformat().replace("+00:00", "Z")
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def in_words(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,17 +30,15 @@ def xml(document: Mapping[str, Any]) -> bytes:
     _add(context, "ram:ID", _GUIDELINE)
     _header(_add(root, "rsm:ExchangedDocument"), document)
     trade = _add(root, "rsm:SupplyChainTradeTransaction")
-    tax = (
-        document["taxes"][0]
-        if document["taxes"]
-        else {"category": _NO_VAT, "rate_ppm": 0, "note": "", "base": 0, "tax": 0}
-    )
+    (tax,) = document["taxes"]  # all lines are taxed alike
     for line in document["lines"]:
         _line(_add(trade, "ram:IncludedSupplyChainTradeLineItem"), line, tax)
     _agreement(_add(trade, "ram:ApplicableHeaderTradeAgreement"), document, tax)
-    _add(trade, "ram:ApplicableHeaderTradeDelivery")
+    delivered = _add(_add(trade, "ram:ApplicableHeaderTradeDelivery"), "ram:ActualDeliverySupplyChainEvent")
+    _date(delivered, "ram:OccurrenceDateTime", _days(document)[2])
     _settlement(_add(trade, "ram:ApplicableHeaderTradeSettlement"), document, tax)
-    return tostring(root, encoding="UTF-8", xml_declaration=True)
+    written: bytes = tostring(root, encoding="UTF-8", xml_declaration=True)
+    return written
 
 
 def _name(prefixed: str) -> str:
@@ -108,12 +106,8 @@ def _tax_kind(parent: Element, tax: Mapping[str, Any]) -> None:
 def _agreement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
     seller, buyer = document["seller"], document["buyer"]
     with_vat = tax["category"] != _NO_VAT
-    _party(
-        _add(parent, "ram:SellerTradeParty"),
-        seller,
-        with_vat=with_vat,
-        number=seller.get("registration") or seller["name"],
-    )
+    number = seller["registration"] or seller["name"]  # there must be one, with or without a VAT id
+    _party(_add(parent, "ram:SellerTradeParty"), seller, with_vat=with_vat, number=number)
     _party(_add(parent, "ram:BuyerTradeParty"), buyer, with_vat=with_vat)
     if buyer.get("po_number"):
         _add(_add(parent, "ram:BuyerOrderReferencedDocument"), "ram:IssuerAssignedID", buyer["po_number"])

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connection
+from django.db.models import QuerySet
 
 from billing.amounts import cents
 from billing.models import Invoice, InvoiceLine, Period
 from billing.pricing import COMPONENTS
 
-_WITHOUT_CACHE = """
-SELECT max(u.nano_per_million) FROM billing_price u
-WHERE p.component = 'cache_read' AND u.component = 'uncached' AND u.version_id = p.version_id
-    AND u.tenant_id IS NOT DISTINCT FROM p.tenant_id AND u.model = p.model AND u.tier = p.tier
-    AND u.from_tokens = p.from_tokens AND u.from_minute = p.from_minute AND u.effective_from = p.effective_from
-"""
-_USED = f"""
+_USED = """
 WITH used AS (
     SELECT tenant_id, price_id, late_from, count(*) AS events, sum(tokens)::bigint AS tokens, sum(femto) AS femto,
         min(admitted_at) AS first_at, max(admitted_at) AS last_at
@@ -34,11 +29,11 @@ WITH used AS (
     ) line GROUP BY tenant_id, price_id, late_from
 )
 SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS band, p.from_minute, p.until_minute, p.nano_per_million,
-    v.number AS version, ({_WITHOUT_CACHE}) AS without_cache
+    v.number AS version
 FROM used JOIN billing_price p ON p.id = used.price_id JOIN billing_priceversion v ON v.id = p.version_id
-"""  # noqa: S608  (constants from above)
+"""
 _COUNT = """
-SELECT tenant_id, count(*) FROM billing_usageevent
+SELECT tenant_id, count(*), sum(saved_femto) FROM billing_usageevent
 WHERE invoice_period = %s AND (%s::bigint IS NULL OR tenant_id = %s) GROUP BY tenant_id
 """
 
@@ -62,7 +57,6 @@ class Use(NamedTuple):
     until_minute: int
     nano_per_million: int
     version: int
-    without_cache: int | None
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -89,7 +83,7 @@ class Use(NamedTuple):
 
 def used(period: Period, tenant_id: int | None = None) -> dict[int, list[Use]]:
     """What each tenant, or one, is billed for in the period, in the order of lines."""
-    asked = {
+    asked: dict[str, Any] = {
         "period": period.pk,
         "starts_at": period.starts_at,
         "zone": period.entity.time_zone,
@@ -104,18 +98,29 @@ def used(period: Period, tenant_id: int | None = None) -> dict[int, list[Use]]:
     return {tenant: sorted(uses, key=lambda use: use.place) for tenant, uses in found.items()}
 
 
-def counted(period: Period, tenant_id: int | None = None) -> dict[int, int]:
-    """How many usage events each tenant, or one, has in the period."""
+class Count(NamedTuple):
+    """How many usage events a tenant has in a period, and what caches saved it, in femto-USD."""
+
+    events: int = 0
+    saved: int = 0
+
+
+def counted(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
+    """The counts of each tenant, or of one."""
     with connection.cursor() as cursor:
         cursor.execute(_COUNT, [period.pk, tenant_id, tenant_id])
-        return dict(cursor.fetchall())
+        return {tenant: Count(events, int(saved)) for tenant, events, saved in cursor.fetchall()}
+
+
+def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
+    """An invoice's lines, in their order."""
+    return InvoiceLine.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).order_by("position")
 
 
 def line(invoice: Invoice, position: int, use: Use) -> InvoiceLine:
     """The line of an invoice, or of a credit note, where what is given back is positive."""
     given_back = invoice.kind == Invoice.Kind.CREDIT_NOTE
     sign = -1 if given_back else 1
-    saved = 0 if use.without_cache is None else (use.without_cache - use.nano_per_million) * use.tokens
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
@@ -136,5 +141,4 @@ def line(invoice: Invoice, position: int, use: Use) -> InvoiceLine:
         tokens=sign * use.tokens,
         femto=sign * use.femto,
         cents=cents(sign * use.femto),
-        saved_femto=max(0, saved),
     )

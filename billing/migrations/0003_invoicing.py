@@ -297,7 +297,6 @@ class Migration(migrations.Migration):
                 ('tokens', models.BigIntegerField(default=0)),
                 ('femto', models.DecimalField(decimal_places=0, max_digits=38)),
                 ('cents', models.BigIntegerField()),
-                ('saved_femto', models.DecimalField(decimal_places=0, default=0, help_text='by prompt caching', max_digits=38)),
                 ('invoice', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='lines', to='billing.invoice')),
                 ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='tenants.tenant')),
             ],

@@ -265,7 +265,6 @@ class InvoiceLine(models.Model):
     tokens = models.BigIntegerField(default=0)
     femto = models.DecimalField(max_digits=38, decimal_places=0)
     cents = models.BigIntegerField()
-    saved_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0, help_text="by prompt caching")
 
     objects = TenantManager()
 
