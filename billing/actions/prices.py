@@ -10,9 +10,9 @@ import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
-from billing.models import BookAssignment, Price, PriceBook, PriceVersion
+from billing.models import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
 from billing.pricebook import Kind, Proposal, compile_sheets, parse
-from billing.pricing import Tier
+from billing.pricing import PriceSheet, Tier
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
 from tenants.models import Tenant, User
@@ -104,6 +104,16 @@ def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
     return locked
 
 
+def do_price_unpriced(proposal: Proposal, note: str) -> list[Kind]:
+    """Put those of the prices in force, on the list, whose model and tier never had any; returns them."""
+    with _changing():
+        priced = set(_kinds(_book(PriceBook.LIST)))
+        prices = tuple(price for price in proposal.prices if price.kind not in priced)
+        if prices:
+            do_publish_prices(do_propose_prices(Proposal(prices), note=note), by=None)
+    return sorted({price.kind for price in prices})
+
+
 def do_assign_book(tenant: Tenant, book: str) -> None:
     """Let the tenant have the prices of this book from now on; its own still beat them.
 
@@ -124,6 +134,22 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
         audit.record(
             "prices.assign", row, tenant_id=tenant.pk, before={"book": before.name}, after={"book": chosen.name}
         )
+
+
+def sheets_to_be(version: PriceVersion) -> list[PriceSheet]:
+    """The sheets that publishing the draft would make, as of the moment its prices begin.
+
+    Raises:
+        Conflict: it is no draft any more, or a later version is in its way.
+    """
+    with _changing() as now, transaction.atomic():
+        locked = _draft(version)
+        at = locked.effective_from or now
+        newest = CompiledSheet.objects.aggregate(newest=Max("pk"))["newest"] or 0
+        _set_prices(locked, at)
+        found = [row.decoded() for row in CompiledSheet.objects.filter(pk__gt=newest, effective_from=at)]
+        transaction.set_rollback(True)
+    return found
 
 
 @contextmanager
