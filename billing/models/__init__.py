@@ -1,5 +1,6 @@
 """What was used, what it costs, and what is owed."""
 
+from billing.models.holds import Adjustment, Correction, Reconciliation, Slice, Window
 from billing.models.invoicing import (
     ADDRESS,
     BillingEntity,
@@ -24,18 +25,23 @@ from billing.models.ledger import (
     Payment,
 )
 from billing.models.prices import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
+from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
 from billing.models.usage import MOST_TOKENS, TOKEN_CLASSES, UsageEvent, UsageQuarantine, Verdict
 
 __all__ = [
     "ADDRESS",
+    "GROUPED",
     "MOST_TOKENS",
+    "SUMMED",
     "TOKEN_CLASSES",
     "Account",
+    "Adjustment",
     "BillingEntity",
     "BillingProfile",
     "BookAssignment",
     "Commitment",
     "CompiledSheet",
+    "Correction",
     "CreditGrant",
     "CreditUse",
     "ExchangeRate",
@@ -51,9 +57,15 @@ __all__ = [
     "Price",
     "PriceBook",
     "PriceVersion",
+    "Reconciliation",
+    "RollupState",
+    "Slice",
     "TaxCategory",
     "TaxRule",
+    "UsageChange",
     "UsageEvent",
     "UsageQuarantine",
+    "UsageRollup",
     "Verdict",
+    "Window",
 ]
