@@ -22,7 +22,7 @@ def post(tenant_id: int, key: str, entries: Iterable[Entry]) -> None:
     """Book a transaction. Entries of nothing are left out.
 
     Raises:
-        django.db.IntegrityError: `key` was booked before. At the end of the database's transaction: the sum is not zero.
+        django.db.IntegrityError: `key` was booked before; at the database transaction's end also, the sum is not zero.
     """
     transaction = LedgerTransaction.objects.create(tenant_id=tenant_id, key=key)
     LedgerEntry.objects.all_tenants().bulk_create(

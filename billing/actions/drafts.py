@@ -24,6 +24,7 @@ from tenants.roles import SystemUse
 from tenants.scoping import system
 
 log = structlog.get_logger(__name__)
+CLOSE_AFTER = timedelta(minutes=10)  # usage that is on its way at the period's end is still in time
 
 
 def do_close_period(period: Period, now: datetime | None = None) -> bool:

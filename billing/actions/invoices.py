@@ -1,4 +1,4 @@
-"""The verb that makes an invoice final: numbered, booked, stored. It may run twice at once, or be killed at any line."""
+"""The verb that makes an invoice final: numbered, booked, stored. It may run twice at once, and end at any line."""
 
 from __future__ import annotations
 
