@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from django.db import connection
@@ -80,6 +80,12 @@ def use(tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1) ->
             )
             for _ in range(times)
         )
+
+
+def make_months() -> None:
+    """Partitions of the months that tests of invoices speak of."""
+    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
 
 
 def period(at: datetime) -> Period:

@@ -32,7 +32,7 @@ from tenants.actions import Conflict, do_create_tenant
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
-from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, period, price, use
+from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, period, price, use
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db
@@ -40,15 +40,9 @@ MILLION = 10**6
 CENT = 10**7  # nano-USD
 
 
-@pytest.fixture(autouse=True)
-def months():
-    """Partitions of the months the tests speak of."""
-    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
-        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, month, 1) for month in (9, 10, 11, 12)]])
-
-
 @pytest.fixture
 def acme() -> Tenant:
+    make_months()
     return do_create_tenant("acme", "Acme")
 
 
