@@ -36,3 +36,9 @@ def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> 
     if invoice_id is not None:
         entries = entries.filter(invoice_id=invoice_id)
     return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)
+
+
+def booked(tenant_id: int, key: str, account: Account) -> int:
+    """What one transaction booked on an account, in nano-USD."""
+    entries = LedgerEntry.objects.for_tenant(tenant_id).filter(transaction__key=key, account=account)
+    return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)

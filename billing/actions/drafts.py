@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from billing.actions import credits
 from billing.actions.common import booking
 from billing.amounts import FEMTO_A_CENT
-from billing.invoicing.lines import Count, Use, counted, line, lines_of, used
+from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
 from billing.periods import default_entity
@@ -73,8 +73,7 @@ def _draft(period: Period, tenant_id: int, uses: list[Use], count: Count) -> lis
     found = []
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
-        taken = [use for use in uses if use.femto >= 0 and use.tokens]
-        back = [use for use in uses if use.femto < 0]
+        taken, back = wanted(Invoice.Kind.INVOICE, uses), wanted(Invoice.Kind.CORRECTION, uses)
         if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.Kind.INVOICE)):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]

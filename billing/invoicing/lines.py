@@ -7,6 +7,7 @@ alone. A price whose use sums to less than nothing (adjustments of an earlier mo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -115,6 +116,13 @@ def counted(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
 def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
     """An invoice's lines, in their order."""
     return InvoiceLine.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).order_by("position")
+
+
+def wanted(kind: str, uses: Iterable[Use]) -> list[Use]:
+    """The uses that stand on a document of this kind."""
+    if kind == Invoice.Kind.INVOICE:
+        return [use for use in uses if use.femto >= 0 and use.tokens]
+    return [use for use in uses if use.femto < 0] if kind == Invoice.Kind.CORRECTION else []
 
 
 def line(invoice: Invoice, position: int, use: Use) -> InvoiceLine:
