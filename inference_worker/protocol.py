@@ -52,6 +52,7 @@ class Envelope(msgspec.Struct, frozen=True):
     slice_id: int | None = None
     fence: int | None = None
     hold: int | None = None  # nano-USD
+    hold_tokens: int | None = None
 
 
 class Job(msgspec.Struct, frozen=True):

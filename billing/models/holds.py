@@ -177,5 +177,5 @@ class Reconciliation(models.Model):
         return f"{self.at:%F %T}: {len(self.differences)} differences"
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         return not (self.differences or self.overdue_slices or self.quarantined)

@@ -10,9 +10,9 @@ from django.db import connection
 
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
-from billing.models import Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
+from billing.models import CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
-from billing.pricing import COMPONENTS
+from billing.pricing import COMPONENTS, Component, Rate, encode_rates
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -101,3 +101,21 @@ def invoiced(tenant: Tenant, at: datetime) -> Invoice:
     do_close_period(month, now=month.ends_at)
     (draft,) = [row for row in do_draft(month, tenant) if row.kind == Invoice.Kind.INVOICE]
     return do_finalise(draft, now=month.ends_at)
+
+
+LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
+
+
+def sheet(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: str) -> int:
+    """Everybody's sheet for the model, list A of the specification if nothing else is said; its version."""
+    rates = []
+    for component, amount in (usd or LIST_A).items():
+        rates.append(Rate(price(amount, component, model=model), Component(component), dollars(amount)))
+    with system(SystemUse.COMMAND):
+        return CompiledSheet.objects.create(
+            tenant_id=tenant_id,
+            model=model,
+            tier="standard",
+            effective_from=datetime(2020, 1, 1, tzinfo=UTC),
+            rates=encode_rates(tuple(rates)),
+        ).pk
