@@ -7,6 +7,7 @@ from typing import Any
 from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
+    "billing-roll-up": {"task": "billing.roll_up", "schedule": 60.0},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
     "billing-invoice-months": {"task": "billing.invoice_months", "schedule": crontab(minute="13")},
     "billing-send-invoice-mails": {"task": "billing.send_invoice_mails", "schedule": crontab(minute="*/5")},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 from celery import shared_task
 
+from billing import rollups
 from billing.actions.credits import do_expire_credits
 from billing.invoicing import mails, runs
 from billing.partitions import ensure_partitions
@@ -21,6 +22,12 @@ def make_partitions() -> list[str]:
     if made:
         log.info("partitions_made", names=made)
     return made
+
+
+@shared_task(name="billing.roll_up")
+def roll_up() -> int:
+    """Bring the sums of usage by hour and day up to now; returns how many hours were made anew."""
+    return rollups.build().hours
 
 
 @shared_task(name="billing.invoice_months")

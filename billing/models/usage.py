@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 
@@ -88,6 +89,7 @@ class UsageEvent(models.Model):
             models.Index(F("tenant_id"), F("admitted_at").desc(), name="billing_usage_tenant_time"),
             models.Index(F("key_id"), F("admitted_at").desc(), name="billing_usage_key_time"),
             models.Index(F("request_id"), name="billing_usage_request"),
+            BrinIndex(F("settled_at"), name="billing_usage_settled"),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="billing_usage_counts", condition=_counts()),
