@@ -1,5 +1,6 @@
 """What was used, what it costs, and what is owed."""
 
+from billing.models.budgets import Budget
 from billing.models.holds import Adjustment, Correction, Reconciliation, Slice, Window
 from billing.models.invoicing import (
     ADDRESS,
@@ -39,6 +40,7 @@ __all__ = [
     "BillingEntity",
     "BillingProfile",
     "BookAssignment",
+    "Budget",
     "Commitment",
     "CompiledSheet",
     "Correction",
