@@ -38,7 +38,7 @@ FROM (
     SELECT n, %(start)s::timestamptz + n * (interval '31 days' / %(events)s) AS at,
         %(first)s + floor(%(tenants)s * power((n * 7919 %% 100003) / 100003.0, 2))::bigint AS tenant,
         (%(models)s::text[])[1 + n %% 3] AS model
-    FROM generate_series(0, %(events)s - 1) n
+    FROM generate_series(0, %(events)s::bigint - 1) n
 ) e JOIN jsonb_to_recordset(%(prices)s::jsonb) AS p(model text, late boolean, ids bigint[]) USING (model)
 WHERE p.late = (at >= %(change)s)
 """

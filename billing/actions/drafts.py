@@ -8,11 +8,13 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import structlog
+from django.db import connection
 from django.db.models import QuerySet
 
 from billing.actions import credits
 from billing.actions.common import booking
 from billing.amounts import FEMTO_A_CENT
+from billing.holds import open_before
 from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
@@ -40,6 +42,9 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
             return False
         if row.ends_at > now:
             raise Conflict(f"The period {row.label} is not over.")
+        with connection.cursor() as cursor:
+            if running := open_before(cursor, row.ends_at):
+                raise Conflict(f"Requests admitted in {row.label} may still run: {running} holds are open.")
         row.closed_at = now
         row.save(update_fields=["closed_at"])
         audit.record("period.close", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})

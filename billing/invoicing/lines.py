@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from billing.amounts import cents
-from billing.models import Invoice, InvoiceLine, Period
+from billing.models import Invoice, InvoiceLine, Period, UsageEvent
 from billing.pricing import COMPONENTS
 
 _USED = """
@@ -116,6 +116,17 @@ def counted(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
 def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
     """An invoice's lines, in their order."""
     return InvoiceLine.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).order_by("position")
+
+
+def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent]:
+    """The events that a line is the sum of, or all that the invoice is."""
+    rows = UsageEvent.objects.for_tenant(invoice.tenant_id).filter(invoice_period=invoice.period_id)
+    if line is None:
+        return rows
+    if line.price_id is None:
+        return rows.none()
+    time = {"admitted_at__gte": line.first_at, "admitted_at__lte": line.last_at}
+    return rows.filter(price_ids__contains=[line.price_id], **time)
 
 
 def wanted(kind: str, uses: Iterable[Use]) -> list[Use]:

@@ -1,5 +1,7 @@
 """Invoices, credits and the ledger, and the database's own rules for them: whose rows are seen, and what may never change."""
 
+from typing import Any
+
 import django.contrib.postgres.fields
 import django.core.validators
 import django.db.models.deletion
@@ -79,7 +81,7 @@ FUNCTIONS = {
     "billing_guard_line": GUARD_LINE,
     "billing_guard_period": GUARD_PERIOD,
 }
-TRIGGERS = [
+TRIGGERS: list[Any] = [
     "CREATE CONSTRAINT TRIGGER billing_ledgerentry_balance AFTER INSERT ON billing_ledgerentry"
     " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION billing_check_balance()",
     "CREATE TRIGGER billing_invoice_guard BEFORE UPDATE OR DELETE ON billing_invoice"
@@ -124,7 +126,7 @@ OPERATORS = ("billingentity", "taxrule", "exchangerate", "period", "numberseries
 APPENDED = ("invoicefile", "creditgrant", "credituse", "payment", "ledgertransaction", "ledgerentry")
 
 
-def belongs(table, column, to):
+def belongs(table: str, column: str, to: str) -> migrations.RunSQL:
     name = f"{table}_{column}_of_tenant"
     return migrations.RunSQL(
         [f"ALTER TABLE {table} ADD CONSTRAINT {name} FOREIGN KEY ({column}, tenant_id) REFERENCES {to} (id, tenant_id)"],

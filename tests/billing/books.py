@@ -22,6 +22,9 @@ NOVEMBER = datetime(2026, 11, 10, 12, tzinfo=UTC)
 DECEMBER = datetime(2026, 12, 5, 12, tzinfo=UTC)
 
 
+NOBODY = dict.fromkeys(("street", "postcode", "city", "region", "country", "vat_id"), "") | {"name": "Nobody"}
+
+
 def dollars(amount: str) -> int:
     """A price: nano-USD per million tokens from USD per million."""
     whole, _, fraction = amount.partition(".")
@@ -93,6 +96,13 @@ def period(at: datetime) -> Period:
         entity = default_entity()
         ensure_periods(entity, at, at)
         return Period.objects.select_related("entity").get(entity=entity, starts_at__lte=at, ends_at__gt=at)
+
+
+def draft_for(tenant: Tenant) -> Invoice:
+    """A draft without lines."""
+    month = period(OCTOBER)
+    with system(SystemUse.BILLING):
+        return Invoice.objects.create(tenant=tenant, entity=month.entity, period=month, seller=NOBODY, buyer=NOBODY)
 
 
 def invoiced(tenant: Tenant, at: datetime) -> Invoice:
