@@ -17,8 +17,14 @@ import msgspec
 import structlog
 from django.db import DataError, IntegrityError, connection
 
+from billing import holds
+from billing.holds import over_its_hold, used_by
+from billing.merging import RANK, Arrival, LegKey, merge, reverse_late
 from billing.models import UsageQuarantine
 from billing.partitions import ensure_partitions
+from billing.periods import stamps
+from billing.pricing import UnknownPriceError
+from billing.rating import Rated, rate
 from inference_worker.protocol import UsageEvent, decode_usage
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -28,7 +34,6 @@ log = structlog.get_logger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOGGED_AT_ONCE = 100  # legs in a line of the log
 MOST_AHEAD = timedelta(days=1)  # that an admission may lie in the future by this clock
-_RANK = {"failed": 0, "cancelled": 1, "completed": 2}  # of messages of one leg in one batch, the first counts
 _COLUMNS = {
     "admitted_at": "timestamptz",
     "request_id": "text",
@@ -54,24 +59,25 @@ _COLUMNS = {
     "slice_id": "bigint",
     "fence": "bigint",
     "hold": "bigint",
+    "answer_hit_input": "bigint",
+    "answer_hit_output": "bigint",
+    "miss_reason": "text",
+    "changed_at": "bigint",
+    "unpinned_tokens": "bigint",
+    "price_ids": "text",  # an array in words: unnest would flatten arrays of arrays
+    "cost_femto": "numeric",
+    "saved_femto": "numeric",
+    "invoice_period": "bigint",
 }
-_COUNTED = ("attempt", "verdict", "uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
-_COUNTED_AT = [list(_COLUMNS).index(name) for name in _COUNTED]
 _ARRAYS = ", ".join(f"%s::{kind}[]" for kind in _COLUMNS.values())
+_VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for name in _COLUMNS)
 # NOTE: a value too wide for its column must be refused, not cut: assignment does so, a cast to varchar(n) would not.
 _INSERT = f"""
 INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at)
-SELECT *, statement_timestamp() FROM unnest({_ARRAYS})
+SELECT {_VALUES}, statement_timestamp() FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
 ON CONFLICT (admitted_at, request_id, leg) DO NOTHING
 RETURNING admitted_at, request_id, leg
 """  # noqa: S608  (column names from above, nothing from outside)
-_STORED = f"""
-SELECT admitted_at, request_id, leg, {", ".join(_COUNTED)} FROM billing_usageevent
-WHERE (admitted_at, request_id, leg) IN (SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[]))
-"""  # noqa: S608
-
-
-LegKey = tuple[datetime, str, int]
 
 
 class Message(NamedTuple):
@@ -82,20 +88,16 @@ class Message(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A decoded message and its values in the order of the columns."""
+    """A decoded message, what it costs, and its values in the order of the columns, but for the last."""
 
     message: Message
     event: UsageEvent
+    rated: Rated
     values: tuple[Any, ...]
 
     @property
     def key(self) -> LegKey:
         return self.values[:3]
-
-    @property
-    def counted(self) -> tuple[Any, ...]:
-        """What two messages of one leg must agree on."""
-        return tuple(self.values[position] for position in _COUNTED_AT)
 
 
 @dataclass
@@ -114,18 +116,33 @@ def settle(messages: Sequence[Message]) -> Outcome:
         django.db.Error: the database is away or not ready; nothing is known to be done, and all may be tried again.
     """
     outcome = Outcome()
-    rows = []
+    decoded = []
     for message in messages:
-        row = None if message.payload is None else _decode(message, message.payload, outcome)
-        if row is not None:
-            rows.append(row)
+        event = None if message.payload is None else _decode(message, message.payload, outcome)
+        if event is not None:
+            decoded.append((message, *event))
+    rows = _rate(decoded, outcome)
     # In the order of the key, so that two settlers with the same messages never wait for each other in a circle.
-    rows.sort(key=lambda row: (row.key, _RANK.get(row.event.verdict, 3)))
+    rows.sort(key=lambda row: (row.key, RANK.get(row.event.verdict, 3)))
     _store_or_split(rows, outcome)
     return outcome
 
 
-def _decode(message: Message, payload: bytes, outcome: Outcome) -> Row | None:
+def _rate(decoded: Sequence[tuple[Message, UsageEvent, datetime]], outcome: Outcome) -> list[Row]:
+    """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
+    with system(SystemUse.SETTLER):
+        rated = rate([event for _, event, _ in decoded])
+    rows = []
+    for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
+        fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)
+        if isinstance(cost, UnknownPriceError) or fault:
+            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", outcome)
+        else:
+            rows.append(Row(message, event, cost, _values(event, admitted_at, cost)))
+    return rows
+
+
+def _decode(message: Message, payload: bytes, outcome: Outcome) -> tuple[UsageEvent, datetime] | None:
     try:
         event = decode_usage(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as fault:  # ValueError: text that is no UTF-8
@@ -139,10 +156,10 @@ def _decode(message: Message, payload: bytes, outcome: Outcome) -> Row | None:
     if admitted_at > datetime.now(UTC) + MOST_AHEAD:
         _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", outcome)
         return None
-    return Row(message, event, _values(event, admitted_at))
+    return event, admitted_at
 
 
-def _values(event: UsageEvent, admitted_at: datetime) -> tuple[Any, ...]:
+def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
     envelope, usage = event.envelope, event.usage
     return (
         admitted_at,
@@ -169,7 +186,19 @@ def _values(event: UsageEvent, admitted_at: datetime) -> tuple[Any, ...]:
         envelope.slice_id,
         envelope.fence,
         envelope.hold,
+        event.answer_hit_input,
+        event.answer_hit_output,
+        event.miss_reason,
+        event.changed_at,
+        event.unpinned_tokens,
+        rated.price_ids and _array(rated.price_ids),
+        rated.cost_femto,
+        rated.saved_femto,
     )
+
+
+def _array(ids: Sequence[int | None]) -> str:
+    return f"{{{','.join('NULL' if each is None else str(each) for each in ids)}}}"
 
 
 def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
@@ -177,7 +206,7 @@ def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
     if not rows:
         return
     try:
-        inserted = _store(rows)
+        new = _store(rows)
     except (IntegrityError, DataError) as fault:
         if len(rows) > 1:
             middle = len(rows) // 2
@@ -189,36 +218,48 @@ def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
             reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(fault) else UsageQuarantine.Reason.REFUSED
             _quarantine(rows[0].message, reason, _explain(fault), outcome)
         return
-    outcome.settled += len(inserted)
-    if len(inserted) < len(rows):
-        _check_repeated(rows, inserted, outcome)
+    outcome.settled += len(new)
+    if len(new) < len(rows):
+        _merge_repeated(rows, new, outcome)
 
 
-def _store(rows: Sequence[Row]) -> Counter[LegKey]:
-    """Insert in one transaction; what a leg's settling moves besides its row belongs into the same one."""
+def _store(rows: Sequence[Row]) -> list[Row]:
+    """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
-        cursor.execute(_INSERT, [list(column) for column in zip(*(row.values for row in rows), strict=True)])
-        inserted = Counter(cursor.fetchall())
-    settled = [row.event.envelope for row in rows if row.key in inserted]
-    for start in range(0, len(settled), LOGGED_AT_ONCE):
-        legs = [envelope.log_fields() for envelope in settled[start : start + LOGGED_AT_ONCE]]
+        periods = stamps(cursor, [(row.event.envelope.tenant_id, row.key[0]) for row in rows])
+        columns = [list(column) for column in zip(*(row.values for row in rows), strict=True)]
+        cursor.execute(_INSERT, [*columns, periods])
+        new = _first_of(rows, Counter(cursor.fetchall()))
+        late = holds.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
+        for row in new:
+            if row.event.envelope.slice_id in late and not holds.adjust(
+                cursor, row.event.envelope.slice_id, used_by(row.event, row.rated.cost_femto), must_fit=True
+            ):
+                reverse_late(cursor, row.key, row.event, row.rated)
+    for start in range(0, len(new), LOGGED_AT_ONCE):
+        legs = [row.event.envelope.log_fields() for row in new[start : start + LOGGED_AT_ONCE]]
         log.info("legs_settled", legs=legs)
-    return inserted
+    return new
 
 
-def _check_repeated(rows: Sequence[Row], inserted: Counter[LegKey], outcome: Outcome) -> None:
-    """Of the rows that did not go in, those that count otherwise than the leg's stored row are not to be lost."""
-    left, repeated = Counter(inserted), []
+def _first_of(rows: Sequence[Row], inserted: Counter[LegKey]) -> list[Row]:
+    """The rows that are meant: of those with one key the first."""
+    found = []
     for row in rows:
-        if left[row.key]:
-            left[row.key] -= 1
-        else:
-            repeated.append(row)
-    with system(SystemUse.SETTLER), connection.cursor() as cursor:
-        cursor.execute(_STORED, [list(column) for column in zip(*(row.key for row in repeated), strict=True)])
-        stored = {found[:3]: found[3:] for found in cursor.fetchall()}
-    for row in repeated:
-        if row.counted == stored[row.key]:
+        if inserted[row.key]:
+            inserted[row.key] -= 1
+            found.append(row)
+    return found
+
+
+def _merge_repeated(rows: Sequence[Row], new: Sequence[Row], outcome: Outcome) -> None:
+    """Of the rows that did not go in, those that contradict what is stored are not to be lost."""
+    went_in = {id(row) for row in new}
+    repeated = [row for row in rows if id(row) not in went_in]
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+        known = merge(cursor, [Arrival(row.key, row.event, row.rated) for row in repeated])
+    for row, agrees in zip(repeated, known, strict=True):
+        if agrees:
             outcome.repeated += 1
         else:
             _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, "the leg was settled with other counts", outcome)

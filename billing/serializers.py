@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,9 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.models import TOKEN_CLASSES, UsageEvent, Verdict
+from billing.amounts import decimal
+from billing.models import TOKEN_CLASSES, Price, UsageEvent, Verdict
+from billing.pricing import COMPONENTS
 from billing.usage import BUCKETS, GROUPS, instant, span
 
 
@@ -70,7 +72,7 @@ class _Query(serializers.Serializer[Any]):
 
 
 class UsageQuery(_Query):
-    group_by = GroupsField(default=("model",), help_text="Comma-separated: model, key, project; empty: one sum.")
+    group_by = GroupsField(default=("model",), help_text=f"Comma-separated: {', '.join(GROUPS)}; empty: one sum.")
     bucket = serializers.ChoiceField(BUCKETS, required=False, help_text="A row for each hour or day (UTC).")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -125,22 +127,52 @@ class RequestsOut(serializers.Serializer[Any]):
         return _part(tuple(Verdict.values))(instance)
 
 
+class AnswerHitsOut(serializers.Serializer[Any]):
+    """Tokens that answers from a cache made needless. They are in no other sum."""
+
+    input = serializers.IntegerField(source="answer_hit_input")
+    output = serializers.IntegerField(source="answer_hit_output")
+
+
+class CostOut(serializers.Serializer[Any]):
+    """What it cost and what caches saved, in USD, exactly: 15 digits after the point at most, and never rounded."""
+
+    usd = serializers.CharField()
+    saved_usd = serializers.CharField(help_text="Below zero if writing to the cache cost more than reading it saved.")
+
+    def to_representation(self, instance: Any) -> dict[str, str]:
+        part = _part(("cost_femto", "saved_femto"))(instance)
+        return {"usd": usd(int(part["cost_femto"])), "saved_usd": usd(int(part["saved_femto"]))}
+
+
+def usd(femto: int) -> str:
+    """Femto-USD as decimal text in USD, all digits."""
+    return decimal(femto, 15, 2)
+
+
 class CountsOut(serializers.Serializer[Any]):
     """What a set of events adds up to."""
 
     requests = RequestsOut(source="*")
     tokens = TokensOut(source="*")
+    answer_hits = AnswerHitsOut(source="*")
+    unpinned_tokens = serializers.IntegerField(
+        help_text="Marked for the cache, and not kept, because a cap on what is kept was reached."
+    )
+    cost = CostOut(source="*")
 
 
-class UsageRowOut(serializers.Serializer[Any]):
-    """One group's sums. `model`, `key_id` and `project_id` are there if grouped by, `start` if there is a bucket."""
+class UsageRowOut(CountsOut):
+    """One group's sums. What was grouped by is there, and `start` if there is a bucket."""
 
     start = serializers.DateTimeField(required=False, help_text="The bucket's first instant.")
     model = serializers.CharField(required=False)
     key_id = serializers.IntegerField(required=False)
     project_id = serializers.IntegerField(required=False)
-    requests = RequestsOut(source="*")
-    tokens = TokensOut(source="*")
+    tier = serializers.CharField(required=False, help_text="The service tier; empty for what was not priced.")
+    miss_reason = serializers.CharField(
+        required=False, help_text="Why the prefix cache did not give the whole prompt; empty where it did."
+    )
 
 
 class UsageOut(serializers.Serializer[Any]):
@@ -155,10 +187,42 @@ class UsageOut(serializers.Serializer[Any]):
         return {"tenant": fields.pop("tenant"), "from": InstantField(), "to": InstantField(), **fields}
 
 
+class RatedLineOut(serializers.Serializer[Any]):
+    """Tokens of one class at one price: tokens x price is the cost, exactly."""
+
+    component = serializers.ChoiceField([each.value for each in COMPONENTS])
+    tokens = serializers.IntegerField()
+    price_id = serializers.IntegerField()
+    usd_per_million = serializers.CharField()
+    usd = serializers.CharField()
+
+
 class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
-    """One leg of a request, as it was metered."""
+    """One leg of a request, as it was metered and rated. The context's `prices` are the price book's rows by id."""
 
     tokens = TokensOut(source="*")
+    answer_hits = AnswerHitsOut(source="*")
+    cost = CostOut(source="*")
+    lines = serializers.SerializerMethodField(help_text="Empty where nobody pays.")
+    miss_reason = serializers.CharField(help_text="Why the prefix cache did not give the whole prompt; empty: it did.")
+
+    @extend_schema_field(RatedLineOut(many=True))
+    def get_lines(self, event: UsageEvent) -> list[dict[str, Any]]:
+        prices: Mapping[int, Price] = self.context.get("prices", {})
+        found = []
+        for component, price_id in zip(COMPONENTS, event.price_ids or (), strict=False):
+            if price_id is not None and price_id in prices:
+                price, tokens = prices[price_id], getattr(event, component)
+                found.append(
+                    {
+                        "component": component.value,
+                        "tokens": tokens,
+                        "price_id": price_id,
+                        "usd_per_million": decimal(price.nano_per_million, 9, 2),
+                        "usd": usd(tokens * price.nano_per_million),
+                    }
+                )
+        return found
 
     class Meta:
         model = UsageEvent
@@ -174,6 +238,12 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
             "finish_reason",
             "attempt",
             "tokens",
+            "answer_hits",
+            "miss_reason",
+            "changed_at",
+            "unpinned_tokens",
+            "cost",
+            "lines",
             "queue_us",
             "ttft_us",
             "duration_us",

@@ -5,7 +5,12 @@ from __future__ import annotations
 import structlog
 from celery import shared_task
 
+from billing import rollups
+from billing.actions.credits import do_expire_credits
+from billing.invoicing import mails, runs
 from billing.partitions import ensure_partitions
+from billing.payments.file_drop import collect
+from millrace.config import platform_settings
 
 log = structlog.get_logger(__name__)
 
@@ -17,3 +22,41 @@ def make_partitions() -> list[str]:
     if made:
         log.info("partitions_made", names=made)
     return made
+
+
+@shared_task(name="billing.roll_up")
+def roll_up() -> int:
+    """Bring the sums of usage by hour and day up to now; returns how many hours were made anew."""
+    return rollups.build().hours
+
+
+@shared_task(name="billing.invoice_months")
+def invoice_months() -> None:
+    """Invoice the months that are over, and mail the invoices."""
+    report = runs.invoice_months()
+    log.info("months_invoiced", finalised=len(report.finalised), left=len(report.left))
+    mails.send_all()
+
+
+@shared_task(name="billing.send_invoice_mails")
+def send_invoice_mails() -> int:
+    """Send the mails that are due; returns how many were sent."""
+    return mails.send_all()
+
+
+@shared_task(name="billing.remind")
+def remind() -> int:
+    """Note reminders of invoices past due; returns how many are new."""
+    return mails.remind()
+
+
+@shared_task(name="billing.expire_credits")
+def expire_credits() -> int:
+    """Write off credits whose time is over; returns how many."""
+    return do_expire_credits()
+
+
+@shared_task(name="billing.collect_payments")
+def collect_payments() -> int:
+    """Record payments from files in the state folder's `payments`; returns how many were new."""
+    return collect(platform_settings().state_dir / "payments")

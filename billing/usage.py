@@ -6,19 +6,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import DecimalField, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Coalesce, TruncDay, TruncHour
 
-from billing.models import TOKEN_CLASSES, UsageEvent, Verdict
+from billing.models import SUMMED, RollupState, UsageChange, UsageEvent, UsageRollup
 from billing.partitions import month_of
 
-Group = Literal["model", "key", "project"]
+Group = Literal["model", "key", "project", "tier", "miss_reason"]
 Bucket = Literal["hour", "day"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
-GROUP_COLUMNS: dict[Group, str] = {"model": "model", "key": "key_id", "project": "project_id"}
+GROUP_COLUMNS: dict[Group, str] = {
+    "model": "model",
+    "key": "key_id",
+    "project": "project_id",
+    "tier": "tier",
+    "miss_reason": "miss_reason",
+}
 MOST_ROWS = 10_000
 _TRUNCATE = {"hour": TruncHour, "day": TruncDay}
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+_WHOLE: DecimalField[Any, Any] = DecimalField(max_digits=38, decimal_places=0)
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TooManyRows(Exception):
@@ -39,17 +48,47 @@ class Question:
     request_id: str | None = None
 
     def events(self) -> QuerySet[UsageEvent]:
-        wanted = {
-            "admitted_at__gte": self.start,
-            "admitted_at__lt": self.end,
-            "model": self.model,
-            "key_id": self.key_id,
-            "project_id": self.project_id,
-            "verdict": self.verdict,
-            "request_id": self.request_id,
-        }
-        given = {name: value for name, value in wanted.items() if value is not None}
-        return UsageEvent.objects.for_tenant(self.tenant_id).filter(**given)
+        given = self._given() | _present(verdict=self.verdict, request_id=self.request_id)
+        return UsageEvent.objects.for_tenant(self.tenant_id).filter(**self._times("admitted_at"), **given)
+
+    def changes(self) -> QuerySet[UsageChange]:
+        """What the rollups do not hold yet, and whole what lies in hours that the times cut."""
+        first, last = self._hours()
+        late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
+        cut = Q()
+        if self.start is not None:
+            cut |= Q(admitted_at__lt=first)
+        if self.end is not None:
+            cut |= Q(admitted_at__gte=last)
+        rows = UsageChange.objects.for_tenant(self.tenant_id).filter(late | cut if cut else late)
+        return rows.filter(**self._times("admitted_at"), **self._given())
+
+    def rollups(self, *, by_hour: bool) -> QuerySet[UsageRollup]:
+        """The rollups of all whole hours in the times, those of a day together unless `by_hour`."""
+        first, last = self._hours()
+        rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(start__gte=first, start__lt=last, **self._given())
+        hours, days = Q(bucket=UsageRollup.Bucket.HOUR), Q(bucket=UsageRollup.Bucket.DAY)
+        if by_hour:
+            return rows.filter(hours)
+        day, end = first + (_EARLIEST - first) % _DAY, last - (last - _EARLIEST) % _DAY
+        whole = Q(start__gte=day, start__lt=end)
+        return rows.filter((days & whole) | (hours & ~whole))
+
+    def _hours(self) -> tuple[datetime, datetime]:
+        """From the first to after the last whole hour."""
+        first, last = self.start or _EARLIEST, self.end or datetime.now(UTC) + _DAY
+        first, last = first + (_EARLIEST - first) % _HOUR, last - (last - _EARLIEST) % _HOUR
+        return first, max(first, last)
+
+    def _times(self, column: str) -> dict[str, datetime]:
+        return _present(**{f"{column}__gte": self.start, f"{column}__lt": self.end})
+
+    def _given(self) -> dict[str, Any]:
+        return _present(model=self.model, key_id=self.key_id, project_id=self.project_id)
+
+
+def _present(**wanted: Any) -> dict[str, Any]:
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def this_month(now: datetime | None = None) -> tuple[datetime, datetime]:
@@ -59,35 +98,42 @@ def this_month(now: datetime | None = None) -> tuple[datetime, datetime]:
 
 
 def sums(question: Question, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None) -> list[dict[str, Any]]:
-    """Requests by verdict and tokens by class, one dict for each group and bucket, oldest first.
+    """What the question's usage adds up to, one dict for each group and bucket, oldest first.
 
-    Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, the verdicts, and the token classes. A failed
-    leg's tokens are in no sum: nobody pays for them.
+    Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, and SUMMED. A failed leg's tokens are in no sum:
+    nobody pays for them. The question's verdict and request are not looked at.
 
     Raises:
         TooManyRows: see there.
     """
-    columns = [GROUP_COLUMNS[group] for group in group_by]
-    events: QuerySet[UsageEvent, Any] = question.events()
-    if bucket:
-        events = events.annotate(start=_TRUNCATE[bucket]("admitted_at", tzinfo=UTC))
-        columns = ["start", *columns]
-    billed = ~Q(verdict=Verdict.FAILED)
-    counts = {verdict.value: Count("verdict", filter=Q(verdict=verdict)) for verdict in Verdict}
-    tokens = {f"sum_{name}": Coalesce(Sum(name, filter=billed), 0) for name in TOKEN_CLASSES}
-    if not columns:
-        found = [events.aggregate(**counts, **tokens)]
-    else:
-        grouped = events.values(*columns).annotate(**counts, **tokens).order_by(*columns)
-        found = list(grouped[: MOST_ROWS + 1])
-    if len(found) > MOST_ROWS:
+    columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
+    # One statement, so that what a run of the rollups moves from the one to the other meanwhile is counted once.
+    rolled = _grouped(question.rollups(by_hour=bucket == "hour"), "start", columns, bucket)
+    found = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket), all=True)
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for values in found[: 2 * MOST_ROWS + 2]:
+        group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
+        row = merged.setdefault(group, dict(zip(columns, group, strict=True)) | dict.fromkeys(SUMMED, 0))
+        for name, count in zip(SUMMED, counts, strict=True):
+            row[name] += count
+    if len(merged) > MOST_ROWS:
         raise TooManyRows
-    return [{name.removeprefix("sum_"): value for name, value in row.items()} for row in found]
+    return [merged[group] for group in sorted(merged)]
+
+
+def _grouped(rows: QuerySet[Any, Any], time: str, columns: list[str], bucket: Bucket | None) -> QuerySet[Any, Any]:
+    """Tuples of 1, the columns' values, and the sums: alike for rollups and changes."""
+    truncated = {"at": _TRUNCATE[bucket](time, tzinfo=UTC)} if bucket else {}
+    names = ["one", *("at" if name == "start" else name for name in columns)]
+    grouped = rows.order_by().annotate(one=Value(1), **truncated).values(*names)
+    totals = {f"sum_{name}": Sum(name, output_field=_WHOLE) for name in SUMMED}
+    found: QuerySet[Any, Any] = grouped.annotate(**totals).values_list(*names, *totals)
+    return found
 
 
 def total(rows: list[dict[str, Any]]) -> dict[str, int]:
     """The sum over all rows of what `sums` counts."""
-    return {name: sum(row[name] for row in rows) for name in (*Verdict.values, *TOKEN_CLASSES)}
+    return {name: sum(row[name] for row in rows) for name in SUMMED}
 
 
 def instant(text: str) -> datetime:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterator
+from io import StringIO
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
+from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from billing.models import Price
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
 from billing.usage import MOST_ROWS, Question, TooManyRows, instant, sums, total
 from millrace.pagination import NewestFirst
@@ -27,14 +32,42 @@ class NewestEvents(NewestFirst):
         instant(position)
 
 
+class CsvRenderer(BaseRenderer):
+    """`rows` or `results` of an answer as a table, a column for each value; what is no such answer as JSON."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+    def render(self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None) -> bytes:
+        rows = data.get("rows", data.get("results")) if isinstance(data, dict) else None
+        if rows is None:
+            return JSONRenderer().render(data)
+        flat = [dict(_flat(row)) for row in rows]
+        out = StringIO()
+        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in flat for name in row)))
+        writer.writeheader()
+        writer.writerows(flat)
+        return out.getvalue().encode()
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}_")
+        elif not isinstance(value, list):
+            yield f"{prefix}{name}", value
+
+
 class UsageView(TenantView):
     """Sums of usage."""
 
+    renderer_classes = (JSONRenderer, CsvRenderer)
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
     @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageOut, tags=["usage"])
     def get(self, request: Request) -> Response:
-        """Tokens by class and requests by verdict, grouped and by hour or day. By default: this month, by model."""
+        """Tokens, requests, cost and savings, grouped and by hour or day. By default: this month, by model. As CSV
+        with `format=csv`."""
         asked = _asked(UsageQuery, request)
         tenant = self.access.tenant
         groups, bucket = asked["group_by"], asked.get("bucket")
@@ -51,6 +84,7 @@ class UsageView(TenantView):
 class UsageEventsView(TenantView):
     """Single usage events."""
 
+    renderer_classes = (JSONRenderer, CsvRenderer)
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     serializer_class = UsageEventOut
     pagination_class = NewestEvents
@@ -62,8 +96,9 @@ class UsageEventsView(TenantView):
         """Each leg of each request as it was metered, newest first, in pages."""
         asked = _asked(EventQuery, request)
         with tenant_scope(self.access.tenant):
-            page = self.paginate_queryset(_question(self.access.tenant.pk, asked).events())
-        return self.get_paginated_response(UsageEventOut(page or [], many=True).data)
+            page = self.paginate_queryset(_question(self.access.tenant.pk, asked).events()) or []
+            prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
+        return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
 
 
 def _asked(query: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:

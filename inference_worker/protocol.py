@@ -65,6 +65,7 @@ class Envelope(msgspec.Struct, frozen=True):
     slice_id: int | None = None
     fence: int | None = None
     hold: int | None = None  # nano-USD
+    hold_tokens: int | None = None
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:
@@ -108,6 +109,11 @@ class UsageEvent(msgspec.Struct, frozen=True):
     queue_us: int = 0
     ttft_us: int = 0
     duration_us: int = 0
+    miss_reason: str = ""  # why the prefix cache did not give the whole prompt; empty: it did
+    changed_at: int | None = None  # first token at which the prompt leaves the one cached before ("prefix_changed")
+    unpinned_tokens: int = 0  # before breakpoints, and not pinned because a cap on pins was reached
+    answer_hit_input: int = 0  # tokens of the prompt, and of the answer, that an answer from a cache made needless
+    answer_hit_output: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):

@@ -19,7 +19,7 @@ import redis
 import structlog
 
 from inference_worker import claims
-from inference_worker.engine.request import RequestFault, RequestOutput, TokenLogprobs, TokenUsage
+from inference_worker.engine.request import CacheReport, RequestFault, RequestOutput, TokenLogprobs, TokenUsage
 from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
 from inference_worker.journal import Journal, leg_key, parse_stream_id
 from inference_worker.protocol import (
@@ -185,10 +185,13 @@ class Publisher:
             usage = last.usage or TokenUsage()
             verdict = "cancelled" if last.finish_reason == "cancelled" else "completed"
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
-            round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage)))
+            round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage, last.cache)))
 
-    def _usage(self, live: Live, verdict: str, reason: str, usage: TokenUsage) -> UsageEvent:
+    def _usage(
+        self, live: Live, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+    ) -> UsageEvent:
         now = time.monotonic()
+        cache = cache or CacheReport()
         return UsageEvent(
             envelope=live.job.envelope,
             attempt=live.attempt,
@@ -200,6 +203,9 @@ class Publisher:
             queue_us=_microseconds(live.claimed_at, live.scheduled_at or now),
             ttft_us=_microseconds(live.claimed_at, live.first_token_at or now),
             duration_us=_microseconds(live.claimed_at, now),
+            miss_reason=cache.miss or "",
+            changed_at=cache.changed_at,
+            unpinned_tokens=cache.unpinned_tokens,
         )
 
     def _journal_ends(self, round_: _Round) -> None:

@@ -21,6 +21,7 @@ class SystemUse(StrEnum):
 
     ADMIN = "the break-glass admin below /ops/raw/"
     BATCHES = "web jobs read batches in and write their results out"
+    BILLING = "periods are closed, numbers given and books kept for every tenant"
     BOOTSTRAP = "a fresh platform's operator and demo tenant"
     COMMAND = "an operator at the machine, with manage.py"
     HOUSEKEEPING = "beat: purge, expiry, partitions"
@@ -29,6 +30,7 @@ class SystemUse(StrEnum):
     MEMBERSHIPS = "which tenants a person is a member of"
     OPERATOR = "operators see every tenant"
     PERSON = "a person's own log-in concerns no tenant"
+    PRICES = "prices are published for every tenant; their preview reads everybody's usage"
     SETTLER = "the settler writes every tenant's usage"
 
 

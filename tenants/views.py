@@ -95,7 +95,9 @@ class TenantView(GenericAPIView[Any]):
             NotFound: there is none such, or it is another tenant's.
         """
         with self.scope():
-            row = self.rows(model).select_related(*related).filter(pk=pk).first()
+            rows = self.rows(model).filter(pk=pk)
+            # NOTE: without a name it would follow every relation, also to what a tenant does not see.
+            row = (rows.select_related(*related) if related else rows).first()
         if row is None:
             raise exceptions.NotFound
         return row

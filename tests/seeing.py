@@ -34,7 +34,12 @@ def allow_emptying(cursor: Any) -> None:
     from tenants.roles import APP
 
     cursor.execute(f"GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {APP}")
-    cursor.execute("ALTER TABLE tenants_auditentry DISABLE TRIGGER tenants_auditentry_no_truncate")
+    cursor.execute(
+        "SELECT tgrelid::regclass::text, tgname FROM pg_trigger"
+        " WHERE right(tgname, 12) = '_no_truncate' AND tgname <> 'billing_usage_no_truncate'"
+    )
+    for table, trigger in cursor.fetchall():
+        cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
 
 
 def of(model: Any, tenant: Tenant, **fields: Any) -> list[Any]:

@@ -187,6 +187,13 @@ class PlatformSettings(SharedSettings):
         default="30",
         help="how long a request may wait for a worker, in seconds",
     )
+    stripe_webhook_secret: str = env.env(
+        "MILLRACE_STRIPE_WEBHOOK_SECRET",
+        str,
+        default="",
+        help="signs the payment provider's webhooks; empty: none are taken",
+        secret=True,
+    )
     cache_read_percent: int = env.env(
         "MILLRACE_CACHE_READ_PERCENT",
         env.integer(0, 100),

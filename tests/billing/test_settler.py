@@ -18,6 +18,7 @@ from billing import status
 from billing.models import UsageEvent, UsageQuarantine
 from billing.settler import Settler
 from inference_worker.protocol import USAGE_GROUP, USAGE_STREAM, encode
+from tests.billing.books import sheet
 from tests.seeing import Everybody
 
 Reason = UsageQuarantine.Reason
@@ -40,14 +41,15 @@ def quarantined() -> list[tuple[str, bytes]]:
 
 
 def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
-    at = datetime.now(UTC)
+    at, version = datetime.now(UTC), sheet()
     sent = event(
         at=at,
         leg=1,
-        price_version=4,
+        price_version=version,
         slice_id=5,
         fence=6,
-        hold=7,
+        hold=400_000,
+        hold_tokens=100,
         cache_write_5m=8,
         queue_us=1,
         ttft_us=2,
@@ -59,7 +61,10 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     assert (row.admitted_at, row.request_id, row.leg) == (at, sent.envelope.request_id, 1)
     assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
-    assert (row.price_version, row.slice_id, row.fence, row.hold) == (4, 5, 6, 7)
+    assert (row.price_version, row.slice_id, row.fence, row.hold) == (version, 5, 6, 400_000)
+    assert row.cost_femto == 10 * 3 * 10**9 + 64 * 3 * 10**8 + 8 * 3_750_000_000 + 7 * 15 * 10**9
+    assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False]
+    assert row.invoice_period is not None
     assert (row.queue_us, row.ttft_us, row.duration_us, row.block_size) == (1, 2, 3, 32)
     assert (row.attempt, row.verdict, row.finish_reason) == (1, "completed", "stop")
     assert abs(row.settled_at - at) < timedelta(minutes=1)

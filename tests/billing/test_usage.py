@@ -8,6 +8,7 @@ import pytest
 
 from billing import usage
 from billing.ingest import Message, settle
+from billing.models import SUMMED
 from billing.usage import Question, TooManyRows, instant, span, total
 from inference_worker.protocol import encode
 from tenants.scoping import tenant_scope
@@ -36,8 +37,8 @@ def test_sums_by_model(event):
         event(model="b"),
     )
     first, second = sums(Question(1), ("model",))
-    assert first == {
-        **{"model": "a", "completed": 1, "cancelled": 1, "failed": 0},
+    assert first == dict.fromkeys(SUMMED, 0) | {
+        **{"model": "a", "completed": 1, "cancelled": 1},
         **{"uncached": 11, "cache_read": 22, "cache_write_5m": 33, "cache_write_1h": 44, "output": 55},
     }
     assert second["model"] == "b"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 
 from tenants.scoping import TenantManager
 
 MOST_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
+ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made needless
 TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
 
@@ -64,6 +67,19 @@ class UsageEvent(models.Model):
     slice_id = models.BigIntegerField(null=True)
     fence = models.BigIntegerField(null=True)
     hold = models.BigIntegerField(null=True, help_text="nano-USD held at admission")
+    answer_hit_input = models.IntegerField(db_default=0)
+    answer_hit_output = models.IntegerField(db_default=0)
+    price_ids = ArrayField(
+        models.BigIntegerField(null=True), null=True, help_text="in the order of pricing.COMPONENTS; None: not priced"
+    )
+    cost_femto = models.DecimalField(max_digits=38, decimal_places=0, db_default=0)
+    saved_femto = models.DecimalField(
+        max_digits=38, decimal_places=0, db_default=0, help_text="by caches; negative if writing to them cost more"
+    )
+    invoice_period = models.BigIntegerField(null=True, help_text="the period whose invoice it is on")
+    miss_reason = models.CharField(max_length=32, db_default="", help_text="why the prefix cache did not give it all")
+    changed_at = models.IntegerField(null=True, help_text="the prompt's first token that differs from a known prefix")
+    unpinned_tokens = models.IntegerField(db_default=0, help_text="asked to be kept, and not, for want of room")
     settled_at = models.DateTimeField()
 
     objects = TenantManager()
@@ -73,9 +89,18 @@ class UsageEvent(models.Model):
             models.Index(F("tenant_id"), F("admitted_at").desc(), name="billing_usage_tenant_time"),
             models.Index(F("key_id"), F("admitted_at").desc(), name="billing_usage_key_time"),
             models.Index(F("request_id"), name="billing_usage_request"),
+            BrinIndex(F("settled_at"), name="billing_usage_settled"),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="billing_usage_counts", condition=_counts()),
+            models.CheckConstraint(
+                name="billing_usage_rated",
+                condition=Q(
+                    answer_hit_input__range=(0, MOST_TOKENS),
+                    answer_hit_output__range=(0, MOST_TOKENS),
+                    cost_femto__gte=0,
+                ),
+            ),
             models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=Verdict.values)),
             models.CheckConstraint(name="billing_usage_hold", condition=Q(hold__isnull=True) | Q(hold__gte=0)),
             models.CheckConstraint(

@@ -1,0 +1,170 @@
+"""How long it takes to invoice a month, and to recompute it to the same bytes: `python -m benchmarks.invoices`.
+
+Starts a PostgreSQL of its own (with fsync, as in production) in a temporary folder, fills a month with rated usage
+events, invoices every tenant (close, draft, finalise with PDF and ledger), and makes each invoice anew from the events.
+Prints one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
+
+MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
+COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million
+MONTH = datetime(2026, 10, 1, tzinfo=UTC)
+# Two versions of prices, one from the 12th on; the busiest tenant has many times the events of the quietest.
+_EVENTS = """
+INSERT INTO billing_usageevent (admitted_at, request_id, leg, tenant_id, project_id, key_id, model, attempt, verdict,
+    finish_reason, uncached, cache_read, cache_write_5m, cache_write_1h, output, replica_id, block_size, queue_us,
+    ttft_us, duration_us, price_ids, cost_femto, invoice_period, settled_at)
+SELECT at, 'req_' || md5(n::text), 0, tenant, 1, 1, model, 1, 'completed', 'stop', 40 + n %% 1000, 64 * (n %% 30),
+    CASE WHEN n %% 9 = 0 THEN 512 ELSE 0 END, 0, 20 + n %% 300, 'r', 32, 10, 20, 30,
+    p.ids, 0, %(period)s, at + interval '1 second'
+FROM (
+    SELECT n, %(start)s::timestamptz + n * (interval '31 days' / %(events)s) AS at,
+        %(first)s + floor(%(tenants)s * power((n * 7919 %% 100003) / 100003.0, 2))::bigint AS tenant,
+        (%(models)s::text[])[1 + n %% 3] AS model
+    FROM generate_series(0, %(events)s::bigint - 1) n
+) e JOIN jsonb_to_recordset(%(prices)s::jsonb) AS p(model text, late boolean, ids bigint[]) USING (model)
+WHERE p.late = (at >= %(change)s)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--tenants", type=int, default=200)
+    options = parser.parse_args()
+    with ExitStack() as running:
+        _set_up(running)
+        _timed("fill", lambda: _fill(options.events, options.tenants))
+        numbers = _timed("invoice", _invoice)
+        _timed("recompute", lambda: _recompute(len(numbers)))
+        print(f"{len(numbers)} invoices of {options.events} events, {numbers[0]} to {numbers[-1]}")
+
+
+def _set_up(running: ExitStack) -> None:
+    state = Path(tempfile.mkdtemp(prefix="millrace-invoices-"))
+    running.callback(shutil.rmtree, state, ignore_errors=True)
+    state.chmod(0o711)
+    server = Postgres(state)
+    program = server.prepare()
+    process = program.start(running.enter_context((state / "postgres.log").open("ab")))
+    running.callback(program.stop, process)
+    server.make_roles()
+    os.environ.update(
+        MILLRACE_STATE_DIR=str(state),
+        MILLRACE_DATABASE_URL=server.owner_url,
+        MILLRACE_BROKER_URL="redis://127.0.0.1:1/0",
+        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "CACHE_SECRET", "KEY_PEPPERS")},
+        MILLRACE_LOG_LEVEL="warning",
+        DJANGO_SETTINGS_MODULE="millrace.settings",
+    )
+    import django
+    from django.core.management import call_command
+    from django.db import connections
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    running.callback(connections.close_all)
+
+
+def _timed(what, run):
+    start, cpu = time.perf_counter(), time.process_time()
+    result = run()
+    print(f"{what:>10} {time.perf_counter() - start:7.1f} s   of which {time.process_time() - cpu:6.1f} s in Python")
+    return result
+
+
+def _fill(events: int, tenants: int) -> None:
+    from django.db import connection
+
+    from billing.models import Period
+    from billing.periods import default_entity, ensure_periods
+    from tenants.models import Tenant
+    from tenants.roles import SystemUse
+    from tenants.scoping import system
+
+    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, 10, 1)]])
+        entity = default_entity()
+        ensure_periods(entity, MONTH, MONTH)
+        period = Period.objects.get(entity=entity, starts_at=MONTH)
+        rows = [Tenant(slug=f"t{number}", name=f"Tenant {number}") for number in range(tenants)]
+        first = Tenant.objects.all_tenants().bulk_create(rows)[0].pk
+        prices = [
+            {"model": model, "late": number == 2, "ids": ids}
+            for number, start, end in ((1, MONTH, _change()), (2, _change(), None))
+            for model, ids in _prices(number, start, end).items()
+        ]
+        asked = {"period": period.pk, "start": MONTH, "change": _change(), "events": events, "tenants": tenants}
+        cursor.execute(_EVENTS, {**asked, "first": first, "models": list(MODELS), "prices": json.dumps(prices)})
+
+
+def _change() -> datetime:
+    return MONTH.replace(day=12)
+
+
+def _prices(number: int, start: datetime, end: datetime | None) -> dict[str, list[int | None]]:
+    """Ids of a version's prices by model, in the order of events' columns."""
+    from billing.models import Price, PriceBook, PriceVersion
+    from billing.pricing import COMPONENTS as ORDER
+
+    book, _ = PriceBook.objects.get_or_create(name="list")
+    version = PriceVersion.objects.create(book=book, number=number, state="published", body={}, effective_from=start)
+    kept = {"version": version, "book": book, "tier": "standard", "effective_from": start, "effective_until": end}
+    return {
+        model: [
+            Price.objects.create(model=model, component=name, nano_per_million=COMPONENTS[name] * 10**9, **kept).pk
+            if name in COMPONENTS
+            else None
+            for name in ORDER
+        ]
+        for model in MODELS
+    }
+
+
+def _invoice() -> list[str]:
+    from billing.invoicing.runs import invoice_months
+
+    report = invoice_months(month=f"{MONTH:%Y-%m}")
+    assert not report.left, report.left
+    return sorted(report.finalised)
+
+
+def _recompute(invoices: int) -> None:
+    from billing.invoicing.checks import recomputed
+    from billing.invoicing.lines import counted, used
+    from billing.invoicing.pdf import rendered
+    from billing.models import Invoice, InvoiceFile, Period
+    from tenants.roles import SystemUse
+    from tenants.scoping import system
+
+    with system(SystemUse.COMMAND):
+        period = Period.objects.select_related("entity").get(starts_at=MONTH)
+        uses, counts = used(period), counted(period)
+        stored = dict(InvoiceFile.objects.all_tenants().values_list("invoice_id", "pdf"))
+        rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").filter(period=period)
+        same = [
+            rendered(recomputed(row, uses[row.tenant_id], counts[row.tenant_id])) == bytes(stored[row.pk])
+            for row in rows
+        ]
+    assert same == [True] * invoices, "an invoice came out otherwise"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""What billing's verbs rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+
+@contextmanager
+def booking(tenant_id: int) -> Iterator[Tenant]:
+    """A transaction that moves the tenant's money, after any other that does.
+
+    Unlike in `changing`, the tenant may be gone: its last invoice is still to be written and paid.
+    """
+    with system(SystemUse.BILLING):
+        yield Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant_id)

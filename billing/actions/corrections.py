@@ -1,0 +1,103 @@
+"""Verbs that correct a final invoice: a credit note, taking it back, giving it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from billing.actions import credits
+from billing.actions.common import booking
+from billing.actions.drafts import notes_on, write
+from billing.actions.invoices import do_finalise
+from billing.actions.payments import outstanding
+from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, dollars
+from billing.ledger import Entry, post
+from billing.models import Account, Invoice, InvoiceLine, LedgerEntry
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+
+
+def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], reason: str) -> Invoice:
+    """Give back part of an invoice: (what for, cents before tax) each, at the invoice's own tax.
+
+    Raises:
+        ActionRefused: nothing, or less. Conflict: the invoice is no longer owed or paid, or was less than that.
+    """
+    amounts = list(amounts)
+    if not amounts or any(cents <= 0 for _, cents in amounts):
+        raise ActionRefused("Each amount must be more than nothing.")
+    with booking(invoice.tenant_id) as tenant:
+        rows = Invoice.objects.for_tenant(tenant).select_related("entity", "period")
+        billed = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
+        if billed.gives_back or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
+            raise Conflict("Only an invoice that is open or paid can be credited.")
+        same = Invoice.objects.for_tenant(tenant).filter(period=billed.period, kind=Invoice.Kind.CREDIT_NOTE)
+        note = Invoice(
+            tenant=tenant,
+            entity=billed.entity,
+            period=billed.period,
+            kind=Invoice.Kind.CREDIT_NOTE,
+            revision=same.count() + 1,
+            refers_to=billed,
+            reason=reason,
+            complete=True,
+        )
+        lines = [_credit(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        write(note, lines)
+        if note.taxable < note.subtotal:
+            raise Conflict(f"Only {dollars(note.taxable)} of this invoice are left to give back.")
+        return do_finalise(note)
+
+
+def _credit(note: Invoice, position: int, description: str, cents: int) -> InvoiceLine:
+    return InvoiceLine(
+        invoice=note,
+        tenant_id=note.tenant_id,
+        position=position,
+        kind=InvoiceLine.Kind.CREDIT,
+        description=description,
+        femto=cents * FEMTO_A_CENT,
+        cents=cents,
+    )
+
+
+def do_void(invoice: Invoice, reason: str) -> Invoice:
+    """Take back an invoice of which nothing was paid or credited; it keeps its number, and may be drafted anew.
+
+    Raises:
+        Conflict: it is not open, or something was.
+    """
+    with booking(invoice.tenant_id):
+        row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
+        if row.state != Invoice.State.OPEN or outstanding(row) != row.total or notes_on(row).exists():
+            raise Conflict("Only an open invoice of which nothing was paid or credited can be void: use a credit note.")
+        credits.do_give_back(row)
+        booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
+        undone = [Entry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
+        post(row.tenant_id, f"void:{row.pk}", undone)
+        _end(row, Invoice.State.VOID, reason)
+    return row
+
+
+def do_write_off(invoice: Invoice, reason: str) -> Invoice:
+    """Give up on what is still owed.
+
+    Raises:
+        Conflict: it is not open.
+    """
+    with booking(invoice.tenant_id):
+        row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
+        if row.gives_back or row.state != Invoice.State.OPEN:
+            raise Conflict("Only an open invoice can be uncollectible.")
+        nano = outstanding(row) * NANO_A_CENT
+        entries = [Entry(Account.BAD_DEBT, nano, row.pk), Entry(Account.RECEIVABLE, -nano, row.pk)]
+        post(row.tenant_id, f"bad-debt:{row.pk}", entries)
+        _end(row, Invoice.State.UNCOLLECTIBLE, reason)
+    return row
+
+
+def _end(invoice: Invoice, state: Invoice.State, reason: str) -> None:
+    before = audit.described(invoice)
+    invoice.state = state
+    invoice.save(update_fields=["state"])
+    after = audit.described(invoice) | {"reason": reason}
+    audit.record(f"invoice.{state.value}", invoice, tenant_id=invoice.tenant_id, before=before, after=after)

@@ -1,0 +1,225 @@
+"""Verbs on credits and commitments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import BigIntegerField, F, Q, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Coalesce
+
+from billing.actions.common import booking
+from billing.amounts import NANO_A_CENT
+from billing.ledger import Entry, balance, post
+from billing.models import Account, Commitment, CreditGrant, CreditUse, Invoice, Period
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+from tenants.actions.common import check
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+_SOURCE = {
+    CreditGrant.Kind.PREPAID: Account.DEPOSITS,
+    CreditGrant.Kind.PROMOTIONAL: Account.PROMOTIONS,
+    CreditGrant.Kind.COMMITMENT: Account.COMMITMENTS,
+}
+_GONE_TO = {**_SOURCE, CreditGrant.Kind.PREPAID: Account.BREAKAGE}
+
+
+def do_grant_credit(
+    tenant: Tenant | int,
+    kind: CreditGrant.Kind,
+    nano: int,
+    *,
+    priority: int = 100,
+    starts_at: datetime | None = None,
+    expires_at: datetime | None = None,
+    note: str = "",
+) -> CreditGrant:
+    """Let a tenant use up so much. Prepaid credit is paid for by deposits, so the payment must be on record.
+
+    Raises:
+        ActionRefused: nothing, or no time to use it. Conflict: deposits do not cover it.
+    """
+    starts_at = starts_at or datetime.now(UTC)
+    if nano <= 0:
+        raise ActionRefused("Credit is more than nothing.")
+    if expires_at is not None and expires_at <= starts_at:
+        raise ActionRefused("It would expire before it starts.")
+    with booking(tenant if isinstance(tenant, int) else tenant.pk) as locked:
+        if kind == CreditGrant.Kind.PREPAID and -balance(locked.pk, Account.DEPOSITS) < nano:
+            raise Conflict("The tenant's deposits do not cover that: record the payment first.")
+        grant = CreditGrant(
+            tenant=locked,
+            kind=kind,
+            nano=nano,
+            priority=priority,
+            starts_at=starts_at,
+            expires_at=expires_at,
+            note=note,
+        )
+        _grant(grant)
+        audit.record("credit.grant", grant, tenant_id=locked.pk, after=audit.described(grant))
+    return grant
+
+
+def _grant(grant: CreditGrant) -> None:
+    check(grant)
+    grant.save(force_insert=True)
+    source = _SOURCE[CreditGrant.Kind(grant.kind)]
+    post(grant.tenant_id, f"grant:{grant.pk}", [Entry(source, grant.nano), Entry(Account.CREDITS, -grant.nano)])
+
+
+def committed(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
+    """The commitments that hold in the period, of one tenant or all."""
+    rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
+    held = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
+    return held.order_by("pk")
+
+
+def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
+    """See that the commitments that hold in the period have their credit of that month; gives those commitments."""
+    held = list(committed(period, tenant_id))
+    granted = set(
+        CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
+    )
+    for commitment in held:
+        if commitment.pk not in granted:
+            _grant(
+                CreditGrant(
+                    tenant_id=tenant_id,
+                    kind=CreditGrant.Kind.COMMITMENT,
+                    nano=commitment.included_nano,
+                    priority=commitment.priority,
+                    starts_at=period.starts_at,
+                    expires_at=period.ends_at,
+                    note=commitment.name,
+                    commitment=commitment,
+                    period=period,
+                )
+            )
+    return held
+
+
+def with_rest(grants: QuerySet[CreditGrant]) -> Any:
+    """Grants with `rest`, what is left of each, in nano-USD."""
+    return grants.annotate(rest=Cast(F("nano") - Coalesce(Sum("uses__nano"), Value(0)), BigIntegerField()))
+
+
+def usable(tenant_id: int, period: Period) -> list[Any]:
+    """What the use of a period may burn, in order, each with its `rest`: every credit that was alive in the period."""
+    alive = CreditGrant.objects.for_tenant(tenant_id).filter(
+        Q(expires_at__isnull=True) | Q(expires_at__gt=period.starts_at), starts_at__lt=period.ends_at
+    )
+    order = ("priority", F("expires_at").asc(nulls_last=True), "created_at", "pk")
+    return list(with_rest(alive).filter(rest__gt=0).order_by(*order))
+
+
+def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
+    """How much of each grant, in order, so many cents burn. Whole cents; what is less stays."""
+    burnt = []
+    for grant in grants:
+        part = min(cents, grant.rest // NANO_A_CENT)
+        if part > 0:
+            burnt.append((grant, part))
+            cents -= part
+    return burnt
+
+
+def use(invoice: Invoice, burnt: Iterable[tuple[CreditGrant, int]]) -> None:
+    """Burn it for good."""
+    CreditUse.objects.all_tenants().bulk_create(
+        CreditUse(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
+        for grant, cents in burnt
+    )
+
+
+def do_give_back(invoice: Invoice) -> int:
+    """Undo what the invoice burnt; how many nano-USD that is."""
+    uses = CreditUse.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
+    found = uses.order_by("grant_id").values_list("grant_id").annotate(sum=Sum("nano")).filter(sum__gt=0)
+    sums = [(grant_id, int(nano)) for grant_id, nano in found]
+    CreditUse.objects.all_tenants().bulk_create(
+        CreditUse(grant_id=grant_id, tenant_id=invoice.tenant_id, invoice=invoice, nano=-nano)
+        for grant_id, nano in sums
+    )
+    return sum(nano for _, nano in sums)
+
+
+def do_expire_credits(now: datetime | None = None) -> int:
+    """Write off what is left of credits whose time is over, once every month they could be used in is invoiced."""
+    now = now or datetime.now(UTC)
+    with system(SystemUse.BILLING):
+        rows = CreditGrant.objects.all_tenants().filter(expires_at__lte=now)
+        due = list(with_rest(rows).filter(rest__gt=0).order_by("pk").values_list("pk", "tenant_id"))
+    return sum(_expire(pk, tenant_id) for pk, tenant_id in due)
+
+
+def _expire(pk: int, tenant_id: int) -> bool:
+    with booking(tenant_id):
+        grant = with_rest(CreditGrant.objects.for_tenant(tenant_id).filter(pk=pk)).get()
+        rest: int = grant.rest
+        if rest <= 0 or _still_wanted(grant):
+            return False
+        CreditUse.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
+        gone_to = _GONE_TO[CreditGrant.Kind(grant.kind)]
+        post(tenant_id, f"expiry:{grant.pk}", [Entry(Account.CREDITS, rest), Entry(gone_to, -rest)])
+        audit.record("credit.expire", grant, tenant_id=tenant_id, before=audit.described(grant))
+    return True
+
+
+def _still_wanted(grant: CreditGrant) -> bool:
+    """Whether an invoice that may use it is still to come."""
+    within = {"starts_at__lt": grant.expires_at, "ends_at__gt": grant.starts_at}
+    drafts = Invoice.objects.for_tenant(grant.tenant_id).filter(
+        state=Invoice.State.DRAFT, **{f"period__{name}": value for name, value in within.items()}
+    )
+    return drafts.exists() or Period.objects.filter(closed_at__isnull=True, **within).exists()
+
+
+def do_commit(
+    tenant: Tenant,
+    name: str,
+    *,
+    fee: int,
+    included_nano: int,
+    first_month: str,
+    last_month: str = "",
+    priority: int = 50,
+) -> Commitment:
+    """Agree on so much use a month (`included_nano`) for a monthly fee in cents, from one month to another or on.
+
+    Raises:
+        ActionRefused: the amounts or months make no sense.
+    """
+    if fee < 0 or included_nano <= 0:
+        raise ActionRefused("A commitment includes some use, for a fee that is not negative.")
+    if last_month and last_month < first_month:
+        raise ActionRefused("Its last month comes before its first.")
+    with booking(tenant.pk) as locked:
+        row = Commitment(
+            tenant=locked,
+            name=name,
+            fee=fee,
+            included_nano=included_nano,
+            priority=priority,
+            first_month=first_month,
+            last_month=last_month,
+        )
+        check(row)
+        row.save(force_insert=True)
+        audit.record("commitment.make", row, tenant_id=locked.pk, after=audit.described(row))
+    return row
+
+
+def do_end_commitment(commitment: Commitment, last_month: str) -> Commitment:
+    """Let it hold until the end of that month."""
+    with booking(commitment.tenant_id):
+        row = Commitment.objects.for_tenant(commitment.tenant_id).select_for_update().get(pk=commitment.pk)
+        before = audit.described(row)
+        row.last_month = last_month
+        row.save(update_fields=["last_month"])
+        audit.record("commitment.end", row, tenant_id=row.tenant_id, before=before, after=audit.described(row))
+    return row

@@ -1,0 +1,205 @@
+"""Verbs that close a period and draft its invoices. Each may run twice at once, and be killed at any line."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import structlog
+from django.db import connection
+from django.db.models import QuerySet
+
+from billing.actions import credits
+from billing.actions.common import booking
+from billing.amounts import FEMTO_A_CENT
+from billing.holds import open_before
+from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
+from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
+from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
+from billing.periods import default_entity
+from tenants import audit
+from tenants.actions import Conflict
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+log = structlog.get_logger(__name__)
+CLOSE_AFTER = timedelta(minutes=10)  # usage that is on its way at the period's end is still in time
+
+
+def do_close_period(period: Period, now: datetime | None = None) -> bool:
+    """Let nothing more into the period; what comes later goes to the next. False if it was closed before.
+
+    Raises:
+        Conflict: it is not over, or requests admitted in it still run.
+    """
+    now = now or datetime.now(UTC)
+    with system(SystemUse.BILLING):
+        row = Period.objects.select_for_update().get(pk=period.pk)
+        if row.closed_at is not None:
+            return False
+        if row.ends_at > now:
+            raise Conflict(f"The period {row.label} is not over.")
+        with connection.cursor() as cursor:
+            if running := open_before(cursor, row.ends_at):
+                raise Conflict(f"Requests admitted in {row.label} may still run: {running} holds are open.")
+        row.closed_at = now
+        row.save(update_fields=["closed_at"])
+        audit.record("period.close", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})
+    log.info("period_closed", entity=row.entity_id, label=row.label)
+    return True
+
+
+def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
+    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalised stays as it is."""
+    only = None if tenant is None else tenant.pk
+    with system(SystemUse.BILLING):
+        # NOTE: the period first: if it is closed, all events that bear its stamp are seen below.
+        period = Period.objects.select_related("entity").get(pk=period.pk)
+        uses, counts = used(period, only), counted(period, only)
+        due = [*uses, *_committed(period, only)]
+        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk").values_list("pk", flat=True))
+    drafts = (_draft(period, pk, uses.get(pk, []), counts.get(pk, Count())) for pk in tenants)
+    return [invoice for found in drafts for invoice in found]
+
+
+def _committed(period: Period, tenant_id: int | None) -> list[int]:
+    """Tenants with commitments whom this period's entity bills."""
+    tenants = set(credits.committed(period, tenant_id).values_list("tenant_id", flat=True))
+    others = dict(BillingProfile.objects.all_tenants().filter(tenant__in=tenants).values_list("tenant_id", "entity_id"))
+    default = default_entity().pk
+    return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
+
+
+def _draft(period: Period, tenant_id: int, uses: list[Use], count: Count) -> list[Invoice]:
+    """A tenant's drafts: the invoice, and a correction if something is given back."""
+    found = []
+    with booking(tenant_id) as tenant:
+        commitments = credits.grant_commitments(period, tenant_id)
+        taken, back = wanted(Invoice.Kind.INVOICE, uses), wanted(Invoice.Kind.CORRECTION, uses)
+        if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.Kind.INVOICE)):
+            invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
+            lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
+            lines += [_fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
+            found.append(write(invoice, lines))
+        if back and (note := _blank(period, tenant, Invoice.Kind.CORRECTION)):
+            note.reason = "Usage corrected after it was invoiced"
+            note.refers_to = _standing(tenant_id, max(use.late_from for use in back))
+            found.append(write(note, [line(note, number, use) for number, use in enumerate(back, 1)]))
+    return found
+
+
+def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None:
+    """The draft of this kind to fill; None if there is a finalised one that stands."""
+    newest = Invoice.objects.for_tenant(tenant).filter(period=period, kind=kind).order_by("-revision").first()
+    if newest is not None and newest.state == Invoice.State.DRAFT:
+        draft = newest
+        lines_of(draft).delete()
+    elif newest is None or newest.state == Invoice.State.VOID:
+        revision = 1 if newest is None else newest.revision + 1
+        draft = Invoice(tenant=tenant, entity=period.entity, period=period, kind=kind, revision=revision)
+    else:
+        return None
+    draft.period, draft.complete = period, period.closed_at is not None
+    return draft
+
+
+def _standing(tenant_id: int, month: str) -> Invoice | None:
+    """The invoice of that month."""
+    rows = Invoice.objects.for_tenant(tenant_id).filter(kind=Invoice.Kind.INVOICE, period__label=month)
+    return rows.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).first()
+
+
+def _fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
+    return InvoiceLine(
+        invoice=invoice,
+        tenant_id=invoice.tenant_id,
+        position=position,
+        kind=InvoiceLine.Kind.COMMITMENT,
+        description=commitment.name,
+        femto=commitment.fee * FEMTO_A_CENT,
+        cents=commitment.fee,
+    )
+
+
+def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
+    address(invoice)
+    with suppress(NoTaxRule):  # a draft may be without; finalising it will say so
+        total(invoice, lines)
+    invoice.save()
+    InvoiceLine.objects.all_tenants().bulk_create(lines)
+    return invoice
+
+
+def address(invoice: Invoice) -> None:
+    """Note who bills whom, as they are called now."""
+    entity = invoice.entity
+    invoice.seller = entity.party() | {
+        "registration": entity.registration,
+        "email": entity.email,
+        "payment_details": entity.payment_details,
+    }
+    profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
+    if profile is None:
+        nowhere = dict.fromkeys(ADDRESS, "")
+        invoice.buyer = {**nowhere, "name": invoice.tenant.name, "country": entity.country, "po_number": ""}
+    else:
+        invoice.buyer = profile.party() | {"po_number": profile.po_number}
+
+
+def total(invoice: Invoice, lines: list[InvoiceLine]) -> list[tuple[CreditGrant, int]]:
+    """Add the lines up; gives the credit that an invoice burns.
+
+    Raises:
+        NoTaxRule: nobody has said which tax holds.
+    """
+    use = sum(line.cents for line in lines if line.kind == InvoiceLine.Kind.USAGE)
+    invoice.subtotal = sum(line.cents for line in lines)
+    invoice.residue_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
+    burnt: list[tuple[CreditGrant, int]] = []
+    if invoice.gives_back:
+        invoice.taxable, invoice.taxes = _given_back(invoice)
+        rest = invoice.subtotal - invoice.taxable
+        invoice.credits = [{"label": "Given back as credit", "cents": rest}] if rest else []
+    else:
+        burnt = credits.burnt(credits.usable(invoice.tenant_id, invoice.period), use)
+        invoice.credits = [{"label": str(grant), "cents": cents} for grant, cents in burnt]
+        invoice.taxable = invoice.subtotal - sum(cents for _, cents in burnt)
+        invoice.taxes = [taxed(_rule(invoice), invoice.taxable)]
+    invoice.total = invoice.taxable + sum(tax["tax"] for tax in invoice.taxes)
+    return burnt
+
+
+def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
+    """Of a credit note: how much was charged as money and so is given back as such, and its taxes.
+
+    The last note on an invoice gives back what is left of its tax, so that together they give back what was taken.
+    """
+    billed = note.refers_to
+    if billed is None:
+        return 0, [taxed(_rule(note), 0)]
+    earlier = list(notes_on(billed).exclude(state=Invoice.State.DRAFT).exclude(pk=note.pk))
+    left = billed.taxable - sum(other.taxable for other in earlier)
+    base = min(note.subtotal, left)
+    taxes = []
+    for index, tax in enumerate(billed.taxes):
+        share = taxed({name: tax[name] for name in ("category", "rate_ppm", "label", "note")}, base)
+        if base == left:
+            share["tax"] = tax["tax"] - sum(other.taxes[index]["tax"] for other in earlier)
+        taxes.append(share)
+    return base, taxes
+
+
+def notes_on(invoice: Invoice) -> QuerySet[Invoice]:
+    return Invoice.objects.for_tenant(invoice.tenant_id).filter(refers_to=invoice)
+
+
+def _rule(invoice: Invoice) -> dict[str, Any]:
+    last_day = (invoice.period.ends_at - timedelta(microseconds=1)).astimezone(zone(invoice)).date()
+    return tax_for(invoice.entity_id, invoice.buyer, last_day)
+
+
+def zone(invoice: Invoice) -> ZoneInfo:
+    return ZoneInfo(invoice.entity.time_zone)

@@ -1,0 +1,134 @@
+"""The verb that makes an invoice final: numbered, booked, stored. It may run twice at once, and end at any line."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection
+
+from billing.actions import credits
+from billing.actions.common import booking
+from billing.actions.drafts import address, total, zone
+from billing.actions.payments import match_deposits, note_balance, outstanding
+from billing.amounts import NANO_A_CENT
+from billing.invoicing import document, pdf
+from billing.invoicing.lines import lines_of
+from billing.invoicing.taxes import NoTaxRule
+from billing.ledger import Entry, post
+from billing.models import (
+    Account,
+    BillingProfile,
+    CreditGrant,
+    ExchangeRate,
+    Invoice,
+    InvoiceFile,
+    InvoiceLine,
+    InvoiceMail,
+)
+from tenants import audit
+from tenants.actions import Conflict
+
+_NEXT_NUMBER = """
+INSERT INTO billing_numberseries (entity_id, prefix, year, last) VALUES (%s, %s, %s, 1)
+ON CONFLICT (entity_id, prefix, year) DO UPDATE SET last = billing_numberseries.last + 1 RETURNING last
+"""
+
+
+def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
+    """Give a draft its number, burn credit, book it and store its PDF; from then on it never changes.
+
+    Raises:
+        Conflict: the draft is older than the period's end, or nobody has said which tax it carries.
+    """
+    now = now or datetime.now(UTC)
+    with booking(invoice.tenant_id):
+        rows = Invoice.objects.for_tenant(invoice.tenant_id).select_related("entity", "period", "tenant", "refers_to")
+        row = rows.select_for_update(of=("self",)).filter(pk=invoice.pk).first()
+        if row is None:
+            raise Conflict("This draft is gone.")
+        if row.state != Invoice.State.DRAFT:
+            return row
+        if not row.complete:
+            raise Conflict("Its period was open when this was drafted. Close it and draft it again.")
+        address(row)
+        lines = list(lines_of(row))
+        try:
+            burnt = total(row, lines)
+        except NoTaxRule as fault:
+            raise Conflict(str(fault)) from fault
+        _issue(row, now)
+        _fix(row, lines)
+        credits.use(row, burnt)
+        _book(row)
+        audit.record("invoice.finalise", row, tenant_id=row.tenant_id, after=audit.described(row))
+        InvoiceMail.objects.create(invoice=row, tenant_id=row.tenant_id, kind=InvoiceMail.Kind.ISSUED)
+    return row
+
+
+def _issue(invoice: Invoice, now: datetime) -> None:
+    """Date it, pin the rate its sum is shown at, and take the next number: the series is locked from here on."""
+    entity, today = invoice.entity, now.astimezone(zone(invoice)).date()
+    invoice.issued_at = now
+    if not invoice.gives_back:
+        invoice.due_on = today + timedelta(days=entity.terms_days)
+    profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
+    if profile is not None and profile.currency != "USD":
+        rates = ExchangeRate.objects.filter(currency=profile.currency, on__lte=today).order_by("-on")
+        if (rate := rates.first()) is not None:
+            invoice.display_currency, invoice.display_rate = rate.currency, rate.micro_per_usd
+    prefix = entity.credit_note_prefix if invoice.gives_back else entity.invoice_prefix
+    with connection.cursor() as cursor:
+        cursor.execute(_NEXT_NUMBER, [entity.pk, prefix, today.year])
+        invoice.number = f"{prefix}-{today.year}-{cursor.fetchone()[0]:06}"
+
+
+def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
+    """Save it for good, with its PDF."""
+    described = document.described(invoice, lines)
+    invoice.sha256 = hashlib.sha256(document.encoded(described)).hexdigest()
+    invoice.state = Invoice.State.OPEN
+    invoice.save()
+    made = pdf.rendered(described)
+    InvoiceFile.objects.create(
+        invoice=invoice, tenant_id=invoice.tenant_id, pdf=made, sha256=hashlib.sha256(made).hexdigest()
+    )
+
+
+def _book(invoice: Invoice) -> None:
+    """Into the ledger, and match it with what was paid before."""
+    nano = {name: getattr(invoice, name) * NANO_A_CENT for name in ("subtotal", "taxable", "total")}
+    tax, key = nano["total"] - nano["taxable"], f"invoice:{invoice.pk}"
+    if invoice.gives_back:
+        _book_note(invoice, nano, tax)
+        return
+    entries = [
+        Entry(Account.RECEIVABLE, nano["total"], invoice.pk),
+        Entry(Account.CREDITS, nano["subtotal"] - nano["taxable"], invoice.pk),
+        Entry(Account.REVENUE, -nano["subtotal"], invoice.pk),
+        Entry(Account.TAX, -tax, invoice.pk),
+    ]
+    post(invoice.tenant_id, key, entries)
+    match_deposits(invoice.tenant_id)
+    note_balance(invoice)
+
+
+def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
+    """What a note gives back pays its invoice; what that has been paid already becomes a deposit; and what was paid by
+    credit is credit again."""
+    owed = 0 if note.refers_to is None else outstanding(note.refers_to) * NANO_A_CENT
+    part = min(owed, nano["total"])
+    entries = [
+        Entry(Account.REVENUE, nano["taxable"], note.pk),
+        Entry(Account.TAX, tax, note.pk),
+        Entry(Account.RECEIVABLE, -part, note.refers_to_id),
+        Entry(Account.DEPOSITS, part - nano["total"]),
+    ]
+    post(note.tenant_id, f"invoice:{note.pk}", entries)
+    note.state = Invoice.State.PAID
+    note.save(update_fields=["state"])
+    if rest := nano["subtotal"] - nano["taxable"]:
+        credits.do_grant_credit(note.tenant_id, CreditGrant.Kind.PROMOTIONAL, rest, note=f"Credit note {note.number}")
+    if note.refers_to is not None:
+        note_balance(note.refers_to)
+    match_deposits(note.tenant_id)

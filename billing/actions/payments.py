@@ -1,0 +1,140 @@
+"""Verbs on payments: money comes in, is matched with invoices, or goes back."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.models import Sum
+
+from billing.actions.common import booking
+from billing.actions.credits import do_grant_credit
+from billing.amounts import NANO_A_CENT
+from billing.ledger import Entry, balance, post
+from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
+from tenants import audit
+from tenants.actions import Conflict
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+
+class Received(NamedTuple):
+    """What a payment provider tells of: `cents` came in (negative: went back) for a tenant or one of its invoices."""
+
+    provider: str
+    reference: str  # the provider's own, by which it is known again
+    cents: int
+    received_at: datetime
+    tenant: str = ""  # slug; or
+    invoice: str = ""  # number
+    as_credit: bool = False  # buys prepaid credit
+    note: str = ""
+
+
+def outstanding(invoice: Invoice) -> int:
+    """What is still owed on it, in cents."""
+    return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // NANO_A_CENT
+
+
+def do_record_payment(received: Received) -> tuple[Payment, bool]:
+    """Book a payment and match it with open invoices, the named one first. (The payment, whether it is new.)
+
+    Raises:
+        Conflict: it names no tenant or invoice of ours, or says otherwise than when it was recorded.
+    """
+    tenant_id, invoice_id = _whose(received)
+    with booking(tenant_id) as tenant:
+        known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
+        if known is not None:
+            if (known.tenant_id, known.cents) != (tenant.pk, received.cents):
+                raise Conflict(f"Payment {received.reference} was recorded with another amount or tenant.")
+            return known, False
+        payment = Payment.objects.create(
+            tenant=tenant,
+            provider=received.provider,
+            reference=received.reference,
+            cents=received.cents,
+            received_at=received.received_at,
+            invoice_id=invoice_id,
+            note=received.note,
+        )
+        nano = received.cents * NANO_A_CENT
+        post(tenant.pk, f"payment:{payment.pk}", [Entry(Account.CASH, nano), Entry(Account.DEPOSITS, -nano)])
+        audit.record("payment.record", payment, tenant_id=tenant.pk, after=audit.described(payment))
+        if received.cents < 0:
+            _reopen(payment)
+        elif received.as_credit:
+            do_grant_credit(tenant.pk, CreditGrant.Kind.PREPAID, nano, note=f"Payment {received.reference}"[:200])
+        else:
+            match_deposits(tenant.pk, invoice_id)
+    return payment, True
+
+
+def _whose(received: Received) -> tuple[int, int | None]:
+    with system(SystemUse.BILLING):
+        if received.invoice:
+            invoices = Invoice.objects.all_tenants().filter(number=received.invoice)
+            if received.tenant:
+                invoices = invoices.filter(tenant__slug=received.tenant)
+            found = list(invoices.values_list("tenant_id", "pk")[:2])
+            if len(found) == 1:
+                return found[0]
+        elif tenant := Tenant.objects.all_tenants().filter(slug=received.tenant).first():
+            return tenant.pk, None
+    raise Conflict(f"Payment {received.reference} names no tenant or invoice that is known.")
+
+
+def match_deposits(tenant_id: int, first: int | None = None) -> None:
+    """Pay open invoices from the tenant's deposits: the one with the id `first`, then the oldest."""
+    deposits = -balance(tenant_id, Account.DEPOSITS)
+    invoices = Invoice.objects.for_tenant(tenant_id).filter(kind=Invoice.Kind.INVOICE, state=Invoice.State.OPEN)
+    for invoice in sorted(invoices, key=lambda invoice: (invoice.pk != first, invoice.issued_at, invoice.pk)):
+        part = min(deposits, outstanding(invoice) * NANO_A_CENT)
+        if part > 0:
+            _pay(invoice, part)
+            deposits -= part
+
+
+def _pay(invoice: Invoice, nano: int) -> None:
+    """Move deposits to the invoice; negative: back."""
+    start = f"match:{invoice.pk}:"
+    number = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start).count()
+    entries = [Entry(Account.DEPOSITS, nano), Entry(Account.RECEIVABLE, -nano, invoice.pk)]
+    post(invoice.tenant_id, f"{start}{number}", entries)
+    note_balance(invoice)
+
+
+def note_balance(invoice: Invoice) -> None:
+    """An invoice on which nothing is owed is paid, and open again if something is."""
+    owed = outstanding(invoice)
+    state = {Invoice.State.OPEN: Invoice.State.PAID, Invoice.State.PAID: Invoice.State.OPEN}.get(
+        Invoice.State(invoice.state)
+    )
+    if state is None or (owed == 0) != (state == Invoice.State.PAID):
+        return
+    before = audit.described(invoice)
+    invoice.state = state
+    invoice.save(update_fields=["state"])
+    after = audit.described(invoice)
+    audit.record(f"invoice.{state.value}", invoice, tenant_id=invoice.tenant_id, before=before, after=after)
+
+
+def _reopen(payment: Payment) -> None:
+    """Money that went back is owed again, as far as deposits do not cover it: on its invoice, then the newest paid."""
+    missing = balance(payment.tenant_id, Account.DEPOSITS)
+    paid = Invoice.objects.for_tenant(payment.tenant_id).filter(kind=Invoice.Kind.INVOICE, state__in=["paid", "open"])
+    for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
+        matched = _matched(invoice)
+        part = min(missing, matched)
+        if part > 0:
+            _pay(invoice, -part)
+            missing -= part
+
+
+def _matched(invoice: Invoice) -> int:
+    """How much of it was paid from deposits, in nano-USD."""
+    entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(
+        invoice=invoice, account=Account.RECEIVABLE, transaction__key__startswith=f"match:{invoice.pk}:"
+    )
+    return -int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)

@@ -1,0 +1,206 @@
+"""Verbs on the price book. One at a time on the whole book: compiled sheets get their ids in the order of commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+import msgspec
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Max
+
+from billing.models import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
+from billing.pricebook import Kind, Proposal, compile_sheets, parse
+from billing.pricing import PriceSheet, Tier
+from tenants import audit
+from tenants.actions.common import ActionRefused, Conflict, check
+from tenants.models import Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+_LOCK = 0x70726963  # any number that is nobody else's advisory lock
+_BATCH = 1000
+_END = """
+UPDATE billing_price SET effective_until = %s
+WHERE book_id = %s AND tenant_id IS NOT DISTINCT FROM %s
+    AND (model, tier) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
+    AND effective_from < %s AND (effective_until IS NULL OR effective_until > %s)
+"""
+
+
+def do_propose_prices(
+    proposal: Proposal,
+    *,
+    book: str = PriceBook.LIST,
+    tenant: Tenant | None = None,
+    effective_from: datetime | None = None,
+    note: str = "",
+    created_by: User | None = None,
+) -> PriceVersion:
+    """Draft a price version, of a book or of one tenant's own prices, for a second person to publish.
+
+    Raises:
+        ActionRefused: the prices are not right.
+    """
+    body = msgspec.to_builtins(proposal)
+    try:
+        parse(body)
+    except ValueError as fault:
+        raise ActionRefused(f"prices: {fault}.") from fault
+    if tenant is not None and book != PriceBook.LIST:
+        raise ActionRefused("A tenant's own prices are in no other book.")
+    with _changing():
+        version = PriceVersion(
+            book=_book(book),
+            tenant_id=None if tenant is None else tenant.pk,
+            body=body,
+            effective_from=effective_from,
+            note=note,
+            created_by=created_by,
+        )
+        check(version)
+        version.save(force_insert=True)
+        audit.record("prices.propose", version, tenant_id=version.tenant_id, after=audit.described(version))
+    return version
+
+
+def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
+    """Put the draft's prices in force. `by` is another person than its author; None: whoever sits at the machine,
+    who may also let prices begin in the past.
+
+    Raises:
+        Conflict: it is no draft any more, its moment has passed, or a later version is in its way.
+        ActionRefused: its author wants to publish it.
+    """
+    with _changing() as now:
+        locked = _draft(version)
+        if by is not None and by.pk == locked.created_by_id:
+            raise ActionRefused("Another person than the author publishes prices.")
+        at = locked.effective_from or now
+        if at < now and by is not None:
+            raise Conflict("The moment these prices were to begin has passed: propose them anew.")
+        before = audit.described(locked)
+        locked.effective_from, locked.number = at, _next_number(locked.book)
+        locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
+        locked.save()
+        _set_prices(locked, at)
+        audit.record("prices.publish", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked))
+    return locked
+
+
+def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
+    """Give the draft up.
+
+    Raises:
+        Conflict: it is no draft any more.
+    """
+    with _changing() as now:
+        locked = _draft(version)
+        before = audit.described(locked)
+        locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.DISCARDED, now, by
+        locked.save()
+        audit.record("prices.discard", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked))
+    return locked
+
+
+def do_price_unpriced(proposal: Proposal, note: str) -> list[Kind]:
+    """Put those of the prices in force, on the list, whose model and tier never had any; returns them."""
+    with _changing():
+        priced = set(_kinds(_book(PriceBook.LIST)))
+        prices = tuple(price for price in proposal.prices if price.kind not in priced)
+        if prices:
+            do_publish_prices(do_propose_prices(Proposal(prices), note=note), by=None)
+    return sorted({price.kind for price in prices})
+
+
+def do_assign_book(tenant: Tenant, book: str) -> None:
+    """Let the tenant have the prices of this book from now on; its own still beat them.
+
+    Raises:
+        ActionRefused: there is no such book.
+    """
+    with _changing() as now:
+        chosen = PriceBook.objects.filter(name=book).first()
+        if chosen is None:
+            raise ActionRefused(f"There is no price book {book!r}.")
+        assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
+        before = assigned.book if assigned else _book(PriceBook.LIST)
+        if before == chosen:
+            return
+        row, _ = BookAssignment.objects.for_tenant(tenant).update_or_create(tenant=tenant, defaults={"book": chosen})
+        kinds = set(_kinds(before)) | set(_kinds(chosen)) | set(_kinds(_book(PriceBook.LIST)))
+        compile_sheets(chosen, tenant.pk, kinds, now)
+        audit.record(
+            "prices.assign", row, tenant_id=tenant.pk, before={"book": before.name}, after={"book": chosen.name}
+        )
+
+
+def sheets_to_be(version: PriceVersion) -> list[PriceSheet]:
+    """The sheets that publishing the draft would make, as of the moment its prices begin.
+
+    Raises:
+        Conflict: it is no draft any more, or a later version is in its way.
+    """
+    with _changing() as now, transaction.atomic():
+        locked = _draft(version)
+        at = locked.effective_from or now
+        newest = CompiledSheet.objects.aggregate(newest=Max("pk"))["newest"] or 0
+        _set_prices(locked, at)
+        found = [row.decoded() for row in CompiledSheet.objects.filter(pk__gt=newest, effective_from=at)]
+        transaction.set_rollback(True)
+    return found
+
+
+@contextmanager
+def _changing() -> Iterator[datetime]:
+    """A transaction that alone changes prices; gives its time by the database's clock."""
+    with system(SystemUse.PRICES), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        cursor.execute("SELECT clock_timestamp()")
+        yield cursor.fetchone()[0]
+
+
+def _book(name: str) -> PriceBook:
+    return PriceBook.objects.get_or_create(name=name)[0]
+
+
+def _draft(version: PriceVersion) -> PriceVersion:
+    locked = PriceVersion.objects.select_for_update(of=("self",)).select_related("book").get(pk=version.pk)
+    if locked.state != PriceVersion.State.DRAFT:
+        raise Conflict(f"These prices are {locked.state} already.")
+    return locked
+
+
+def _next_number(book: PriceBook) -> int:
+    latest: int | None = PriceVersion.objects.filter(book=book).aggregate(latest=Max("number"))["latest"]
+    return (latest or 0) + 1
+
+
+def _kinds(book: PriceBook) -> list[Kind]:
+    rows = Price.objects.filter(book=book, tenant_id=None).values_list("model", "tier").distinct()
+    return [(model, Tier(tier)) for model, tier in rows]
+
+
+def _set_prices(version: PriceVersion, at: datetime) -> None:
+    proposal = parse(version.body)
+    kinds = sorted(proposal.kinds)
+    models, tiers = [model for model, _ in kinds], [tier for _, tier in kinds]
+    with connection.cursor() as cursor:
+        cursor.execute(_END, [at, version.book_id, version.tenant_id, models, tiers, at, at])
+    rows = [
+        Price(
+            version=version,
+            book_id=version.book_id,
+            tenant_id=version.tenant_id,
+            effective_from=at,
+            **msgspec.structs.asdict(price),
+        )
+        for price in proposal.prices
+    ]
+    try:
+        with transaction.atomic():
+            Price.objects.bulk_create(rows, batch_size=_BATCH)
+    except IntegrityError as fault:
+        raise Conflict("A version that begins then or later sets some of these prices already.") from fault
+    compile_sheets(version.book, version.tenant_id, kinds, at)

@@ -1,0 +1,138 @@
+"""Verbs on who bills, whom, and with which tax."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from django.db import models
+
+from billing.actions.common import booking
+from billing.models import BillingEntity, BillingProfile, ExchangeRate, Invoice, Period, TaxRule, UsageEvent
+from billing.periods import default_entity
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+from tenants.actions.common import check, insert
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+
+def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
+    """Change what a tenant's next invoices say of it; what is not named stays."""
+    with booking(tenant.pk) as locked:
+        row = BillingProfile.objects.for_tenant(locked).select_related("entity").first()
+        before = None if row is None else audit.described(row)
+        if row is None:
+            entity = default_entity()
+            row = BillingProfile(tenant=locked, entity=entity, name=locked.name, country=entity.country)
+        _change(row, fields)
+        audit.record("billing.profile", row, tenant_id=locked.pk, before=before, after=audit.described(row))
+    return row
+
+
+def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
+    """Have another entity bill the tenant.
+
+    Raises:
+        Conflict: it has usage or invoices, which belong to the periods of the one it has.
+    """
+    profile = do_set_profile(tenant)
+    with booking(tenant.pk) as locked:
+        if profile.entity_id == entity.pk:
+            return profile
+        if UsageEvent.objects.for_tenant(locked).exists() or Invoice.objects.for_tenant(locked).exists():
+            raise Conflict("It has usage already: that is billed by the entity it has.")
+        profile.entity = entity
+        profile.save(update_fields=["entity"])
+        audit.record("billing.entity", profile, tenant_id=locked.pk, after={"entity": entity.slug})
+    return profile
+
+
+def do_add_entity(**fields: Any) -> BillingEntity:
+    """A company that issues invoices.
+
+    Raises:
+        ActionRefused: its slug is taken, or its time zone unknown.
+    """
+    entity = BillingEntity(**fields)
+    _check_zone(entity.time_zone)
+    with system(SystemUse.BILLING):
+        insert(entity, f"There is an entity {entity.slug!r} already.")
+        audit.record("entity.add", entity, tenant_id=None, after=audit.described(entity))
+    return entity
+
+
+def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
+    """Change what its next invoices say.
+
+    Raises:
+        Conflict: the time zone, once there are periods: they are months by its clocks.
+    """
+    with system(SystemUse.BILLING):
+        row = BillingEntity.objects.select_for_update().get(pk=entity.pk)
+        zone = fields.get("time_zone", row.time_zone)
+        _check_zone(zone)
+        if zone != row.time_zone and Period.objects.filter(entity=row).exists():
+            raise Conflict("It has periods by the clocks of its time zone: make another entity.")
+        before = audit.described(row)
+        _change(row, fields)
+        audit.record("entity.update", row, tenant_id=None, before=before, after=audit.described(row))
+    return row
+
+
+def do_add_tax_rule(**fields: Any) -> TaxRule:
+    """A rule for invoices of periods that end from `starts_on` on.
+
+    Raises:
+        ActionRefused: a rate without need or need without a rate. Conflict: there is one for the same.
+    """
+    rule = TaxRule(**fields)
+    if (rule.category == "S") != (rule.rate_ppm > 0):
+        raise ActionRefused("rate_ppm: the category S has a rate, and no other does.")
+    with system(SystemUse.BILLING):
+        insert(rule, "There is a rule for the same buyers from that day on.")
+        audit.record("tax_rule.add", rule, tenant_id=None, after=audit.described(rule))
+    return rule
+
+
+def do_end_tax_rule(rule: TaxRule, ends_on: date) -> TaxRule:
+    """Let it hold until that day."""
+    with system(SystemUse.BILLING):
+        row = TaxRule.objects.select_for_update().get(pk=rule.pk)
+        before = audit.described(row)
+        row.ends_on = ends_on
+        row.save(update_fields=["ends_on"])
+        audit.record("tax_rule.end", row, tenant_id=None, before=before, after=audit.described(row))
+    return row
+
+
+def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
+    """What a dollar is worth from a day on, for invoices issued from then on.
+
+    Raises:
+        ActionRefused: it is worth nothing. Conflict: that day has one.
+    """
+    rate = ExchangeRate(**fields)
+    if rate.micro_per_usd <= 0:
+        raise ActionRefused("micro_per_usd: more than nothing.")
+    with system(SystemUse.BILLING):
+        insert(rate, "There is a rate of that day.")
+        shown = {"currency": rate.currency, "on": rate.on.isoformat(), "micro_per_usd": rate.micro_per_usd}
+        audit.record("exchange_rate.add", rate, tenant_id=None, after=shown)
+    return rate
+
+
+def _change(row: models.Model, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        setattr(row, name, value)
+    check(row)
+    row.save()
+
+
+def _check_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as fault:
+        raise ActionRefused(f"time_zone: {name!r} is none that is known.") from fault

@@ -1,0 +1,145 @@
+"""Invoices as their tenant sees them: lists, the document in four forms, its events, and a check."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.http import HttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.actions.payments import outstanding
+from billing.api import serializers as s
+from billing.invoicing import checks, document
+from billing.invoicing.exports import as_csv, html
+from billing.invoicing.lines import events_of, lines_of
+from billing.models import Invoice, InvoiceFile, InvoiceLine, Price
+from billing.serializers import UsageEventOut
+from billing.views import NewestEvents
+from tenants.access import Permission
+from tenants.api.serializers import Query
+from tenants.problems import StateConflict
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tenants.views import TenantView
+
+_RELATED = ("period", "refers_to")
+
+
+class _InvoiceView(TenantView):
+    permissions: ClassVar = {"GET": Permission.BILLING_READ}
+
+    def document(self, pk: int) -> tuple[Invoice, dict[str, Any]]:
+        """The invoice and what it says.
+
+        Raises:
+            NotFound: there is none such.
+        """
+        self.find(Invoice, pk)
+        with system(SystemUse.BILLING):  # the entity is nobody's row
+            invoice = _whole(pk)
+            return invoice, document.described(invoice, lines_of(invoice))
+
+
+def _whole(pk: int) -> Invoice:
+    return Invoice.objects.all_tenants().select_related("entity", *_RELATED).get(pk=pk)
+
+
+@extend_schema(tags=["invoices"])
+class Invoices(TenantView):
+    serializer_class = s.InvoiceOut
+    permissions: ClassVar = {"GET": Permission.BILLING_READ}
+
+    @extend_schema(operation_id="invoices", parameters=[s.InvoiceQuery], responses=s.InvoiceOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Invoices and credit notes, newest first; a draft shows what is on the next."""
+        asked = s.InvoiceQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with system(SystemUse.BILLING):  # periods are nobody's rows
+            return self.page(self.rows(Invoice).select_related(*_RELATED).filter(**asked.filters()), s.InvoiceOut)
+
+
+@extend_schema(tags=["invoices"])
+class InvoiceDetail(_InvoiceView):
+    serializer_class = s.InvoiceWhole
+
+    @extend_schema(operation_id="invoice", parameters=[Query])
+    def get(self, request: Request, pk: int) -> Response:
+        """All that an invoice says, as JSON."""
+        invoice, shown = self.document(pk)
+        with self.scope():
+            owed = outstanding(invoice)
+        whole = {"id": invoice.pk, "state": invoice.state, "outstanding": owed, "sha256": invoice.sha256}
+        return Response(s.InvoiceWhole({**whole, "document": shown}).data)
+
+
+@extend_schema(tags=["invoices"])
+class InvoicePdf(_InvoiceView):
+    @extend_schema(operation_id="invoice_pdf", responses={(200, "application/pdf"): OpenApiTypes.BINARY})
+    def get(self, request: Request, pk: int) -> HttpResponse:
+        """The PDF as it was sent: PDF/A-3 with the Factur-X XML attached."""
+        invoice = self.find(Invoice, pk)
+        with self.scope():
+            file = self.rows(InvoiceFile).filter(invoice=invoice).first()
+        if file is None:
+            raise StateConflict("A draft has no PDF yet.")
+        answer = HttpResponse(bytes(file.pdf), content_type="application/pdf")
+        answer.headers["Content-Disposition"] = f'inline; filename="{invoice.number}.pdf"'
+        return answer
+
+
+@extend_schema(tags=["invoices"])
+class InvoiceHtml(_InvoiceView):
+    @extend_schema(operation_id="invoice_html", responses={(200, "text/html"): OpenApiTypes.STR})
+    def get(self, request: Request, pk: int) -> HttpResponse:
+        """The invoice as a page."""
+        return HttpResponse(html(self.document(pk)[1]))
+
+
+@extend_schema(tags=["invoices"])
+class InvoiceCsv(_InvoiceView):
+    @extend_schema(operation_id="invoice_csv", responses={(200, "text/csv"): OpenApiTypes.STR})
+    def get(self, request: Request, pk: int) -> HttpResponse:
+        """Its lines, with exact amounts."""
+        invoice, shown = self.document(pk)
+        answer = HttpResponse(as_csv(shown), content_type="text/csv; charset=utf-8")
+        answer.headers["Content-Disposition"] = f'attachment; filename="{invoice.number or "draft"}.csv"'
+        return answer
+
+
+@extend_schema(tags=["invoices"])
+class InvoiceEvents(_InvoiceView):
+    serializer_class = UsageEventOut
+    pagination_class = NewestEvents
+
+    @extend_schema(operation_id="invoice_events", parameters=[s.LineQuery], responses=UsageEventOut(many=True))
+    def get(self, request: Request, pk: int) -> Response:
+        """The usage events that a line, or all of it, is the sum of, newest first."""
+        invoice = self.find(Invoice, pk)
+        asked = s.LineQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        position = asked.validated_data.get("line")
+        with self.scope():
+            line = self.rows(InvoiceLine).filter(invoice=invoice, position=position).first()
+            if position is not None and line is None:
+                raise exceptions.NotFound
+            page = self.paginate_queryset(events_of(invoice, line)) or []
+            prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
+            return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
+
+
+@extend_schema(tags=["invoices"])
+class InvoiceCheck(_InvoiceView):
+    serializer_class = s.CheckOut
+
+    @extend_schema(operation_id="invoice_check")
+    def get(self, request: Request, pk: int) -> Response:
+        """Recompute it from its usage events and the price book, and compare byte for byte."""
+        invoice = self.find(Invoice, pk)
+        if invoice.state == Invoice.State.DRAFT:
+            raise StateConflict("A draft is not final yet.")
+        with system(SystemUse.BILLING):
+            return Response(s.CheckOut(checks.check(_whole(pk))._asdict()).data)

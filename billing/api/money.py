@@ -1,0 +1,124 @@
+"""A tenant's billing profile, credits, commitments, payments and books."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from billing.actions.credits import with_rest
+from billing.actions.payments import do_record_payment
+from billing.actions.setup import do_set_profile
+from billing.api import serializers as s
+from billing.models import BillingProfile, Commitment, CreditGrant, LedgerEntry, Payment
+from billing.payments import NotGenuine, Unreadable
+from billing.payments.providers import by_webhook
+from tenants.access import Permission
+from tenants.api.serializers import Query
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tenants.views import TenantView, given
+
+
+def _checked(query: type[Query], request: Request) -> None:
+    query(data=request.query_params.dict()).is_valid(raise_exception=True)
+
+
+@extend_schema(tags=["billing"])
+class Profile(TenantView):
+    serializer_class = s.ProfileOut
+    permissions: ClassVar = {"GET": Permission.BILLING_READ, "PATCH": Permission.BILLING_WRITE}
+
+    @extend_schema(operation_id="billing_profile", parameters=[Query])
+    def get(self, request: Request) -> Response:
+        """What the tenant's invoices say of it, and where they go."""
+        with system(SystemUse.BILLING):
+            rows = BillingProfile.objects.for_tenant(self.access.tenant).select_related("entity")
+            found = rows.first()
+            return Response(s.ProfileOut(found or do_set_profile(self.access.tenant)).data)
+
+    @extend_schema(operation_id="billing_profile_update", request=s.ProfileIn)
+    def patch(self, request: Request) -> Response:
+        """Change it, for the next invoices."""
+        return Response(
+            s.ProfileOut(do_set_profile(self.access.tenant, **given(s.ProfileIn, request.data, partial=True))).data
+        )
+
+
+@extend_schema(tags=["billing"])
+class Credits(TenantView):
+    serializer_class = s.CreditOut
+    permissions: ClassVar = {"GET": Permission.BILLING_READ}
+
+    @extend_schema(operation_id="credits", parameters=[Query], responses=s.CreditOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Credits, and what is left of each, newest first."""
+        _checked(Query, request)
+        with self.scope():
+            return self.page(with_rest(self.rows(CreditGrant)), s.CreditOut)
+
+
+@extend_schema(tags=["billing"])
+class Commitments(TenantView):
+    serializer_class = s.CommitmentOut
+    permissions: ClassVar = {"GET": Permission.BILLING_READ}
+
+    @extend_schema(operation_id="commitments", parameters=[Query], responses=s.CommitmentOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Monthly commitments, newest first."""
+        _checked(Query, request)
+        with self.scope():
+            return self.page(self.rows(Commitment), s.CommitmentOut)
+
+
+@extend_schema(tags=["billing"])
+class Payments(TenantView):
+    serializer_class = s.PaymentOut
+    permissions: ClassVar = {"GET": Permission.BILLING_READ}
+
+    @extend_schema(operation_id="payments", parameters=[Query], responses=s.PaymentOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Payments, newest first."""
+        _checked(Query, request)
+        with self.scope():
+            return self.page(self.rows(Payment).select_related("invoice"), s.PaymentOut)
+
+
+@extend_schema(tags=["billing"])
+class Ledger(TenantView):
+    serializer_class = s.LedgerOut
+    permissions: ClassVar = {"GET": Permission.BILLING_READ}
+
+    @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The tenant's books, entry by entry, newest first."""
+        _checked(Query, request)
+        with self.scope():
+            return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerOut)
+
+
+class PaymentWebhook(APIView):
+    """Where payment providers tell of payments. Signatures say who calls."""
+
+    authentication_classes = ()
+    permission_classes = ()
+
+    @extend_schema(operation_id="payment_webhook", tags=["billing"], request=None, responses={204: None})
+    def post(self, request: Request, provider: str) -> Response:
+        """A message of a payment provider, signed its way."""
+        known = by_webhook().get(provider)
+        if known is None:
+            raise exceptions.NotFound
+        try:
+            payments = known.received(request.body, request.headers)
+        except NotGenuine as fault:
+            raise exceptions.PermissionDenied("The signature is not the provider's.") from fault
+        except Unreadable as fault:
+            raise exceptions.ValidationError(str(fault)) from fault
+        for payment in payments:
+            do_record_payment(payment)
+        return Response(status=204)

@@ -1,0 +1,282 @@
+"""What operators alone do with money: entities, taxes, credits, payments, and an invoice's fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from django.db.models import Model, QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.actions import setup
+from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.actions.credits import do_commit, do_grant_credit, with_rest
+from billing.actions.drafts import do_close_period, do_draft
+from billing.actions.invoices import do_finalise
+from billing.actions.payments import Received, do_record_payment
+from billing.api import serializers as s
+from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Period, TaxRule
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.operators import OperatorView
+from tenants.api.serializers import Query
+from tenants.views import given
+
+M = TypeVar("M", bound=Model)
+
+
+class _MoneyView(OperatorView):
+    def row(self, rows: QuerySet[M], pk: int) -> M:
+        """One of the rows.
+
+        Raises:
+            NotFound: there is none such.
+        """
+        with self.scope():
+            found = rows.filter(pk=pk).first()
+        if found is None:
+            raise exceptions.NotFound
+        return found
+
+    def page(self, rows: QuerySet[Any], out: Any) -> Response:
+        Query(data=self.request.query_params.dict()).is_valid(raise_exception=True)
+        with self.scope():
+            return self.get_paginated_response(out(self.paginate_queryset(rows) or [], many=True).data)
+
+    def invoice(self, pk: int) -> Invoice:
+        with self.scope():
+            return self.row(Invoice.objects.all_tenants().select_related("period", "refers_to"), pk)
+
+
+@extend_schema(tags=["operators"])
+class Entities(_MoneyView):
+    serializer_class = s.EntityOut
+
+    @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.EntityOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The companies that issue invoices."""
+        return self.page(BillingEntity.objects.all(), s.EntityOut)
+
+    @extend_schema(
+        operation_id="operator_entities_add", parameters=[HEADER], request=s.EntityIn, responses={201: s.EntityOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """One more."""
+        with self.scope():
+            fields = given(s.EntityIn, request.data)
+        return Response(s.EntityOut(setup.do_add_entity(**fields)).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class EntityOne(_MoneyView):
+    serializer_class = s.EntityOut
+
+    @extend_schema(operation_id="operator_entity_update", request=s.EntityIn)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change what its next invoices say."""
+        entity = self.row(BillingEntity.objects.all(), pk)
+        with self.scope():
+            fields = given(s.EntityIn, request.data, partial=True)
+        fields.pop("slug", None)
+        return Response(s.EntityOut(setup.do_change_entity(entity, **fields)).data)
+
+
+@extend_schema(tags=["operators"])
+class TaxRules(_MoneyView):
+    serializer_class = s.TaxRuleOut
+
+    @extend_schema(operation_id="operator_tax_rules", parameters=[Query], responses=s.TaxRuleOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Which tax which invoices carry."""
+        return self.page(TaxRule.objects.select_related("entity"), s.TaxRuleOut)
+
+    @extend_schema(
+        operation_id="operator_tax_rules_add", parameters=[HEADER], request=s.TaxRuleIn, responses={201: s.TaxRuleOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """One more rule; the most precise one that fits counts."""
+        with self.scope():
+            return Response(s.TaxRuleOut(setup.do_add_tax_rule(**given(s.TaxRuleIn, request.data))).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class ExchangeRates(_MoneyView):
+    serializer_class = s.ExchangeRateOut
+
+    @extend_schema(operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateOut(many=True))
+    def get(self, request: Request) -> Response:
+        """What a dollar is worth, for display."""
+        return self.page(ExchangeRate.objects.all(), s.ExchangeRateOut)
+
+    @extend_schema(
+        operation_id="operator_exchange_rates_add",
+        parameters=[HEADER],
+        request=s.ExchangeRateIn,
+        responses={201: s.ExchangeRateOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """The rate from a day on."""
+        with self.scope():
+            fields = given(s.ExchangeRateIn, request.data)
+        return Response(s.ExchangeRateOut(setup.do_add_exchange_rate(**fields)).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class Periods(_MoneyView):
+    serializer_class = s.PeriodOut
+
+    @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.PeriodOut(many=True))
+    def get(self, request: Request) -> Response:
+        """The months of every entity, and which are closed and invoiced."""
+        return self.page(Period.objects.select_related("entity"), s.PeriodOut)
+
+
+@extend_schema(tags=["operators"])
+class PeriodClose(_MoneyView):
+    serializer_class = s.PeriodOut
+
+    @extend_schema(operation_id="operator_period_close", parameters=[HEADER], request=None, responses=s.PeriodOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Close a month that is over; what comes later goes to the next."""
+        do_close_period(self.row(Period.objects.all(), pk))
+        return Response(s.PeriodOut(self.row(Period.objects.select_related("entity"), pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class TenantInvoices(_MoneyView):
+    serializer_class = s.InvoiceOut
+
+    @extend_schema(
+        operation_id="operator_tenant_draft", parameters=[HEADER], request=s.DraftIn, responses=s.InvoiceOut(many=True)
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Draft a tenant's invoice of a month anew."""
+        tenant, month = self.find(pk), given(s.DraftIn, request.data)["month"]
+        with self.scope():
+            periods = list(Period.objects.filter(label=month))
+        drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]
+        return Response(s.InvoiceOut(drafts, many=True).data)
+
+
+@extend_schema(tags=["operators"])
+class TenantCredits(_MoneyView):
+    serializer_class = s.CreditOut
+
+    @extend_schema(
+        operation_id="operator_tenant_credit", parameters=[HEADER], request=s.CreditIn, responses={201: s.CreditOut}
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Grant credit; prepaid credit is paid for from the tenant's deposits."""
+        fields = given(s.CreditIn, request.data)
+        grant = do_grant_credit(self.find(pk), CreditGrant.Kind(fields.pop("kind")), fields.pop("nano"), **fields)
+        with self.scope():
+            shown = with_rest(CreditGrant.objects.all_tenants()).get(pk=grant.pk)
+        return Response(s.CreditOut(shown).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class TenantCommitments(_MoneyView):
+    serializer_class = s.CommitmentOut
+
+    @extend_schema(
+        operation_id="operator_tenant_commitment",
+        parameters=[HEADER],
+        request=s.CommitmentIn,
+        responses={201: s.CommitmentOut},
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Agree on a monthly commitment."""
+        return Response(
+            s.CommitmentOut(do_commit(self.find(pk), **given(s.CommitmentIn, request.data))).data, status=201
+        )
+
+
+@extend_schema(tags=["operators"])
+class TenantPayments(_MoneyView):
+    serializer_class = s.PaymentOut
+
+    @extend_schema(
+        operation_id="operator_tenant_payment", parameters=[HEADER], request=s.PaymentIn, responses={201: s.PaymentOut}
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Record a payment by hand; the same reference is recorded once."""
+        tenant = self.find(pk)
+        received = Received("manual", tenant=tenant.slug, **given(s.PaymentIn, request.data))
+        payment, _ = do_record_payment(received)
+        return Response(s.PaymentOut(payment).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class TenantEntity(_MoneyView):
+    serializer_class = s.ProfileOut
+
+    @extend_schema(
+        operation_id="operator_tenant_entity", parameters=[HEADER], request=s.EntityNameIn, responses=s.ProfileOut
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Have another entity bill a tenant that has used nothing yet."""
+        tenant, slug = self.find(pk), given(s.EntityNameIn, request.data)["entity"]
+        with self.scope():
+            entity = BillingEntity.objects.filter(slug=slug).first()
+        if entity is None:
+            raise exceptions.ValidationError({"entity": ["There is none such."]})
+        return Response(s.ProfileOut(setup.do_assign_entity(tenant, entity)).data)
+
+
+FATES: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-off": do_write_off}
+
+
+@extend_schema(tags=["operators"])
+class InvoiceFinalise(_MoneyView):
+    serializer_class = s.InvoiceOut
+
+    @extend_schema(operation_id="operator_invoice_finalise", parameters=[HEADER], request=None, responses=s.InvoiceOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Make a draft final."""
+        do_finalise(self.invoice(pk))
+        return Response(s.InvoiceOut(self.invoice(pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class InvoiceFate(_MoneyView):
+    """POST /api/operator/invoices/{id}/{fate}."""
+
+    fate: ClassVar[str] = ""
+    serializer_class = s.InvoiceOut
+
+    @extend_schema(parameters=[HEADER], request=s.ReasonIn, responses=s.InvoiceOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        FATES[self.fate](self.invoice(pk), given(s.ReasonIn, request.data)["reason"])
+        return Response(s.InvoiceOut(self.invoice(pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class InvoiceCreditNotes(_MoneyView):
+    serializer_class = s.InvoiceOut
+
+    @extend_schema(
+        operation_id="operator_invoice_credit",
+        parameters=[HEADER],
+        request=s.CreditNoteIn,
+        responses={201: s.InvoiceOut},
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Give part of an invoice back, with its tax."""
+        fields = given(s.CreditNoteIn, request.data)
+        amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
+        note = do_issue_credit_note(self.invoice(pk), amounts, fields["reason"])
+        return Response(s.InvoiceOut(self.invoice(note.pk)).data, status=201)

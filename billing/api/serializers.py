@@ -1,0 +1,255 @@
+"""What the API of invoices and money takes and gives. `cents` are of a US dollar; `nano` is 10^-9 of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from billing.models import (
+    BillingEntity,
+    BillingProfile,
+    Commitment,
+    CreditGrant,
+    ExchangeRate,
+    Invoice,
+    LedgerEntry,
+    Payment,
+    Period,
+    TaxRule,
+)
+from tenants.api.serializers import MOST, Query, Strict
+
+_MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
+_ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
+
+
+class StrictModel(serializers.ModelSerializer[Any]):
+    """A model's fields, and no others."""
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(set(self.initial_data) - set(self.fields)):
+            raise serializers.ValidationError({str(name): ["There is no such field."] for name in unknown})
+        return attrs
+
+
+def _cents(**options: Any) -> serializers.IntegerField:
+    return serializers.IntegerField(min_value=1, max_value=10**12, **options)
+
+
+class InvoiceOut(serializers.ModelSerializer[Invoice]):
+    """An invoice in a list. Its lines are in its own answer."""
+
+    month = serializers.CharField(source="period.label")
+    refers_to = serializers.CharField(source="refers_to.number", default=None, allow_null=True)
+
+    class Meta:
+        model = Invoice
+        fields = (
+            *("id", "number", "kind", "state", "month", "revision", "issued_at", "due_on", "refers_to", "reason"),
+            *("events", "subtotal", "taxable", "total", "sha256"),
+        )
+        read_only_fields = fields
+
+
+class InvoiceQuery(Query):
+    state = serializers.ChoiceField(Invoice.State.choices, required=False)
+    kind = serializers.ChoiceField(Invoice.Kind.choices, required=False)
+    month = serializers.RegexField(_MONTH, required=False, help_text="For example 2026-11.")
+    names = {"month": "period__label"}  # noqa: RUF012
+
+
+class InvoiceWhole(serializers.Serializer[Any]):
+    """An invoice with all it says. `document` is what `sha256` is the hash of, once it is final."""
+
+    id = serializers.IntegerField()
+    state = serializers.ChoiceField(Invoice.State.choices)
+    outstanding = serializers.IntegerField(help_text="cents")
+    sha256 = serializers.CharField(allow_blank=True)
+    document = serializers.JSONField()
+
+
+class LineQuery(Query):
+    line = serializers.IntegerField(
+        required=False, min_value=1, max_value=2**31 - 1, help_text="A line's position; without: all of it."
+    )
+
+
+class CheckOut(serializers.Serializer[Any]):
+    """Whether the invoice is what its usage says."""
+
+    events = serializers.IntegerField()
+    unrated = serializers.IntegerField()
+    ledger_difference = serializers.IntegerField(help_text="cents")
+    same_data = serializers.BooleanField()
+    same_pdf = serializers.BooleanField()
+    sha256 = serializers.CharField()
+
+
+class ProfileOut(serializers.ModelSerializer[BillingProfile]):
+    entity = serializers.CharField(source="entity.name")
+
+    class Meta:
+        model = BillingProfile
+        fields = (*_ADDRESS, "emails", "po_number", "currency", "entity")
+        read_only_fields = fields
+
+
+class ProfileIn(StrictModel):
+    emails = serializers.ListField(child=serializers.EmailField(), required=False, max_length=10)
+
+    class Meta:
+        model = BillingProfile
+        fields = (*_ADDRESS, "emails", "po_number", "currency")
+
+
+class CreditOut(serializers.ModelSerializer[CreditGrant]):
+    rest = serializers.IntegerField(help_text="nano-USD that are left")
+
+    class Meta:
+        model = CreditGrant
+        fields = ("id", "kind", "nano", "rest", "priority", "starts_at", "expires_at", "created_at", "note")
+        read_only_fields = fields
+
+
+class CreditIn(Strict):
+    kind = serializers.ChoiceField(["prepaid", "promotional"])
+    nano = serializers.IntegerField(min_value=1, max_value=MOST)
+    priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
+    starts_at = serializers.DateTimeField(required=False)
+    expires_at = serializers.DateTimeField(required=False)
+    note = serializers.CharField(required=False, max_length=200)
+
+
+class CommitmentOut(serializers.ModelSerializer[Commitment]):
+    class Meta:
+        model = Commitment
+        fields = ("id", "name", "fee", "included_nano", "priority", "first_month", "last_month", "created_at")
+        read_only_fields = fields
+
+
+class CommitmentIn(Strict):
+    name = serializers.CharField(max_length=100)
+    fee = serializers.IntegerField(min_value=0, max_value=10**12, help_text="cents a month")
+    included_nano = serializers.IntegerField(min_value=1, max_value=MOST, help_text="nano-USD of use a month")
+    priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
+    first_month = serializers.RegexField(_MONTH)
+    last_month = serializers.RegexField(_MONTH, required=False)
+
+
+class PaymentOut(serializers.ModelSerializer[Payment]):
+    invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
+
+    class Meta:
+        model = Payment
+        fields = ("id", "provider", "reference", "cents", "received_at", "recorded_at", "invoice", "note")
+        read_only_fields = fields
+
+
+class PaymentIn(Strict):
+    """A payment as a person tells of it; `cents` below zero went back."""
+
+    reference = serializers.CharField(max_length=200)
+    cents = serializers.IntegerField(min_value=-(10**12), max_value=10**12)
+    received_at = serializers.DateTimeField()
+    invoice = serializers.CharField(required=False, max_length=40, help_text="The number of the one to pay first.")
+    as_credit = serializers.BooleanField(required=False, help_text="Buys prepaid credit.")
+    note = serializers.CharField(required=False, max_length=200)
+
+    def validate_cents(self, value: int) -> int:
+        if value == 0:
+            raise serializers.ValidationError("Give more or less than nothing.")
+        return value
+
+
+class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
+    """An entry of the books: debit positive, credit negative."""
+
+    transaction = serializers.CharField(source="transaction.key")
+    at = serializers.DateTimeField(source="transaction.at")
+    invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
+
+    class Meta:
+        model = LedgerEntry
+        fields = ("id", "transaction", "at", "account", "invoice", "nano")
+        read_only_fields = fields
+
+
+class DraftIn(Strict):
+    month = serializers.RegexField(_MONTH, help_text="For example 2026-11.")
+
+
+class EntityNameIn(Strict):
+    entity = serializers.SlugField(max_length=50)
+
+
+class ReasonIn(Strict):
+    reason = serializers.CharField(max_length=200)
+
+
+class AmountIn(Strict):
+    description = serializers.CharField(max_length=200)
+    cents = _cents(help_text="before tax")
+
+
+class CreditNoteIn(Strict):
+    reason = serializers.CharField(max_length=200)
+    amounts = AmountIn(many=True, allow_empty=False)
+
+
+class EntityOut(serializers.ModelSerializer[BillingEntity]):
+    class Meta:
+        model = BillingEntity
+        fields = (
+            *("id", "slug", *_ADDRESS, "registration", "email", "time_zone", "invoice_prefix", "credit_note_prefix"),
+            *("terms_days", "payment_details"),
+        )
+        read_only_fields = fields
+
+
+class EntityIn(StrictModel):
+    class Meta:
+        model = BillingEntity
+        fields = EntityOut.Meta.fields[1:]
+
+
+class TaxRuleOut(serializers.ModelSerializer[TaxRule]):
+    entity = serializers.CharField(source="entity.slug")
+
+    class Meta:
+        model = TaxRule
+        fields = (
+            *("id", "entity", "country", "region", "buyer", "category", "rate_ppm", "label", "note"),
+            *("starts_on", "ends_on"),
+        )
+        read_only_fields = fields
+
+
+class TaxRuleIn(StrictModel):
+    entity = serializers.SlugRelatedField(slug_field="slug", queryset=BillingEntity.objects.all())
+
+    class Meta:
+        model = TaxRule
+        fields = TaxRuleOut.Meta.fields[1:]
+
+
+class ExchangeRateOut(serializers.ModelSerializer[ExchangeRate]):
+    class Meta:
+        model = ExchangeRate
+        fields = ("id", "currency", "on", "micro_per_usd")
+        read_only_fields = fields
+
+
+class ExchangeRateIn(StrictModel):
+    class Meta:
+        model = ExchangeRate
+        fields = ExchangeRateOut.Meta.fields[1:]
+
+
+class PeriodOut(serializers.ModelSerializer[Period]):
+    entity = serializers.CharField(source="entity.slug")
+
+    class Meta:
+        model = Period
+        fields = ("id", "entity", "label", "starts_at", "ends_at", "closed_at", "invoiced_at")
+        read_only_fields = fields

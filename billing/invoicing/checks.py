@@ -1,0 +1,74 @@
+"""Whether an invoice is what its usage says: worked out anew from events and prices, and compared byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from django.db import connection
+
+from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
+from billing.invoicing import document, pdf
+from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
+from billing.invoicing.taxes import taxed
+from billing.ledger import booked
+from billing.models import Account, Invoice, InvoiceFile
+
+_UNRATED = """
+SELECT count(*) FROM billing_usageevent
+WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND verdict <> 'failed'
+"""
+
+
+class Check(NamedTuple):
+    """What a look at a finalised invoice found."""
+
+    events: int
+    unrated: int  # events that have no price and are not failed ones: none, or something is wrong
+    ledger_difference: int  # cents between the books and the lines: none, or something is wrong
+    same_data: bool  # the same JSON comes out of the events
+    same_pdf: bool  # and the same PDF
+    sha256: str  # of the JSON that came out
+
+
+def check(invoice: Invoice) -> Check:
+    """Recompute a finalised invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`."""
+    tenant_id = invoice.tenant_id
+    counts = counted(invoice.period, tenant_id).get(tenant_id, Count())
+    made = recomputed(invoice, used(invoice.period, tenant_id).get(tenant_id, []), counts)
+    data = hashlib.sha256(document.encoded(made)).hexdigest()
+    file = InvoiceFile.objects.for_tenant(tenant_id).get(invoice=invoice)
+    with connection.cursor() as cursor:
+        cursor.execute(_UNRATED, [invoice.period_id, tenant_id])
+        unrated = cursor.fetchone()[0]
+    sign = 1 if invoice.gives_back else -1
+    revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", Account.REVENUE) // NANO_A_CENT
+    return Check(
+        events=counts.events,
+        unrated=unrated,
+        ledger_difference=revenue - (invoice.taxable if invoice.gives_back else invoice.subtotal),
+        same_data=data == invoice.sha256,
+        same_pdf=pdf.rendered(made) == bytes(file.pdf),
+        sha256=data,
+    )
+
+
+def recomputed(invoice: Invoice, uses: Iterable[Use], count: Count) -> dict[str, Any]:
+    """The invoice's document with lines, counts and sums made of usage and prices.
+
+    What was decided when it was issued (number, dates, parties, fees, credits, which tax) is taken from it.
+    """
+    lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.kind, uses), 1)]
+    lines += [item for item in lines_of(invoice) if item.price_id is None]
+    made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
+    made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
+    made.subtotal = sum(item.cents for item in lines)
+    made.residue_femto = sum(item.cents * FEMTO_A_CENT - int(item.femto) for item in lines)
+    made.taxable = made.subtotal - sum(credit["cents"] for credit in invoice.credits)
+    if invoice.kind == Invoice.Kind.INVOICE:  # a credit note's tax is a share of its invoice's
+        made.events, made.saved_femto = count.events, max(0, count.saved)
+        rules = ({name: tax[name] for name in tax if name not in ("base", "tax")} for tax in invoice.taxes)
+        made.taxes = [taxed(rule, made.taxable) for rule in rules]
+    made.total = made.taxable + sum(tax["tax"] for tax in made.taxes)
+    return document.described(made, lines)

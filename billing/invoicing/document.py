@@ -1,0 +1,183 @@
+"""What an invoice says: its data as JSON, always the same bytes, and the same in words for HTML and PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from billing.amounts import PPM, decimal, dollars, half_up
+from billing.models import Invoice, InvoiceLine
+
+COMPONENTS = {
+    "uncached": "Input tokens",
+    "cache_read": "Input tokens, cached",
+    "cache_write_5m": "Input tokens, written to the cache for 5 minutes",
+    "cache_write_1h": "Input tokens, written to the cache for an hour",
+    "output": "Output tokens",
+    "answer_hit_input": "Input tokens of answers from the cache",
+    "answer_hit_output": "Output tokens of answers from the cache",
+}
+TITLES = {"invoice": "Invoice", "correction": "Credit note", "credit_note": "Credit note"}
+_LINE = (
+    *("position", "kind", "description", "model", "tier", "component", "band", "window", "price_version", "price_id"),
+    *("nano_per_million", "late_from", "events", "tokens", "cents"),
+)
+
+
+def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
+    """All that a finalised invoice fixes. Amounts of cents are numbers; of femto-USD, which may be large, texts."""
+    period, refers_to = invoice.period, invoice.refers_to
+    return {
+        "number": invoice.number,
+        "kind": invoice.kind,
+        "revision": invoice.revision,
+        "issued_at": _instant(invoice.issued_at),
+        "due_on": invoice.due_on and invoice.due_on.isoformat(),
+        "currency": "USD",
+        "period": {
+            "label": period.label,
+            "starts_at": _instant(period.starts_at),
+            "ends_at": _instant(period.ends_at),
+            "time_zone": invoice.entity.time_zone,
+        },
+        "refers_to": refers_to and refers_to.number,
+        "reason": invoice.reason,
+        "seller": invoice.seller,
+        "buyer": invoice.buyer,
+        "lines": [_line(line) for line in lines],
+        "events": invoice.events,
+        "subtotal": invoice.subtotal,
+        "credits": invoice.credits,
+        "taxable": invoice.taxable,
+        "taxes": invoice.taxes,
+        "total": invoice.total,
+        "residue_femto": str(int(invoice.residue_femto)),
+        "saved_femto": str(int(invoice.saved_femto)),
+        "display": _display(invoice),
+    }
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    """As JSON: the same data are the same bytes."""
+    return msgspec.json.encode(document, order="sorted")
+
+
+def _line(line: InvoiceLine) -> dict[str, Any]:
+    exact = {"femto": str(int(line.femto)), "first_at": _instant(line.first_at), "last_at": _instant(line.last_at)}
+    return {name: getattr(line, name) for name in _LINE} | exact
+
+
+def _display(invoice: Invoice) -> dict[str, Any] | None:
+    if invoice.display_rate is None:
+        return None
+    total = half_up(invoice.total * invoice.display_rate, PPM)
+    return {"currency": invoice.display_currency, "micro_per_usd": invoice.display_rate, "total": total}
+
+
+def _instant(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What HTML and PDF show, as texts."""
+    zone = ZoneInfo(document["period"]["time_zone"])
+    given_back = document["kind"] != "invoice"
+    return {
+        "title": TITLES[document["kind"]],
+        "number": document["number"] or "Draft",
+        "issued": _day(document["issued_at"], zone) if document["issued_at"] else "not yet",
+        "due": _day(document["due_on"], zone) if document["due_on"] else "",
+        "period": _month(document["period"], zone),
+        "time_zone": document["period"]["time_zone"],
+        "refers_to": document["refers_to"] or "",
+        "reason": document["reason"],
+        "seller": _party(document["seller"]),
+        "buyer": _party(document["buyer"]),
+        "po_number": document["buyer"].get("po_number", ""),
+        "payment": document["seller"].get("payment_details", ""),
+        "groups": [_group(key, list(lines)) for key, lines in groupby(document["lines"], key=_group_of)],
+        "totals": [*_totals(document)],
+        "due_label": "Amount credited" if given_back else "Amount due",
+        "total": dollars(document["total"]),
+        "display": _display_words(document["display"]),
+        "saved": _saved(document),
+        "notes": [item["note"] for item in document["taxes"] if item["note"]],
+    }
+
+
+def _day(text: str, zone: ZoneInfo) -> str:
+    moment = datetime.fromisoformat(text)
+    local = moment.astimezone(zone) if moment.tzinfo else moment
+    return f"{local.day} {local:%B %Y}"
+
+
+def _month(period: Mapping[str, str], zone: ZoneInfo) -> str:
+    """1 – 31 October 2026, both days included."""
+    first = datetime.fromisoformat(period["starts_at"]).astimezone(zone)
+    last = (datetime.fromisoformat(period["ends_at"]) - timedelta(microseconds=1)).astimezone(zone)
+    return f"{first.day} – {last.day} {last:%B %Y}"
+
+
+def _party(party: Mapping[str, str]) -> dict[str, Any]:
+    town = " ".join(part for part in (party.get("postcode"), party.get("city")) if part)
+    place = ", ".join(part for part in (town, party.get("region"), party.get("country")) if part)
+    lines = [line for line in (party.get("street"), place) if line]
+    return {"name": party["name"], "lines": lines, "vat_id": party.get("vat_id", "")}
+
+
+def _group_of(line: Mapping[str, Any]) -> tuple[str, str]:
+    return (line["model"] or line["description"], line["tier"])
+
+
+def _group(key: tuple[str, str], lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+    name, tier = key
+    amount = dollars(sum(line["cents"] for line in lines))
+    return {"name": name, "tier": "" if tier in ("", "standard") else tier, "amount": amount,
+            "lines": [_line_words(line) for line in lines]}  # fmt: skip
+
+
+def _line_words(line: Mapping[str, Any]) -> dict[str, str]:
+    if line["nano_per_million"] is None:
+        what = "Monthly commitment" if line["kind"] == "commitment" else line["description"]
+        return {"what": what, "note": "", "quantity": "1", "price": "", "amount": dollars(line["cents"])}
+    note = (
+        f"used in {line['late_from']}" if line["late_from"] else "",
+        f"prompts from {line['band']:,} tokens" if line["band"] else "",
+        f"{line['window']} UTC" if line["window"] else "",
+        f"v{line['price_version']}",
+    )
+    return {
+        "what": COMPONENTS[line["component"]],
+        "note": ", ".join(part for part in note if part),
+        "quantity": f"{line['tokens']:,}",
+        "price": f"${decimal(line['nano_per_million'], 9, 2)} / M",
+        "amount": dollars(line["cents"]),
+    }
+
+
+def _totals(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    yield "Subtotal", dollars(document["subtotal"])
+    for credit in document["credits"]:
+        yield credit["label"], dollars(-credit["cents"])
+    if document["credits"]:
+        yield "Taxable amount", dollars(document["taxable"])
+    for item in document["taxes"]:
+        label = f"{item['label']}, reverse charge" if item["category"] == "AE" else item["label"]
+        yield f"{label} {decimal(item['rate_ppm'], 4)} %", dollars(item["tax"])
+
+
+def _display_words(display: Mapping[str, Any] | None) -> str:
+    if display is None:
+        return ""
+    rate = decimal(display["micro_per_usd"], 6, 2)
+    return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} a dollar, for information"
+
+
+def _saved(document: Mapping[str, Any]) -> str:
+    saved = half_up(int(document["saved_femto"]), 10**13)
+    return dollars(saved) if saved else ""

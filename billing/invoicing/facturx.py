@@ -1,0 +1,178 @@
+"""The invoice as Factur-X: the Cross Industry Invoice of UN/CEFACT, in the profile EN 16931."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
+from zoneinfo import ZoneInfo
+
+from billing.amounts import decimal
+
+PROFILE = "EN 16931"
+_GUIDELINE = "urn:cen.eu:en16931:2017"
+_NAMESPACES = {
+    "rsm": "urn:un:unece:uncefact:data:standard:CrossIndustryInvoice:100",
+    "ram": "urn:un:unece:uncefact:data:standard:ReusableAggregateBusinessInformationEntity:100",
+    "udt": "urn:un:unece:uncefact:data:standard:UnqualifiedDataType:100",
+}
+for _prefix, _uri in _NAMESPACES.items():
+    register_namespace(_prefix, _uri)
+_INVOICE, _CREDIT_NOTE = "380", "381"
+_NO_VAT = "O"  # such an invoice must not name VAT ids or rates
+
+
+def xml(document: Mapping[str, Any]) -> bytes:
+    """The document of `billing.invoicing.document.described` as Factur-X XML."""
+    root = Element(_name("rsm:CrossIndustryInvoice"))
+    context = _add(_add(root, "rsm:ExchangedDocumentContext"), "ram:GuidelineSpecifiedDocumentContextParameter")
+    _add(context, "ram:ID", _GUIDELINE)
+    _header(_add(root, "rsm:ExchangedDocument"), document)
+    trade = _add(root, "rsm:SupplyChainTradeTransaction")
+    (tax,) = document["taxes"]  # all lines are taxed alike
+    for line in document["lines"]:
+        _line(_add(trade, "ram:IncludedSupplyChainTradeLineItem"), line, tax)
+    _agreement(_add(trade, "ram:ApplicableHeaderTradeAgreement"), document, tax)
+    delivered = _add(_add(trade, "ram:ApplicableHeaderTradeDelivery"), "ram:ActualDeliverySupplyChainEvent")
+    _date(delivered, "ram:OccurrenceDateTime", _days(document)[2])
+    _settlement(_add(trade, "ram:ApplicableHeaderTradeSettlement"), document, tax)
+    written: bytes = tostring(root, encoding="UTF-8", xml_declaration=True)
+    return written
+
+
+def _name(prefixed: str) -> str:
+    prefix, _, name = prefixed.partition(":")
+    return f"{{{_NAMESPACES[prefix]}}}{name}"
+
+
+def _add(parent: Element, name: str, text: str | None = None, **attributes: str) -> Element:
+    child = SubElement(parent, _name(name), attributes)
+    child.text = text
+    return child
+
+
+def _date(parent: Element, name: str, day: date) -> None:
+    _add(_add(parent, name), "udt:DateTimeString", f"{day:%Y%m%d}", format="102")
+
+
+def _days(document: Mapping[str, Any]) -> tuple[date, date, date]:
+    """Issued; the period's first and last day; in the entity's time zone."""
+    zone = ZoneInfo(document["period"]["time_zone"])
+    start, end = (datetime.fromisoformat(document["period"][name]) for name in ("starts_at", "ends_at"))
+    issued = datetime.fromisoformat(document["issued_at"])
+    moments = (issued, start, end - timedelta(microseconds=1))
+    first, second, third = (moment.astimezone(zone).date() for moment in moments)
+    return first, second, third
+
+
+def _header(parent: Element, document: Mapping[str, Any]) -> None:
+    _add(parent, "ram:ID", document["number"])
+    _add(parent, "ram:TypeCode", _INVOICE if document["kind"] == "invoice" else _CREDIT_NOTE)
+    _date(parent, "ram:IssueDateTime", _days(document)[0])
+    if document["reason"]:
+        _add(_add(parent, "ram:IncludedNote"), "ram:Content", document["reason"])
+
+
+def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+    _add(_add(parent, "ram:AssociatedDocumentLineDocument"), "ram:LineID", str(line["position"]))
+    product = _add(parent, "ram:SpecifiedTradeProduct")
+    _add(
+        product, "ram:Name", " ".join(part for part in (line["model"], line["component"], line["description"]) if part)
+    )
+    price = _add(_add(parent, "ram:SpecifiedLineTradeAgreement"), "ram:NetPriceProductTradePrice")
+    quantity = line["tokens"]
+    if line["nano_per_million"] is None:
+        quantity = 1
+        _add(price, "ram:ChargeAmount", decimal(line["cents"], 2, 2))
+    else:
+        _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], 9, 2))
+        _add(price, "ram:BasisQuantity", "1000000", unitCode="C62")
+    delivery = _add(parent, "ram:SpecifiedLineTradeDelivery")
+    _add(delivery, "ram:BilledQuantity", str(quantity), unitCode="C62")
+    settlement = _add(parent, "ram:SpecifiedLineTradeSettlement")
+    _tax_kind(_add(settlement, "ram:ApplicableTradeTax"), tax)
+    total = _add(settlement, "ram:SpecifiedTradeSettlementLineMonetarySummation")
+    _add(total, "ram:LineTotalAmount", decimal(line["cents"], 2, 2))
+
+
+def _tax_kind(parent: Element, tax: Mapping[str, Any]) -> None:
+    _add(parent, "ram:TypeCode", "VAT")
+    _add(parent, "ram:CategoryCode", tax["category"])
+    if tax["category"] != _NO_VAT:
+        _add(parent, "ram:RateApplicablePercent", decimal(tax["rate_ppm"], 4, 2))
+
+
+def _agreement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+    seller, buyer = document["seller"], document["buyer"]
+    with_vat = tax["category"] != _NO_VAT
+    number = seller["registration"] or seller["name"]  # there must be one, with or without a VAT id
+    _party(_add(parent, "ram:SellerTradeParty"), seller, with_vat=with_vat, number=number)
+    _party(_add(parent, "ram:BuyerTradeParty"), buyer, with_vat=with_vat)
+    if buyer.get("po_number"):
+        _add(_add(parent, "ram:BuyerOrderReferencedDocument"), "ram:IssuerAssignedID", buyer["po_number"])
+
+
+def _party(parent: Element, party: Mapping[str, str], *, with_vat: bool, number: str = "") -> None:
+    if number:
+        _add(parent, "ram:ID", number)
+    _add(parent, "ram:Name", party["name"])
+    address = _add(parent, "ram:PostalTradeAddress")
+    for name, value in (
+        ("ram:PostcodeCode", party["postcode"]),
+        ("ram:LineOne", party["street"]),
+        ("ram:CityName", party["city"]),
+        ("ram:CountryID", party["country"]),
+        ("ram:CountrySubDivisionName", party["region"]),
+    ):
+        if value:
+            _add(address, name, value)
+    if with_vat and party["vat_id"]:
+        _add(_add(parent, "ram:SpecifiedTaxRegistration"), "ram:ID", party["vat_id"].replace(" ", ""), schemeID="VA")
+
+
+def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+    _, first, last = _days(document)
+    _add(parent, "ram:InvoiceCurrencyCode", document["currency"])
+    charged = _add(parent, "ram:ApplicableTradeTax")
+    _add(charged, "ram:CalculatedAmount", decimal(tax["tax"], 2, 2))
+    _add(charged, "ram:TypeCode", "VAT")
+    if tax["category"] not in ("S", "Z"):
+        _add(charged, "ram:ExemptionReason", tax["note"] or "Not subject to tax.")
+    _add(charged, "ram:BasisAmount", decimal(tax["base"], 2, 2))
+    _add(charged, "ram:CategoryCode", tax["category"])
+    if tax["category"] != _NO_VAT:
+        _add(charged, "ram:RateApplicablePercent", decimal(tax["rate_ppm"], 4, 2))
+    period = _add(parent, "ram:BillingSpecifiedPeriod")
+    _date(period, "ram:StartDateTime", first)
+    _date(period, "ram:EndDateTime", last)
+    for credit in document["credits"]:
+        _allowance(_add(parent, "ram:SpecifiedTradeAllowanceCharge"), credit, tax)
+    terms = _add(parent, "ram:SpecifiedTradePaymentTerms")
+    if document["due_on"]:
+        _date(terms, "ram:DueDateDateTime", date.fromisoformat(document["due_on"]))
+    else:
+        _add(terms, "ram:Description", "Credited to the account.")
+    _sums(_add(parent, "ram:SpecifiedTradeSettlementHeaderMonetarySummation"), document, tax)
+    if document["refers_to"]:
+        _add(_add(parent, "ram:InvoiceReferencedDocument"), "ram:IssuerAssignedID", document["refers_to"])
+
+
+def _allowance(parent: Element, credit: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+    _add(_add(parent, "ram:ChargeIndicator"), "udt:Indicator", "false")
+    _add(parent, "ram:ActualAmount", decimal(credit["cents"], 2, 2))
+    _add(parent, "ram:Reason", credit["label"])
+    _tax_kind(_add(parent, "ram:CategoryTradeTax"), tax)
+
+
+def _sums(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+    allowances = sum(credit["cents"] for credit in document["credits"])
+    for name, cents in (
+        ("ram:LineTotalAmount", document["subtotal"]),
+        ("ram:AllowanceTotalAmount", allowances),
+        ("ram:TaxBasisTotalAmount", document["taxable"]),
+    ):
+        _add(parent, name, decimal(cents, 2, 2))
+    _add(parent, "ram:TaxTotalAmount", decimal(tax["tax"], 2, 2), currencyID=document["currency"])
+    _add(parent, "ram:GrandTotalAmount", decimal(document["total"], 2, 2))
+    _add(parent, "ram:DuePayableAmount", decimal(document["total"], 2, 2))

@@ -1,0 +1,163 @@
+"""Invoice lines from rated usage: one statement for all tenants of a period.
+
+A line is the use of one price in one month of admission. Which events belong to the period is said by their stamp
+alone. A price whose use sums to less than nothing (adjustments of an earlier month) stands on a credit note.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db import connection
+from django.db.models import QuerySet
+
+from billing.amounts import cents
+from billing.models import Invoice, InvoiceLine, Period, UsageEvent
+from billing.pricing import COMPONENTS
+
+_USED = """
+WITH used AS (
+    SELECT tenant_id, price_id, late_from, count(*) AS events, sum(tokens)::bigint AS tokens, sum(femto) AS femto,
+        min(admitted_at) AS first_at, max(admitted_at) AS last_at
+    FROM (
+        SELECT tenant_id, price_id, tokens, femto, admitted_at, CASE WHEN admitted_at < %(starts_at)s
+            THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS late_from
+        FROM billing_rated_line
+        WHERE invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s)
+    ) line GROUP BY tenant_id, price_id, late_from
+)
+SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS band, p.from_minute, p.until_minute, p.nano_per_million,
+    v.number AS version
+FROM used JOIN billing_price p ON p.id = used.price_id JOIN billing_priceversion v ON v.id = p.version_id
+"""
+_COUNT = """
+SELECT tenant_id, count(*), sum(saved_femto) FROM billing_usageevent
+WHERE invoice_period = %s AND (%s::bigint IS NULL OR tenant_id = %s) GROUP BY tenant_id
+"""
+
+
+class Use(NamedTuple):
+    """What a tenant used of one price in one month."""
+
+    tenant_id: int
+    price_id: int
+    late_from: str
+    events: int
+    tokens: int
+    femto: int
+    first_at: datetime
+    last_at: datetime
+    model: str
+    tier: str
+    component: str
+    band: int
+    from_minute: int
+    until_minute: int
+    nano_per_million: int
+    version: int
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it stands among the lines: together with those of its model."""
+        component = [item.value for item in COMPONENTS].index(self.component)
+        return (
+            self.model,
+            self.tier,
+            self.late_from,
+            component,
+            self.band,
+            self.from_minute,
+            self.version,
+            self.price_id,
+        )
+
+    @property
+    def window(self) -> str:
+        """The hours of the day that the price is for; empty: all."""
+        if (self.from_minute, self.until_minute) == (0, 1440):
+            return ""
+        return " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.from_minute, self.until_minute))
+
+
+def used(period: Period, tenant_id: int | None = None) -> dict[int, list[Use]]:
+    """What each tenant, or one, is billed for in the period, in the order of lines."""
+    asked: dict[str, Any] = {
+        "period": period.pk,
+        "starts_at": period.starts_at,
+        "zone": period.entity.time_zone,
+        "tenant": tenant_id,
+    }
+    found = defaultdict(list)
+    with connection.cursor() as cursor:
+        cursor.execute(_USED, asked)
+        for row in cursor.fetchall():
+            use = Use(*row)
+            found[use.tenant_id].append(use._replace(femto=int(use.femto)))
+    return {tenant: sorted(uses, key=lambda use: use.place) for tenant, uses in found.items()}
+
+
+class Count(NamedTuple):
+    """How many usage events a tenant has in a period, and what caches saved it, in femto-USD."""
+
+    events: int = 0
+    saved: int = 0
+
+
+def counted(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
+    """The counts of each tenant, or of one."""
+    with connection.cursor() as cursor:
+        cursor.execute(_COUNT, [period.pk, tenant_id, tenant_id])
+        return {tenant: Count(events, int(saved)) for tenant, events, saved in cursor.fetchall()}
+
+
+def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
+    """An invoice's lines, in their order."""
+    return InvoiceLine.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).order_by("position")
+
+
+def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent]:
+    """The events that a line is the sum of, or all that the invoice is."""
+    rows = UsageEvent.objects.for_tenant(invoice.tenant_id).filter(invoice_period=invoice.period_id)
+    if line is None:
+        return rows
+    if line.price_id is None:
+        return rows.none()
+    time = {"admitted_at__gte": line.first_at, "admitted_at__lte": line.last_at}
+    return rows.filter(price_ids__contains=[line.price_id], **time)
+
+
+def wanted(kind: str, uses: Iterable[Use]) -> list[Use]:
+    """The uses that stand on a document of this kind."""
+    if kind == Invoice.Kind.INVOICE:
+        return [use for use in uses if use.femto >= 0 and use.tokens]
+    return [use for use in uses if use.femto < 0] if kind == Invoice.Kind.CORRECTION else []
+
+
+def line(invoice: Invoice, position: int, use: Use) -> InvoiceLine:
+    """The line of an invoice, or of a credit note, where what is given back is positive."""
+    given_back = invoice.kind == Invoice.Kind.CREDIT_NOTE
+    sign = -1 if given_back else 1
+    return InvoiceLine(
+        invoice=invoice,
+        tenant_id=invoice.tenant_id,
+        position=position,
+        kind=InvoiceLine.Kind.CREDIT if given_back else InvoiceLine.Kind.USAGE,
+        model=use.model,
+        tier=use.tier,
+        component=use.component,
+        band=use.band,
+        window=use.window,
+        price_version=use.version,
+        price_id=use.price_id,
+        nano_per_million=use.nano_per_million,
+        late_from=use.late_from,
+        first_at=use.first_at,
+        last_at=use.last_at,
+        events=use.events,
+        tokens=sign * use.tokens,
+        femto=sign * use.femto,
+        cents=cents(sign * use.femto),
+    )

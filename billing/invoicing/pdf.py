@@ -1,0 +1,88 @@
+"""The invoice as PDF/A-3b with its Factur-X XML attached. The same document gives the same bytes: the typesetter, its
+fonts and the PDF library are pinned, and no clock is read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pikepdf
+import typst
+
+from billing.invoicing import facturx
+from billing.invoicing.document import in_words
+
+_TEMPLATE = Path(__file__).with_name("invoice.typ")
+_UNSHOWN = re.compile(r"the text `\"(.+?)\"` could not be displayed", re.DOTALL)
+_FX = "urn:factur-x:pdfa:CrossIndustryDocument:invoice:1p0#"
+_PROPERTIES = {
+    "DocumentFileName": ("factur-x.xml", "name of the embedded XML invoice file"),
+    "DocumentType": ("INVOICE", "INVOICE"),
+    "Version": ("1.0", "version of the Factur-X XML schema used"),
+    "ConformanceLevel": (facturx.PROFILE, "conformance level of the embedded Factur-X data"),
+}
+
+
+def rendered(document: Mapping[str, Any]) -> bytes:
+    """The PDF of a finalised invoice."""
+    made = _typeset(json.dumps(in_words(document)), facturx.xml(document).decode(), document["issued_at"])
+    with pikepdf.open(io.BytesIO(made)) as file:
+        metadata = file.Root.Metadata
+        metadata.write(_with_factur_x(metadata.read_bytes().decode()).encode())
+        out = io.BytesIO()
+        file.save(out, deterministic_id=True)
+    return out.getvalue()
+
+
+def _typeset(words: str, xml: str, issued_at: str) -> bytes:
+    """NOTE: PDF/A wants a glyph for every character; what the fonts lack is shown as a question mark."""
+    moment = int(datetime.fromisoformat(issued_at).timestamp())
+    while True:
+        try:
+            return typst.compile(
+                _TEMPLATE.read_bytes(),
+                format="pdf",
+                sys_inputs={"words": words, "xml": xml},
+                pdf_standards="a-3b",
+                font_paths=_fonts(),
+                timestamp=moment,
+            )
+        except typst.TypstError as fault:
+            unshown = _UNSHOWN.search(str(fault))
+            if unshown is None:
+                raise
+            for character in unshown[1]:
+                words = words.replace(json.dumps(character)[1:-1], "?")
+
+
+@cache
+def _fonts() -> typst.Fonts:
+    """Those that come with the typesetter: what the machine has installed must not change a bill."""
+    return typst.Fonts(include_system_fonts=False)
+
+
+def _with_factur_x(xmp: str) -> str:
+    """Declare the properties of Factur-X, which PDF/A wants described, and set them."""
+    described = "".join(
+        f'<rdf:li rdf:parseType="Resource"><pdfaProperty:name>{name}</pdfaProperty:name>'
+        "<pdfaProperty:valueType>Text</pdfaProperty:valueType><pdfaProperty:category>external</pdfaProperty:category>"
+        f"<pdfaProperty:description>{what}</pdfaProperty:description></rdf:li>"
+        for name, (_, what) in _PROPERTIES.items()
+    )
+    schema = (
+        '<rdf:li rdf:parseType="Resource"><pdfaSchema:schema>Factur-X PDFA Extension Schema</pdfaSchema:schema>'
+        f"<pdfaSchema:namespaceURI>{_FX}</pdfaSchema:namespaceURI><pdfaSchema:prefix>fx</pdfaSchema:prefix>"
+        f"<pdfaSchema:property><rdf:Seq>{described}</rdf:Seq></pdfaSchema:property></rdf:li>"
+    )
+    values = "".join(f"<fx:{name}>{value}</fx:{name}>" for name, (value, _) in _PROPERTIES.items())
+    schemas, end = "<pdfaExtension:schemas><rdf:Bag>", "</rdf:RDF>"
+    if xmp.count(schemas) != 1 or xmp.count(end) != 1:
+        raise ValueError("the typesetter's metadata are not as they were: look at _with_factur_x")
+    xmp = xmp.replace(schemas, schemas + schema)
+    return xmp.replace(end, f'<rdf:Description rdf:about="" xmlns:fx="{_FX}">{values}</rdf:Description>{end}')

@@ -1,0 +1,65 @@
+"""Invoicing a month: close it, draft, finalise. Whatever is interrupted is taken up by the next run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import structlog
+
+from billing.actions.drafts import CLOSE_AFTER, do_close_period, do_draft
+from billing.actions.invoices import do_finalise
+from billing.models import BillingEntity, Period
+from billing.periods import default_entity, ensure_periods
+from tenants.actions import Conflict
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Report:
+    """What a run did: numbers given, and what was left and why."""
+
+    finalised: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def invoice_months(*, month: str | None = None, tenant: Tenant | None = None, now: datetime | None = None) -> Report:
+    """Invoice every month that is over and not yet invoiced, or the one named; every tenant, or one."""
+    now = now or datetime.now(UTC)
+    report = Report()
+    for period in _due(now, month):
+        try:
+            do_close_period(period, now)
+        except Conflict as fault:
+            _leave(report, f"{period.entity.slug} {period.label}", fault)
+            continue
+        left = len(report.left)
+        for draft in do_draft(period, tenant):
+            try:
+                report.finalised.append(str(do_finalise(draft, now)))
+            except Conflict as fault:
+                _leave(report, f"{draft.tenant.slug} {period.label}", fault)
+        if tenant is None and len(report.left) == left:
+            with system(SystemUse.BILLING):
+                Period.objects.filter(pk=period.pk).update(invoiced_at=now)
+    return report
+
+
+def _due(now: datetime, month: str | None) -> list[Period]:
+    with system(SystemUse.BILLING):
+        default_entity()
+        for entity in BillingEntity.objects.order_by("pk"):
+            ensure_periods(entity, now, now)
+        periods = Period.objects.select_related("entity").order_by("ends_at", "pk")
+        if month is not None:
+            return list(periods.filter(label=month))
+        return list(periods.filter(invoiced_at__isnull=True, ends_at__lte=now - CLOSE_AFTER))
+
+
+def _leave(report: Report, what: str, why: Exception) -> None:
+    report.left.append(f"{what}: {why}")
+    log.error("not_invoiced", what=what, why=str(why))

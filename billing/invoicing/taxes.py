@@ -1,0 +1,57 @@
+"""Which tax an invoice carries, and what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from django.db.models import Q
+
+from billing.amounts import tax
+from billing.models import TaxCategory, TaxRule
+
+_NOTES = {
+    TaxCategory.REVERSE_CHARGE: "Reverse charge: the recipient accounts for the tax.",
+    TaxCategory.EXEMPT: "Exempt from tax.",
+    TaxCategory.EXPORT: "Export outside the seller's tax area.",
+    TaxCategory.OUT_OF_SCOPE: "Not subject to tax.",
+}
+_OUT_OF_SCOPE = {"category": TaxCategory.OUT_OF_SCOPE.value, "rate_ppm": 0, "label": "Tax"}
+
+
+class NoTaxRule(Exception):
+    """The entity has rules, and none is for this buyer: somebody must say what holds."""
+
+
+def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any]:
+    """The category, rate and words of the rule for a buyer on a day. An entity without any rule charges no tax.
+
+    Raises:
+        NoTaxRule: see there.
+    """
+    rules = TaxRule.objects.filter(entity_id=entity_id)
+    kind = TaxRule.Buyer.BUSINESS if buyer["vat_id"] else TaxRule.Buyer.CONSUMER
+    fitting = rules.filter(
+        Q(ends_on__isnull=True) | Q(ends_on__gte=on),
+        country__in=["", buyer["country"]],
+        region__in=["", buyer["region"]],
+        buyer__in=["", kind],
+        starts_on__lte=on,
+    )
+    found = max(fitting, key=_precision, default=None)
+    if found is not None:
+        shown = {"category": found.category, "rate_ppm": found.rate_ppm, "label": found.label}
+        return {**shown, "note": found.note or _NOTES.get(TaxCategory(found.category), "")}
+    if rules.exists():
+        raise NoTaxRule(f"No tax rule for a {kind.value} in {buyer['country']} on {on}.")
+    return {**_OUT_OF_SCOPE, "note": _NOTES[TaxCategory.OUT_OF_SCOPE]}
+
+
+def _precision(rule: TaxRule) -> tuple[object, ...]:
+    return bool(rule.country), bool(rule.region), bool(rule.buyer), rule.starts_on, rule.pk
+
+
+def taxed(rule: Mapping[str, Any], base: int) -> dict[str, Any]:
+    """An invoice's tax: the rule with its base and amount, in cents."""
+    return {**rule, "base": base, "tax": tax(base, rule["rate_ppm"])}

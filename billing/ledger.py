@@ -1,0 +1,44 @@
+"""The books: double entry, append-only, in nano-USD. Debits are positive; a transaction sums to zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from django.db.models import Sum
+
+from billing.models import Account, LedgerEntry, LedgerTransaction
+
+
+class Entry(NamedTuple):
+    """So much on an account; of an invoice, if the account is kept by invoice."""
+
+    account: Account
+    nano: int
+    invoice_id: int | None = None
+
+
+def post(tenant_id: int, key: str, entries: Iterable[Entry]) -> None:
+    """Book a transaction. Entries of nothing are left out.
+
+    Raises:
+        django.db.IntegrityError: `key` was booked before; at the database transaction's end also, the sum is not zero.
+    """
+    transaction = LedgerTransaction.objects.create(tenant_id=tenant_id, key=key)
+    LedgerEntry.objects.all_tenants().bulk_create(
+        LedgerEntry(transaction=transaction, tenant_id=tenant_id, **entry._asdict()) for entry in entries if entry.nano
+    )
+
+
+def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> int:
+    """What stands on a tenant's account, in nano-USD; with `invoice_id`, of that invoice alone."""
+    entries = LedgerEntry.objects.for_tenant(tenant_id).filter(account=account)
+    if invoice_id is not None:
+        entries = entries.filter(invoice_id=invoice_id)
+    return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)
+
+
+def booked(tenant_id: int, key: str, account: Account) -> int:
+    """What one transaction booked on an account, in nano-USD."""
+    entries = LedgerEntry.objects.for_tenant(tenant_id).filter(transaction__key=key, account=account)
+    return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)

@@ -1,0 +1,53 @@
+"""`manage.py invoice`: what beat does each hour, now, for any month and tenant."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from billing.actions.drafts import do_draft
+from billing.amounts import dollars
+from billing.invoicing.runs import invoice_months
+from billing.models import Period
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+
+class Command(BaseCommand):
+    """Closes months, and drafts and finalises their invoices, for operators at the machine."""
+
+    help = "Invoice the months that are over: close them, and draft and finalise their invoices. May be run again."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--month", help="only this month, for example 2026-11")
+        parser.add_argument("--tenant", help="only the tenant with this slug")
+        parser.add_argument("--draft", action="store_true", help="draft, also a month that goes on; finalise nothing")
+
+    def handle(self, *args: Any, month: str | None, tenant: str | None, draft: bool, **options: Any) -> None:
+        if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
+            raise CommandError("--month: give a month, for example 2026-11.")
+        if draft and month is None:
+            raise CommandError("--draft: name a --month.")
+        only = None if tenant is None else _tenant(tenant)
+        if draft:
+            with system(SystemUse.COMMAND):
+                periods = list(Period.objects.filter(label=month).order_by("pk"))
+            for invoice in [row for period in periods for row in do_draft(period, only)]:
+                self.stdout.write(f"{invoice.tenant.slug}: {invoice.kind} of {dollars(invoice.total)}, {invoice}")
+            return
+        report = invoice_months(month=month, tenant=only)
+        for number in report.finalised:
+            self.stdout.write(number)
+        if report.left:
+            raise CommandError("Left:\n" + "\n".join(report.left))
+
+
+def _tenant(slug: str) -> Tenant:
+    with system(SystemUse.COMMAND):
+        found = Tenant.objects.all_tenants().filter(slug=slug).first()
+    if found is None:
+        raise CommandError(f"There is no tenant {slug!r}.")
+    return found

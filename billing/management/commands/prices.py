@@ -1,0 +1,158 @@
+"""`manage.py prices`: the price book, for operators at the machine."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from billing import demo_prices
+from billing.actions.prices import do_discard_prices, do_price_unpriced, do_propose_prices, do_publish_prices
+from billing.models import PriceBook, PriceVersion
+from billing.price_files import Imported, read_csv, read_public
+from billing.rerating import Comparison, last_month, preview
+from billing.usage import instant
+from millrace.config import platform_settings
+from tenants.actions.common import ActionRefused
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+_SHOWN = 20  # of each list of what an import left out
+
+
+class Command(BaseCommand):
+    help = (
+        "Import price lists, show what they would have cost, and publish them. Prices are in USD a million tokens."
+        " Whoever sits at the machine publishes without a second person; `prices demo` prices the embedded models"
+        " that have no price yet."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        verbs = parser.add_subparsers(dest="verb", required=True)
+        reading = verbs.add_parser("import", help="draft a version from the public price file (.json) or a CSV")
+        reading.add_argument("file", type=Path)
+        reading.add_argument("--models", help="only these, with commas (of a .json)")
+        reading.add_argument("--round", action="store_true", help="round prices that are not whole nano-USD a million")
+        reading.add_argument("--tenant", help="as this tenant's own prices")
+        reading.add_argument("--book", default=PriceBook.LIST)
+        reading.add_argument("--from", dest="start", type=_instant, help="when they begin; default: when published")
+        reading.add_argument("--note", default="")
+        for verb, what in (
+            ("preview", "what last month would have cost"),
+            ("publish", "put it in force"),
+            ("discard", "give it up"),
+        ):
+            verbs.add_parser(verb, help=f"of a draft: {what}").add_argument("draft", type=int)
+        verbs.add_parser("list", help="the versions, newest first")
+        verbs.add_parser("demo", help="price the embedded models that have no price")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            getattr(self, f"_{options['verb']}")(options)
+        except ActionRefused as fault:
+            raise CommandError(str(fault)) from fault
+
+    def _import(self, options: dict[str, Any]) -> None:
+        try:
+            text = options["file"].read_text(encoding="utf-8")
+            if options["file"].suffix == ".json":
+                models = options["models"].split(",") if options["models"] else None
+                imported = read_public(text, rounding=options["round"], models=models)
+                self._say_left_out(imported)
+                proposal = imported.proposal
+            else:
+                proposal = read_csv(text.splitlines())
+        except (OSError, ValueError) as fault:
+            raise CommandError(f"{options['file']}: {fault}") from fault
+        draft = do_propose_prices(
+            proposal,
+            book=options["book"],
+            tenant=_tenant(options["tenant"]),
+            effective_from=options["start"],
+            note=options["note"],
+        )
+        self.stdout.write(f"Draft {draft.pk}: {len(proposal.prices)} prices of {len(proposal.kinds)} models and tiers.")
+
+    def _say_left_out(self, imported: Imported) -> None:
+        what = "rounded" if imported.rounded else "left out (--round takes them rounded)"
+        for title, found in (
+            (f"Not whole nano-USD a million, {what}", imported.not_whole),
+            ("No prices, left out", imported.refused),
+            ("Models without a price per token, left out", imported.unpriced),
+            ("Models that are free, as the file says", imported.free),
+            ("Prices of what is not metered, left out", [f"{n} x {name}" for name, n in imported.other_fields.items()]),
+        ):
+            if found:
+                rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                self.stdout.write(f"{title}: {len(found)}\n  " + "\n  ".join(found[:_SHOWN]) + rest)
+
+    def _preview(self, options: dict[str, Any]) -> None:
+        start, end = last_month()
+        self.stdout.write(f"{start:%Y-%m-%d} to {end:%Y-%m-%d} UTC, USD:")
+        rows = preview(_draft(options["draft"]), start, end)
+        for row in rows:
+            self.stdout.write(_line(row))
+        if not rows:
+            self.stdout.write("No usage that these prices would have touched.")
+
+    def _publish(self, options: dict[str, Any]) -> None:
+        version = do_publish_prices(_draft(options["draft"]), by=None)
+        self.stdout.write(
+            f"Published as version {version.number}, from {version.effective_from:%Y-%m-%d %H:%M} UTC on."
+        )
+
+    def _discard(self, options: dict[str, Any]) -> None:
+        do_discard_prices(_draft(options["draft"]), by=None)
+
+    def _list(self, options: dict[str, Any]) -> None:
+        with system(SystemUse.COMMAND):
+            versions = list(PriceVersion.objects.select_related("book").defer("body"))
+        for version in versions:
+            whose = f" of tenant {version.tenant_id}" if version.tenant_id else ""
+            since = f", from {version.effective_from:%Y-%m-%d %H:%M}" if version.effective_from else ""
+            self.stdout.write(f"{version.pk}: {version.book}{whose}, {version.state}{since} {version.note}".rstrip())
+
+    def _demo(self, options: dict[str, Any]) -> None:
+        specs = [spec for spec in platform_settings().models if spec.source.startswith("embedded")]
+        proposal = demo_prices.proposal(
+            [spec.name for spec in specs if spec.source == "embedded"],
+            [spec.name for spec in specs if spec.source != "embedded"],
+        )
+        for model, tier in do_price_unpriced(proposal, "Prices of the embedded models"):
+            self.stdout.write(f"{model} ({tier})")
+
+
+def _line(row: Comparison) -> str:
+    was, would_be = (Decimal(femto).scaleb(-15) for femto in (row.was_femto, row.would_be_femto))
+    refused = f", {row.unpriced} events without a price" if row.unpriced else ""
+    return f"tenant {row.tenant_id}, {row.model}: {row.events} events, {was:f} -> {would_be:f}{refused}"
+
+
+def _draft(pk: int) -> PriceVersion:
+    with system(SystemUse.COMMAND):
+        version = PriceVersion.objects.filter(pk=pk).first()
+    if version is None:
+        raise CommandError(f"There is no draft {pk}.")
+    return version
+
+
+def _tenant(slug: str | None) -> Tenant | None:
+    if slug is None:
+        return None
+    with system(SystemUse.COMMAND):
+        tenant = Tenant.objects.all_tenants().filter(slug=slug).first()
+    if tenant is None:
+        raise CommandError(f"There is no tenant {slug!r}.")
+    return tenant
+
+
+def _instant(text: str) -> datetime:
+    try:
+        return instant(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date and no time") from None

@@ -1,0 +1,73 @@
+"""What was used, what it costs, and what is owed."""
+
+from billing.models.budgets import Budget
+from billing.models.holds import Adjustment, Correction, Reconciliation, Slice, Window
+from billing.models.invoicing import (
+    ADDRESS,
+    BillingEntity,
+    BillingProfile,
+    ExchangeRate,
+    Invoice,
+    InvoiceFile,
+    InvoiceLine,
+    InvoiceMail,
+    NumberSeries,
+    Period,
+    TaxCategory,
+    TaxRule,
+)
+from billing.models.ledger import (
+    Account,
+    Commitment,
+    CreditGrant,
+    CreditUse,
+    LedgerEntry,
+    LedgerTransaction,
+    Payment,
+)
+from billing.models.prices import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
+from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
+from billing.models.usage import MOST_TOKENS, TOKEN_CLASSES, UsageEvent, UsageQuarantine, Verdict
+
+__all__ = [
+    "ADDRESS",
+    "GROUPED",
+    "MOST_TOKENS",
+    "SUMMED",
+    "TOKEN_CLASSES",
+    "Account",
+    "Adjustment",
+    "BillingEntity",
+    "BillingProfile",
+    "BookAssignment",
+    "Budget",
+    "Commitment",
+    "CompiledSheet",
+    "Correction",
+    "CreditGrant",
+    "CreditUse",
+    "ExchangeRate",
+    "Invoice",
+    "InvoiceFile",
+    "InvoiceLine",
+    "InvoiceMail",
+    "LedgerEntry",
+    "LedgerTransaction",
+    "NumberSeries",
+    "Payment",
+    "Period",
+    "Price",
+    "PriceBook",
+    "PriceVersion",
+    "Reconciliation",
+    "RollupState",
+    "Slice",
+    "TaxCategory",
+    "TaxRule",
+    "UsageChange",
+    "UsageEvent",
+    "UsageQuarantine",
+    "UsageRollup",
+    "Verdict",
+    "Window",
+]

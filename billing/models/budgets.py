@@ -1,0 +1,85 @@
+"""Budgets in money, quotas in tokens or requests: what a tenant, project, key or member may use in a period."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+
+from billing.models.holds import Window
+from tenants.models import ApiKey, Project, Tenant, User
+from tenants.scoping import TenantManager
+
+MOST = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
+
+
+class Budget(models.Model):
+    """A limit for each day or month, or for good. Its windows (billing.models.holds) count what it lets pass.
+
+    Of project, key and member at most one is named; none: the whole tenant. A member's budget counts the keys they
+    made. Amounts are whole nano-USD, tokens or requests.
+    """
+
+    class Period(models.TextChoices):
+        DAY = "day"
+        MONTH = "month"
+        LIFETIME = "lifetime"
+
+    class Mode(models.TextChoices):
+        HARD = "hard"  # refuses
+        SOFT = "soft"  # only counts
+        DRY_RUN = "dry_run"  # counts, and counts what it would have refused
+
+    AUDITED: ClassVar = (
+        "name",
+        "project_id",
+        "key_id",
+        "member_id",
+        "unit",
+        "period",
+        "amount",
+        "mode",
+        "clamp",
+        "raise_amount",
+        "raise_until",
+        "rollover_cap",
+        "active",
+    )
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    name = models.CharField(max_length=100)
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, null=True)
+    key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, null=True)
+    member = models.ForeignKey(User, on_delete=models.CASCADE, null=True)
+    unit = models.CharField(max_length=8, choices=Window.Unit)
+    period = models.CharField(max_length=8, choices=Period)
+    amount = models.BigIntegerField()
+    mode = models.CharField(max_length=8, choices=Mode, default=Mode.HARD)
+    clamp = models.BooleanField(default=False, help_text="shorten answers that are too dear, rather than refuse them")
+    raise_amount = models.BigIntegerField(default=0)
+    raise_until = models.DateTimeField(null=True)
+    rollover_cap = models.BigIntegerField(default=0, help_text="how much unused amount a period takes over at most")
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="budget_amounts",
+                condition=Q(
+                    amount__range=(0, 10**17), raise_amount__range=(0, 10**17), rollover_cap__range=(0, 10**17)
+                ),
+            ),
+            models.CheckConstraint(
+                name="budget_scope",
+                condition=Q(project__isnull=True, key__isnull=True)
+                | Q(project__isnull=True, member__isnull=True)
+                | Q(key__isnull=True, member__isnull=True),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

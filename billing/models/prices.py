@@ -1,0 +1,148 @@
+"""The price book: what is published, the prices it set, and the compiled sheets that admissions pin."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+
+from billing.pricing import MINUTES_A_DAY, NO_END, Component, PriceSheet, Tier, decode_rates
+from tenants.models import Tenant, User
+from tenants.scoping import TenantManager
+
+DEAREST = 10**18  # nano-USD per million tokens; more is a slip of the pen
+
+
+class PriceBook(models.Model):
+    """A list of prices. Tenants have the first, `list`, unless they are assigned another."""
+
+    LIST: ClassVar = "list"
+
+    name = models.SlugField(max_length=50, unique=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class BookAssignment(models.Model):
+    """A tenant that has another book than the list."""
+
+    tenant = models.OneToOneField(Tenant, on_delete=models.CASCADE, primary_key=True)
+    book = models.ForeignKey(PriceBook, on_delete=models.PROTECT)
+
+    objects = TenantManager()
+
+    def __str__(self) -> str:
+        return f"{self.book} for tenant {self.tenant_id}"
+
+
+class PriceVersion(models.Model):
+    """What one publication sets: all prices of the models and tiers it names, for everybody or for one tenant.
+
+    A draft until a second person publishes it; from then on it never changes. `body` is read by `billing.pricebook`.
+    """
+
+    class State(models.TextChoices):
+        DRAFT = "draft"
+        PUBLISHED = "published"
+        DISCARDED = "discarded"
+
+    AUDITED: ClassVar = ("book_id", "tenant_id", "number", "state", "note", "effective_from")
+
+    book = models.ForeignKey(PriceBook, on_delete=models.PROTECT)
+    tenant_id = models.BigIntegerField(null=True)  # None: the book's own; no foreign key: prices outlive tenants
+    number = models.IntegerField(null=True, help_text="counts the book's publications")
+    state = models.CharField(max_length=10, choices=State, default=State.DRAFT)
+    note = models.CharField(max_length=200, blank=True)
+    body = models.JSONField()
+    effective_from = models.DateTimeField(null=True, help_text="None, in a draft: when it is published")
+    created_at = models.DateTimeField(auto_now_add=True)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    decided_at = models.DateTimeField(null=True)
+    decided_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["book", "number"], name="price_version_once"),
+            models.CheckConstraint(
+                name="price_version_published",
+                condition=~Q(state="published") | Q(number__isnull=False, effective_from__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="price_version_second_person",
+                condition=~Q(state="published") | Q(decided_by__isnull=True) | ~Q(decided_by=F("created_by")),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.book}, version {self.number}" if self.number else f"draft {self.pk} of {self.book}"
+
+
+class Price(models.Model):
+    """What one component of a model costs in a tier, for a band of prompt lengths, a part of the day and a time.
+
+    Ranges are half-open. Rows never change, but that a later version ends them; that two overlap is impossible (see the
+    migration for both).
+    """
+
+    version = models.ForeignKey(PriceVersion, on_delete=models.PROTECT)
+    book = models.ForeignKey(PriceBook, on_delete=models.PROTECT)
+    tenant_id = models.BigIntegerField(null=True)
+    model = models.CharField(max_length=128)
+    tier = models.CharField(max_length=10, choices=[(tier.value, tier.value) for tier in Tier])
+    component = models.CharField(max_length=20, choices=[(each.value, each.value) for each in Component])
+    from_tokens = models.IntegerField(default=0)
+    until_tokens = models.IntegerField(default=NO_END)
+    from_minute = models.SmallIntegerField(default=0)
+    until_minute = models.SmallIntegerField(default=MINUTES_A_DAY)
+    nano_per_million = models.BigIntegerField()
+    effective_from = models.DateTimeField()
+    effective_until = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["model", "tier"], name="price_model")]
+        constraints: ClassVar = [
+            models.CheckConstraint(name="price_whole", condition=Q(nano_per_million__range=(0, DEAREST))),
+            models.CheckConstraint(
+                name="price_ranges",
+                condition=Q(from_tokens__gte=0, from_tokens__lt=F("until_tokens"))
+                & Q(from_minute__gte=0, from_minute__lt=F("until_minute"), until_minute__lte=MINUTES_A_DAY)
+                & (Q(effective_until__isnull=True) | Q(effective_until__gte=F("effective_from"))),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} ({self.tier}) {self.component}: {self.nano_per_million}"
+
+
+class CompiledSheet(models.Model):
+    """The prices of a model and tier for one tenant or all, from an instant on. Only ever added to.
+
+    Its id is the price version that an admission pins. Ids commit in their order, so whoever has read up to one misses
+    none before it.
+    """
+
+    tenant_id = models.BigIntegerField(null=True)
+    model = models.CharField(max_length=128)
+    tier = models.CharField(max_length=10)
+    effective_from = models.DateTimeField()
+    rates = models.BinaryField()
+
+    class Meta:
+        db_table = "billing_pricesheet"
+        indexes: ClassVar = [models.Index(fields=["model", "tier", "tenant_id"], name="price_sheet_model")]
+
+    def __str__(self) -> str:
+        return f"sheet {self.pk} of {self.model} ({self.tier})"
+
+    def decoded(self) -> PriceSheet:
+        return PriceSheet(
+            self.pk,
+            self.tenant_id,
+            self.model,
+            Tier(self.tier),
+            round(self.effective_from.timestamp() * 1e6),
+            decode_rates(self.rates),
+        )

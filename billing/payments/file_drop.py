@@ -1,0 +1,85 @@
+"""Payments from files: CSV put into a folder, by a bank's export or by hand.
+
+Columns: reference, amount (dollars), received_on (a date), and invoice or tenant; `credit`, if it has any text, buys
+credit with it; note. Rename a file into the folder, so that it is never read half-written. A row that was recorded
+before is skipped, so a file may be put in again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from billing.actions.payments import Received, do_record_payment
+from billing.payments import Unreadable, cents
+from tenants.actions import ActionRefused
+
+log = structlog.get_logger(__name__)
+_COLUMNS = {"reference", "amount", "received_on"}
+
+
+class FileDrop:
+    """A provider whose messages are files. Whoever may write the folder is believed."""
+
+    name = "file"
+
+    def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
+        try:
+            rows = list(csv.DictReader(io.StringIO(body.decode("utf-8-sig"), newline="")))
+        except (UnicodeDecodeError, csv.Error) as fault:
+            raise Unreadable(f"no CSV: {fault}") from fault
+        return [self._payment(number, row) for number, row in enumerate(rows, 2)]
+
+    def _payment(self, number: int, row: dict[str, str | None]) -> Received:
+        if missing := sorted(name for name in _COLUMNS if not row.get(name)):
+            raise Unreadable(f"line {number}: {', '.join(missing)} missing")
+        given = {name: (value or "").strip() for name, value in row.items() if isinstance(value, str)}
+        try:
+            day = datetime.fromisoformat(given["received_on"])
+        except ValueError as fault:
+            raise Unreadable(f"line {number}: {given['received_on']!r} is no date") from fault
+        return Received(
+            self.name,
+            given["reference"],
+            cents(given["amount"]),
+            day.replace(tzinfo=day.tzinfo or UTC),
+            tenant=given.get("tenant", ""),
+            invoice=given.get("invoice", ""),
+            as_credit=bool(given.get("credit")),
+            note=given.get("note", "")[:200],
+        )
+
+
+def collect(folder: Path) -> int:
+    """Record the payments of the files in `folder`; gives how many were new.
+
+    A file goes to `done`, or, if anything in it could not be recorded, to `failed` with the reasons beside it.
+    """
+    recorded = 0
+    for path in sorted(folder.glob("*.csv")):
+        faults: list[str] = []
+        try:
+            payments = FileDrop().received(path.read_bytes(), {})
+        except Unreadable as fault:
+            payments, faults = [], [str(fault)]
+        for payment in payments:
+            try:
+                recorded += do_record_payment(payment)[1]
+            except ActionRefused as fault:
+                faults.append(str(fault))
+        _put_away(path, faults)
+    return recorded
+
+
+def _put_away(path: Path, faults: list[str]) -> None:
+    place = path.parent / ("failed" if faults else "done")
+    place.mkdir(exist_ok=True)
+    if faults:
+        (place / f"{path.name}.txt").write_text("\n".join(faults) + "\n", encoding="utf-8")
+        log.error("payments_refused", file=path.name, faults=faults)
+    path.replace(place / path.name)

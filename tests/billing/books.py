@@ -1,0 +1,131 @@
+"""Prices and rated usage for tests of invoices, put into the tables as they stand there."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, date, datetime
+from typing import Any
+
+from django.db import connection
+
+from billing.actions.drafts import do_close_period, do_draft
+from billing.actions.invoices import do_finalise
+from billing.models import CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
+from billing.periods import default_entity, ensure_periods, stamps
+from billing.pricing import COMPONENTS, Component, Rate, encode_rates
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+OCTOBER = datetime(2026, 10, 10, 12, tzinfo=UTC)
+NOVEMBER = datetime(2026, 11, 10, 12, tzinfo=UTC)
+DECEMBER = datetime(2026, 12, 5, 12, tzinfo=UTC)
+
+
+NOBODY = dict.fromkeys(("street", "postcode", "city", "region", "country", "vat_id"), "") | {"name": "Nobody"}
+
+
+def dollars(amount: str) -> int:
+    """A price: nano-USD per million tokens from USD per million."""
+    whole, _, fraction = amount.partition(".")
+    return int(whole) * 10**9 + int(fraction.ljust(9, "0"))
+
+
+def price(amount: str, component: str = "uncached", *, model: str = "alpha", number: int = 1, **fields: Any) -> int:
+    """A price of USD a million tokens; its id."""
+    with system(SystemUse.COMMAND):
+        book, _ = PriceBook.objects.get_or_create(name="list")
+        version = PriceVersion.objects.filter(book=book, number=number).first() or PriceVersion.objects.create(
+            book=book, number=number, state="published", body={}, effective_from=datetime(2026, number, 1, tzinfo=UTC)
+        )
+        return Price.objects.create(
+            version=version,
+            book=book,
+            model=model,
+            tier=fields.pop("tier", "standard"),
+            component=component,
+            nano_per_million=dollars(amount),
+            effective_from=datetime(2026, number, 1, tzinfo=UTC),
+            effective_until=datetime(2026, number + 1, 1, tzinfo=UTC),
+            **fields,
+        ).pk
+
+
+def use(tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1) -> None:
+    """Settle `times` events of (price id, tokens) each, as the settler does."""
+    with system(SystemUse.SETTLER), connection.cursor() as cursor:
+        prices = Price.objects.in_bulk([pk for pk, _ in used])
+        tokens = {prices[pk].component: count for pk, count in used}
+        ids = {prices[pk].component: pk for pk, _ in used}
+        (period,) = stamps(cursor, [(tenant.pk, at)])
+        UsageEvent.objects.all_tenants().bulk_create(
+            UsageEvent(
+                admitted_at=at,
+                request_id=f"req_{secrets.token_hex(12)}",
+                leg=0,
+                tenant_id=tenant.pk,
+                project_id=1,
+                key_id=1,
+                model=next(iter(prices.values())).model,
+                attempt=1,
+                verdict="completed",
+                finish_reason="stop",
+                **{name: tokens.get(name, 0) for name in COMPONENTS},
+                replica_id="r",
+                block_size=32,
+                queue_us=0,
+                ttft_us=0,
+                duration_us=0,
+                price_ids=[ids.get(name) for name in COMPONENTS],
+                cost_femto=sum(prices[pk].nano_per_million * count for pk, count in used),
+                invoice_period=period,
+                settled_at=datetime.now(UTC),
+            )
+            for _ in range(times)
+        )
+
+
+def make_months() -> None:
+    """Partitions of the months that tests of invoices speak of."""
+    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
+
+
+def period(at: datetime) -> Period:
+    with system(SystemUse.BILLING):
+        entity = default_entity()
+        ensure_periods(entity, at, at)
+        return Period.objects.select_related("entity").get(entity=entity, starts_at__lte=at, ends_at__gt=at)
+
+
+def draft_for(tenant: Tenant) -> Invoice:
+    """A draft without lines."""
+    month = period(OCTOBER)
+    with system(SystemUse.BILLING):
+        return Invoice.objects.create(tenant=tenant, entity=month.entity, period=month, seller=NOBODY, buyer=NOBODY)
+
+
+def invoiced(tenant: Tenant, at: datetime) -> Invoice:
+    """Close the month and finalise the tenant's invoice of it."""
+    month = period(at)
+    do_close_period(month, now=month.ends_at)
+    (draft,) = [row for row in do_draft(month, tenant) if row.kind == Invoice.Kind.INVOICE]
+    return do_finalise(draft, now=month.ends_at)
+
+
+LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
+
+
+def sheet(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: str) -> int:
+    """Everybody's sheet for the model, list A of the specification if nothing else is said; its version."""
+    rates = []
+    for component, amount in (usd or LIST_A).items():
+        rates.append(Rate(price(amount, component, model=model), Component(component), dollars(amount)))
+    with system(SystemUse.COMMAND):
+        return CompiledSheet.objects.create(
+            tenant_id=tenant_id,
+            model=model,
+            tier="standard",
+            effective_from=datetime(2020, 1, 1, tzinfo=UTC),
+            rates=encode_rates(tuple(rates)),
+        ).pk

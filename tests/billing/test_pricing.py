@@ -1,0 +1,211 @@
+"""Prices, holds and rated lines: the specification's worked examples, and what holds for any price and any usage."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.pricing import (
+    COMPONENTS,
+    INPUTS,
+    NO_END,
+    Component,
+    PriceIndex,
+    PriceSheet,
+    Rate,
+    Tier,
+    UnknownPriceError,
+    affordable_output,
+    decode_rates,
+    encode_rates,
+    hold_nano,
+    lines,
+    saved,
+)
+
+C = Component
+USD = 10**15  # femto
+
+
+def sheet(*rates: Rate, version: int = 1, tenant_id: int | None = None, effective_from: int = 0) -> PriceSheet:
+    return PriceSheet(version, tenant_id, "m", Tier.STANDARD, effective_from, rates)
+
+
+def rates(**usd: str) -> list[Rate]:
+    return [Rate(place, C(name), int(Decimal(each) * 10**9)) for place, (name, each) in enumerate(usd.items())]
+
+
+A = sheet(*rates(uncached="3", cache_write_5m="3.75", cache_write_1h="6", cache_read="0.30", output="15"))
+HALF = sheet(*rates(uncached="1.5", cache_write_5m="1.875", cache_write_1h="3", cache_read="0.15", output="7.5"))
+B = sheet(*rates(uncached="2.50", cache_read="1.25", output="10"))
+BANDS = sheet(
+    Rate(1, C.UNCACHED, 1_250_000_000, 0, 200_001),
+    Rate(2, C.UNCACHED, 2_500_000_000, 200_001),
+    Rate(3, C.CACHE_READ, 125_000_000),
+    Rate(4, C.OUTPUT, 10**10),
+)
+
+
+def cost(prices: PriceSheet, at: int = 0, **usage: int) -> Decimal:
+    return Decimal(sum(line.femto for line in lines(prices, {C(name): n for name, n in usage.items()}, at))) / USD
+
+
+@pytest.mark.parametrize(
+    ("prices", "usage", "usd"),
+    [
+        (A, {"uncached": 3, "cache_write_5m": 12_304, "output": 550}, "0.054399"),
+        (
+            A,
+            {"uncached": 1000, "cache_write_5m": 2048, "cache_write_1h": 4096, "cache_read": 100_000, "output": 500},
+            "0.072756",
+        ),
+        (B, {"uncached": 86, "cache_read": 1920, "output": 300}, "0.005615"),
+        (BANDS, {"uncached": 200_000}, "0.25"),
+        (BANDS, {"uncached": 200_001}, "0.5000025"),
+        (HALF, {"uncached": 10_000, "output": 2_000}, "0.03"),
+        (A, {"uncached": 1000, "cache_read": 9000, "output": 500}, "0.0132"),
+    ],
+)
+def test_worked_examples_1_to_6(prices, usage, usd):
+    assert cost(prices, **usage) == Decimal(usd)
+
+
+def test_worked_example_6_holds():
+    assert hold_nano(A, 10_000, 4096, 0) == 91_440_000
+    assert hold_nano(A, 10_000, 4096, 0, writes_5m=True) == 98_940_000
+    assert hold_nano(A, 10_000, 4096, 0, writes_5m=True, writes_1h=True) == 121_440_000
+
+
+def test_worked_example_8_what_is_affordable():
+    assert affordable_output(A, 10_000, 50_000_000, 0) == 1333
+    assert hold_nano(A, 10_000, 1333, 0) <= 50_000_000 < hold_nano(A, 10_000, 1334, 0)
+    assert affordable_output(A, 10_000, 29_999_999, 0) == 0
+
+
+def test_cached_tokens_count_for_the_band():
+    assert cost(BANDS, uncached=1, cache_read=200_000) == Decimal("0.0000025") + Decimal("0.025")
+
+
+def test_a_hold_is_rounded_up():
+    tiny = sheet(Rate(1, C.UNCACHED, 1), Rate(2, C.CACHE_READ, 1), Rate(3, C.OUTPUT, 1))
+    assert hold_nano(tiny, 1, 0, 0) == 1
+    assert hold_nano(tiny, 999_999, 1, 0) == 1
+    assert hold_nano(tiny, 999_999, 2, 0) == 2
+
+
+def test_a_window_is_of_the_minute_of_admission():
+    night = sheet(Rate(1, C.UNCACHED, 10, from_minute=0, until_minute=480), Rate(2, C.UNCACHED, 20, from_minute=480))
+    minute = 60_000_000
+    assert [lines(night, {C.UNCACHED: 1}, at)[0].price_id for at in (0, 480 * minute - 1, 480 * minute)] == [1, 1, 2]
+    assert lines(night, {C.UNCACHED: 1}, (5 * 1440 + 10) * minute)[0].price_id == 1
+
+
+def test_the_first_rate_that_applies_counts():
+    own = sheet(Rate(9, C.UNCACHED, 7, from_minute=0, until_minute=60), Rate(1, C.UNCACHED, 10))
+    assert [lines(own, {C.UNCACHED: 1}, at)[0].price_id for at in (0, 61 * 60_000_000)] == [9, 1]
+
+
+@pytest.mark.parametrize("missing", ["uncached", "cache_read", "output"])
+def test_an_unknown_price_is_refused_and_never_free(missing):
+    usd = {"uncached": "1", "cache_read": "1", "output": "1"}
+    del usd[missing]
+    with pytest.raises(UnknownPriceError, match=missing):
+        hold_nano(sheet(*rates(**usd)), 10, 10, 0)
+    with pytest.raises(UnknownPriceError, match=missing):
+        lines(sheet(*rates(**usd)), {C(missing): 1}, 0)
+
+
+def test_writes_without_a_price_are_refused_when_they_may_happen():
+    assert hold_nano(B, 10, 10, 0)
+    with pytest.raises(UnknownPriceError, match="cache_write_1h"):
+        hold_nano(B, 10, 10, 0, writes_1h=True)
+
+
+def test_without_output_no_price_of_it_is_needed():
+    embedding = sheet(*rates(uncached="0.02", cache_read="0.02"))
+    assert hold_nano(embedding, 1_000_000, 0, 0) == 20_000_000
+
+
+def test_savings_are_against_uncached_tokens():
+    usage = {C.UNCACHED: 1000, C.CACHE_READ: 10_000, C.CACHE_WRITE_5M: 1000, C.OUTPUT: 5}
+    assert saved(A, usage, 0) == 10_000 * 2_700_000_000 - 1000 * 750_000_000
+    answers = sheet(*A.rates, *rates(answer_hit_input="0.3", answer_hit_output="1"))
+    hit = {C.ANSWER_HIT_INPUT: 10, C.ANSWER_HIT_OUTPUT: 100}
+    assert saved(answers, hit, 0) == 10 * 2_700_000_000 + 100 * 14_000_000_000
+
+
+def test_rates_survive_their_encoding():
+    assert decode_rates(encode_rates(BANDS.rates)) == BANDS.rates
+
+
+def test_the_index_finds_a_tenants_own_then_everybodys():
+    index = PriceIndex()
+    mine = sheet(*A.rates, version=3, tenant_id=7, effective_from=50)
+    withdrawn = sheet(version=4, effective_from=100)
+    index.add([sheet(*A.rates, version=1), sheet(*B.rates, version=2, effective_from=10), mine, withdrawn])
+
+    def version(tenant: int, at: int) -> int | None:
+        found = index.find(tenant, "m", Tier.STANDARD, at)
+        return found and found.version
+
+    assert [version(1, at) for at in (-1, 0, 9, 10, 99, 100)] == [None, 1, 1, 2, 2, None]
+    assert [version(7, at) for at in (49, 50, 100)] == [2, 3, 3]
+    assert index.find(1, "m", Tier.BATCH, 0) is None
+    assert index.find(1, "other", Tier.STANDARD, 0) is None
+    assert index.newest == 4
+
+
+def test_of_two_sheets_of_one_moment_the_later_made_counts():
+    index = PriceIndex()
+    index.add([sheet(*A.rates, version=1, effective_from=5), sheet(*B.rates, version=2, effective_from=5)])
+    found = index.find(1, "m", Tier.STANDARD, 5)
+    assert found is not None
+    assert found.version == 2
+
+
+money = st.integers(0, 10**13)
+counts = st.integers(0, 10**7)
+
+
+@st.composite
+def priced(draw: st.DrawFn) -> PriceSheet:
+    """Every component priced for every prompt and time, in bands and windows of any kind."""
+    found = []
+    for component in COMPONENTS:
+        cuts = sorted(draw(st.sets(st.integers(1, 10**6), max_size=2)))
+        hours = sorted(draw(st.sets(st.integers(1, 1439), max_size=2)))
+        for low, high in zip([0, *cuts], [*cuts, NO_END], strict=True):
+            for start, end in zip([0, *hours], [*hours, 1440], strict=True):
+                found.append(Rate(len(found), component, draw(money), low, high, start, end))
+    return sheet(*found)
+
+
+usages = st.fixed_dictionaries({component: counts for component in COMPONENTS[:5]})
+
+
+@given(priced(), usages, st.integers(0, 10**16), counts, st.integers(1, 4))
+def test_what_is_settled_is_within_its_hold(prices, usage, at, more, n):
+    prompt = sum(usage[component] for component in INPUTS if component in usage)
+    most = -(-usage[C.OUTPUT] // n) + more
+    hold = hold_nano(prices, prompt, most, at, n=n, writes_5m=True, writes_1h=True)
+    assert sum(line.femto for line in lines(prices, usage, at)) <= hold * 1_000_000
+
+
+@given(priced(), usages, st.integers(0, 10**16))
+def test_classes_add_up_and_cost_is_monotone(prices, usage, at):
+    rated = lines(prices, usage, at)
+    assert {line.component: line.tokens for line in rated} == {name: n for name, n in usage.items() if n}
+    more = usage | {C.OUTPUT: usage[C.OUTPUT] + 1}  # the prompt decides the band, so only output grows freely
+    assert sum(line.femto for line in lines(prices, more, at)) >= sum(line.femto for line in rated)
+
+
+@given(priced(), counts, st.integers(0, 10**13), st.integers(0, 10**16), st.integers(1, 4))
+def test_the_affordable_output_is_the_most_that_fits(prices, prompt, left, at, n):
+    fits = affordable_output(prices, prompt, left, at, n=n)
+    if fits >= 1:
+        assert hold_nano(prices, prompt, fits, at, n=n) <= left
+    if fits < 10**9:
+        assert hold_nano(prices, prompt, fits + 1, at, n=n) > left
