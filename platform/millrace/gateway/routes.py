@@ -22,6 +22,7 @@ from millrace.gateway.endpoints.message_batches import (
 from millrace.gateway.endpoints.messages import CountTokens, Messages
 from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.outcomes import ReportOutcome
+from millrace.gateway.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.endpoints.resume import ResumeStream
 from millrace.gateway.endpoints.why import Why
 from millrace.gateway.http import HttpConsumer
@@ -53,6 +54,8 @@ ROUTES: list[Any] = [
     path("v1/batches", _by_method(CreateBatch, Batches)),
     path("v1/batches/<str:batch_id>", _application(Batch)),
     path("v1/batches/<str:batch_id>/cancel", _application(CancelBatch)),
+    path("v1/responses", _application(CreateResponse)),
+    path("v1/responses/<str:response_id>", _application(ResumeResponse)),
     path("v1/messages", _application(Messages)),
     path("v1/messages/count_tokens", _application(CountTokens)),
     path("v1/messages/batches", _by_method(CreateMessageBatch, MessageBatches)),

@@ -163,7 +163,7 @@ def _choice(choice: Choice | None, tools: Sequence[Tool]) -> tuple[str, bool]:
 
 def _sampling(wanted: MessagesBody) -> SamplingParams:
     within("temperature", wanted.temperature, 0, 1)
-    given = {"temperature": wanted.temperature, "top_k": wanted.top_k, "top_p": wanted.top_p}
+    given: dict[str, Any] = {"temperature": wanted.temperature, "top_k": wanted.top_k, "top_p": wanted.top_p}
     params = SamplingParams(
         stop=tuple(wanted.stop_sequences or ()),
         max_tokens=wanted.max_tokens,
