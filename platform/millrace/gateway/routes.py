@@ -68,6 +68,7 @@ ROUTES: list[Any] = [
     path("v1/requests/<str:request_id>/why", _application(Why)),
     path("v1/requests/<str:request_id>/outcome", _application(ReportOutcome)),
     path("healthz", _application(Healthz)),
+    path("health", _application(Healthz)),  # where load clients look, as vLLM has it
     path("readyz", _application(Readyz)),
     path("metrics", _application(Metrics)),
     re_path(r"^v1/", _application(Unknown)),
