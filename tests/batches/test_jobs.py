@@ -208,6 +208,13 @@ async def test_an_expired_batch_tells_so_of_each_line_not_run(desk: Desk) -> Non
     assert [each["error"] and each["error"]["code"] for each in found.values()] == [None, *["batch_expired"] * 2]
 
 
+async def test_a_batch_whose_file_is_gone_fails(desk: Desk) -> None:
+    batch = await desk.make(3)
+    storage().remove(batch.input_file)
+    batch = await desk.advance(batch)
+    assert (batch.status, batch.errors[0]["code"]) == ("failed", "file_not_found")
+
+
 async def test_anthropics_results_are_one_file(desk: Desk) -> None:
     batch = await desk.advance(await desk.make(3, dialect="anthropic", name=new_name("msgbatch_")))
     for line in await desk.only(desk.one, 2):

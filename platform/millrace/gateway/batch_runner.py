@@ -194,8 +194,7 @@ class BatchRunner:
             return _told(line, fault)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)
-            fault = ApiError("internal_error", "The server had an error with this request.")
-            return _told(line, fault)
+            return _told(line, ApiError("internal_error", "The server had an error with this request."))
 
     async def _go_on(self, line: Line) -> bytes:
         """With the request that another gateway began."""
@@ -218,7 +217,12 @@ class BatchRunner:
             raise fault
         died: list[ApiError] = []
         generating = asyncio.create_task(self._generate(line, key, died))
-        with self._live.listed(key, lambda fault: (died.append(fault), generating.cancel())):
+
+        def end(fault: ApiError) -> None:
+            died.append(fault)
+            generating.cancel()
+
+        with self._live.listed(key, end):
             try:
                 return await generating
             except asyncio.CancelledError:
