@@ -72,9 +72,14 @@ def sse_events(response: httpx.Response) -> Iterator[tuple[str, str]]:
 def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str], list[str]]:
     headers = stack.headers | ({"last-event-id": last_id} if last_id else {})
     url = f"{stack.url}/v1/streams/{request_id}"
-    with httpx.stream("GET", url, headers=headers, timeout=300) as response:
-        assert response.status_code == 200, response.read()
-        events = list(sse_events(response))
+    while True:
+        with httpx.stream("GET", url, headers=headers, timeout=300) as response:
+            if response.status_code == 503:  # so many at once, on a busy machine: come back, as it says
+                time.sleep(float(response.headers["retry-after"]))
+                continue
+            assert response.status_code == 200, response.read()
+            events = list(sse_events(response))
+            break
     return [event[0] for event in events], [event[1] for event in events]
 
 
