@@ -24,6 +24,7 @@ from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.outcomes import ReportOutcome
 from millrace.gateway.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.endpoints.resume import ResumeStream
+from millrace.gateway.endpoints.websocket import realtime_chat, refuse_socket
 from millrace.gateway.endpoints.why import Why
 from millrace.gateway.http import HttpConsumer
 
@@ -73,3 +74,4 @@ ROUTES: list[Any] = [
     path("metrics", _application(Metrics)),
     re_path(r"^v1/", _application(Unknown)),
 ]
+SOCKETS: list[Any] = [path("v1/realtime/chat", realtime_chat), re_path("", refuse_socket)]
