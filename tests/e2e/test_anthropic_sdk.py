@@ -26,6 +26,7 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # not among the SDK's own parameters any more
 WORDS = "Answer briefly. " + "apple pear plum cherry quince " * 30
 
 
@@ -37,11 +38,11 @@ class Sdk:
         self.options: dict[str, Any] = {"base_url": stack.url, "api_key": stack.key, "max_retries": 0}
 
     def create(self, **options: Any) -> Any:
-        return self._call("create", {"max_tokens": 12, "temperature": 0, **options})
+        return self._call("create", {"max_tokens": 12, **GREEDY, **options})
 
     def stream(self, **options: Any) -> Message:
         """The message that the SDK puts together from the stream's events."""
-        options = {"model": MODEL, "messages": FRANCE, "max_tokens": 12, "temperature": 0, **options}
+        options = {"model": MODEL, "messages": FRANCE, "max_tokens": 12, **GREEDY, **options}
         if self.kind == "sync":
             with anthropic.Anthropic(**self.options) as client, client.messages.stream(**options) as stream:
                 return stream.get_final_message()
@@ -80,7 +81,7 @@ def prompt_tokens(message: Message) -> int:
 
 def test_a_message_is_answered_and_metered(stack: Stack) -> None:
     client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
-    raw = client.messages.with_raw_response.create(model=MODEL, messages=FRANCE, max_tokens=30, temperature=0)  # type: ignore[arg-type]
+    raw = client.messages.with_raw_response.create(model=MODEL, messages=FRANCE, max_tokens=30, **GREEDY)  # type: ignore[arg-type]
     message = raw.parse()
     assert "Paris" in message.content[0].text  # type: ignore[union-attr]
     assert (message.stop_reason, message.stop_sequence, message.usage.service_tier) == ("end_turn", None, "standard")
@@ -199,8 +200,9 @@ def test_two_breakpoints(sdk: Sdk) -> None:
 
 def test_changed_tools_change_the_whole_prompt(sdk: Sdk) -> None:
     system = f"{sdk.kind} {time.time()} {WORDS}"
-    _, short, _, _ = usage(sdk, system, marks=[SHORT], tools=[WEATHER])
-    other = {**WEATHER, "description": "Says what the weather is like."}
+    tool = {**WEATHER, "description": f"{system[:20]} tells the weather."}
+    _, short, _, _ = usage(sdk, system, marks=[SHORT], tools=[tool])
+    other = {**WEATHER, "description": f"{system[:20]} says how the weather is."}
     _, short_again, _, read_again = usage(sdk, system, marks=[SHORT], tools=[other])
     assert (short_again, read_again < short_again) == (pytest.approx(short, abs=32), True)
 
@@ -244,8 +246,8 @@ def test_errors_are_the_sdks_own(stack: Stack, kind: str) -> None:
         return type(fault), fault.type, sent
 
     bad = (anthropic.BadRequestError, "invalid_request_error", 1)
-    assert told(temperature=3) == bad
-    assert told(max_tokens=10**6) == bad
+    assert told(extra_body={"temperature": 3}) == bad
+    assert told(max_tokens=20_000) == bad
     assert told(extra_body={"n": 2}) == bad
     assert told(extra_headers={"anthropic-version": "2020-01-01"}) == bad
     assert told(model="claude") == (anthropic.NotFoundError, "not_found_error", 1)
