@@ -96,6 +96,8 @@ class BatchRunner:
                 await self._look()
             except (ApiError, psycopg.Error) as fault:
                 log.warning("batches_not_read", error=str(fault))
+            except Exception:
+                log.exception("batches_not_read")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._ended.wait()
