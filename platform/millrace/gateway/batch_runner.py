@@ -40,6 +40,7 @@ from tenants.snapshot import KeySnapshot
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
+TOGETHER_SECONDS = 0.05  # lines that end within this make room together
 STORE_AGAIN_SECONDS = 1.0
 MOST_LOSSES = 5  # workers that may be lost with one line: then it is the line that kills them
 # Endpoint -> what reads a line's body, and its dialect.
@@ -101,6 +102,7 @@ class BatchRunner:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._ended.wait()
+                    await asyncio.sleep(TOGETHER_SECONDS)
             self._ended.clear()
 
     async def _look(self) -> None:
