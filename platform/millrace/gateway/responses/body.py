@@ -159,17 +159,16 @@ def _asked(wanted: ResponseBody) -> dict[str, Any]:
     """What a response repeats of its request."""
     given: dict[str, Any] = msgspec.to_builtins(wanted)
     text = {"verbosity": "medium", **{k: v for k, v in (given["text"] or {}).items() if v is not None}}
+    labels = {name: label for name in LABELS if (label := given[name]) is not None}
     return {
         "instructions": wanted.instructions,
         "max_output_tokens": wanted.max_output_tokens,
         "metadata": wanted.metadata or {},
         "parallel_tool_calls": wanted.parallel_tool_calls is not False,
-        "prompt_cache_key": wanted.prompt_cache_key,
-        "safety_identifier": wanted.safety_identifier,
         "temperature": 1.0 if wanted.temperature is None else wanted.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
         "tool_choice": given["tool_choice"] or "auto",
         "tools": given["tools"] or [],
         "top_p": 1.0 if wanted.top_p is None else wanted.top_p,
-        "user": wanted.user,
+        **labels,
     }

@@ -96,8 +96,8 @@ class ResponsesWriter:
             "store": False,
             "top_logprobs": 0,
             "truncation": "disabled",
-            "usage": usage_object(end.usage) if end else None,
             **form.asked,
+            **({"usage": usage_object(end.usage)} if end else {}),
         }
 
     # The output's items.
