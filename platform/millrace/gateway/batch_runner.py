@@ -34,6 +34,7 @@ from millrace.gateway.following import Following, Gone
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.responses import body as responses
 from millrace.gateway.service import InferenceService
 from tenants.snapshot import KeySnapshot
 
@@ -48,6 +49,7 @@ READERS: Mapping[str, tuple[Callable[[bytes], InferenceRequest], str]] = {
     "/v1/chat/completions": (chat.read_chat, chat.DIALECT),
     "/v1/completions": (completions.read_completion, completions.DIALECT),
     "/v1/embeddings": (embeddings.read_embeddings, embeddings.DIALECT),
+    "/v1/responses": (responses.read_response, responses.DIALECT),
     "/v1/messages": (messages.read_messages, messages.DIALECT),
 }
 
