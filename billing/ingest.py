@@ -26,6 +26,7 @@ from tenants.scoping import system
 log = structlog.get_logger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOGGED_AT_ONCE = 100  # legs in a line of the log
 MOST_AHEAD = timedelta(days=1)  # that an admission may lie in the future by this clock
 _RANK = {"failed": 0, "cancelled": 1, "completed": 2}  # of messages of one leg in one batch, the first counts
 _COLUMNS = {
@@ -197,7 +198,12 @@ def _store(rows: Sequence[Row]) -> Counter[LegKey]:
     """Insert in one transaction; what a leg's settling moves besides its row belongs into the same one."""
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_INSERT, [list(column) for column in zip(*(row.values for row in rows), strict=True)])
-        return Counter(cursor.fetchall())
+        inserted = Counter(cursor.fetchall())
+    settled = [row.event.envelope for row in rows if row.key in inserted]
+    for start in range(0, len(settled), LOGGED_AT_ONCE):
+        legs = [envelope.log_fields() for envelope in settled[start : start + LOGGED_AT_ONCE]]
+        log.info("legs_settled", legs=legs)
+    return inserted
 
 
 def _check_repeated(rows: Sequence[Row], inserted: Counter[LegKey], outcome: Outcome) -> None:

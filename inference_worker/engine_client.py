@@ -6,15 +6,18 @@ is read before each step, and what a step brought goes out through one callback.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
-from inference_worker.engine.engine import EngineStats, LLMEngine
+from inference_worker.engine.engine import EngineStats
+from inference_worker.engine.grammars import Grammars
 from inference_worker.engine.metric_families import MetricsSnapshot
 from inference_worker.engine.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
 from inference_worker.protocol import Job
@@ -31,7 +34,6 @@ class Live:
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    cached_tokens: int = 0  # of the prompt
     next_seq: int = 0  # the publisher's: number of the leg's next stream event
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -49,6 +51,11 @@ class HandedOver:
 Outcome = RequestOutput | RequestFault | HandedOver
 Delivery = tuple[Live, Outcome]
 Deliver = Callable[[Sequence[Delivery]], None]
+
+
+def is_last(outcome: Outcome) -> bool:
+    """Whether nothing more comes of the leg. One of several answers may end before the others: then usage is unset."""
+    return not isinstance(outcome, RequestOutput) or outcome.usage is not None
 
 
 class EngineClient(Protocol):
@@ -72,15 +79,42 @@ class EngineClient(Protocol):
     def close(self) -> None: ...
 
 
-class ResidentEngine:
-    """An `EngineClient` over an `LLMEngine` in this process."""
+class Engine(Protocol):
+    """What a resident engine is: one that answers, or one that embeds. Methods as those of `LLMEngine`."""
 
-    def __init__(self, engine: LLMEngine, deliver: Deliver, on_broken: Callable[[], None]) -> None:
+    def add_request(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> RequestOutput | None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """None: its answers are held to no form."""
+
+
+class Metrics(Protocol):
+    def snapshot(self) -> MetricsSnapshot: ...
+
+
+class ResidentEngine:
+    """An `EngineClient` over an engine in this process."""
+
+    def __init__(self, engine: Engine, deliver: Deliver, on_broken: Callable[[], None]) -> None:
         self._engine = engine
         self._deliver = deliver
         self._on_broken = on_broken
         self._wake = threading.Condition()
         self._submitted: list[Live] = []
+        self._preparing: list[Live] = []  # submitted, while their grammars are compiled
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._cancelled: list[tuple[Live, RequestFault | HandedOver | None]] = []
         self._live: dict[str, Live] = {}
         self._closing = False
@@ -89,9 +123,14 @@ class ResidentEngine:
         self._thread.start()
 
     def submit(self, live: Live) -> None:
+        structured = live.job.structured
+        grammars = self._engine.grammars
+        known = structured is None or grammars is None or grammars.knows(structured)
         with self._wake:
-            self._submitted.append(live)
+            (self._submitted if known else self._preparing).append(live)
             self._wake.notify()
+        if not known:
+            self._compiler.submit(self._prepare, live)
 
     def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
         self._take_out(live, failure)
@@ -101,12 +140,28 @@ class ResidentEngine:
 
     def _take_out(self, live: Live, instead: RequestFault | HandedOver | None) -> None:
         with self._wake:
+            self._prepared(live)
             self._cancelled.append((live, instead))
             self._wake.notify()
 
+    def _prepare(self, live: Live) -> None:
+        """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the leg."""
+        structured, grammars = live.job.structured, self._engine.grammars
+        if structured is not None and grammars is not None:
+            with contextlib.suppress(RequestRejected):
+                grammars.start(structured)
+        with self._wake:
+            self._prepared(live)
+            self._wake.notify()
+
+    def _prepared(self, live: Live) -> None:
+        if live in self._preparing:  # else it was taken out before
+            self._preparing.remove(live)
+            self._submitted.append(live)
+
     def live(self) -> list[Live]:
         with self._wake:
-            return [*self._live.values(), *self._submitted]
+            return [*self._live.values(), *self._submitted, *self._preparing]
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -119,6 +174,9 @@ class ResidentEngine:
             self._closing = True
             self._wake.notify()
         self._thread.join()
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+        if self._engine.grammars is not None:
+            self._engine.grammars.close()
 
     def _run(self) -> None:
         try:
@@ -146,7 +204,10 @@ class ResidentEngine:
             cancelled, self._cancelled = self._cancelled, []
             self._live.update((live.engine_id, live) for live in submitted)
         outputs: list[Delivery] = []
+        unwanted = {live.engine_id for live, _ in cancelled}
         for live in submitted:
+            if live.engine_id in unwanted:
+                continue
             try:
                 self._engine.add_request(_engine_request(live))
             except RequestRejected as rejected:
@@ -170,7 +231,7 @@ class ResidentEngine:
         deliveries: list[Delivery] = []
         for output in outputs:
             live = self._live[output.request_id]
-            if live.first_token_at is None and output.token_ids:
+            if live.first_token_at is None and (output.token_ids or output.vectors):
                 live.first_token_at = now
                 live.scheduled_at = output.scheduled_at
             deliveries.append((live, output.error or output))
@@ -181,7 +242,7 @@ class ResidentEngine:
             return
         with self._wake:
             for live, output in deliveries:
-                if not isinstance(output, RequestOutput) or output.finish_reason is not None:
+                if is_last(output):
                     self._live.pop(live.engine_id, None)
         self._deliver(deliveries)
 
@@ -195,6 +256,12 @@ def _engine_request(live: Live) -> Request:
         cache_salt=job.cache_salt,
         arrival=live.claimed_at,
         tenant=str(job.envelope.tenant_id),
+        weight=job.weight,
+        service_class=job.service_class,
+        priority=job.priority,
+        breakpoints=job.breakpoints,
+        structured=job.structured,
+        input_lengths=job.input_lengths,
     )
 
 

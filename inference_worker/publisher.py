@@ -19,8 +19,8 @@ import redis
 import structlog
 
 from inference_worker import claims
-from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
-from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome
+from inference_worker.engine.request import RequestFault, RequestOutput, TokenLogprobs, TokenUsage
+from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
 from inference_worker.journal import Journal, leg_key, parse_stream_id
 from inference_worker.protocol import (
     USAGE_GROUP,
@@ -28,10 +28,12 @@ from inference_worker.protocol import (
     Claimed,
     End,
     Failed,
+    Finished,
     Released,
     StreamEvent,
     Tokens,
     UsageEvent,
+    Vectors,
     claim_key,
     encode,
     gateway_stream,
@@ -43,6 +45,7 @@ log = structlog.get_logger(__name__)
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills from the request logs
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
+VECTORS_SECONDS = 60  # vectors are kept so long at most: they are large, and a caller has them whole or sends again
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 _Item = Sequence[Delivery] | Claimed | None
 
@@ -135,40 +138,53 @@ class Publisher:
             return items
 
     def _sort(self, items: Sequence[tuple[str, _Item]]) -> _Round:
-        """Merge each request's outputs of the round, and number its events."""
+        """Merge each answer's outputs of the round, and number each request's events."""
         round_ = _Round()
-        merged: dict[str, tuple[Live, Outcome, list[int], list[str]]] = {}
+        merged: dict[str, tuple[Live, list[Outcome]]] = {}
         for gateway_id, item in items:
             if isinstance(item, Claimed):
                 round_.by_gateway[gateway_id].append(item)
                 continue
-            for live, output in item or ():
-                _, _, ids, texts = merged.setdefault(live.engine_id, (live, output, [], []))
-                if isinstance(output, RequestOutput):
-                    live.cached_tokens = output.cached_tokens
-                    ids += output.token_ids
-                    texts.append(output.text)
-                merged[live.engine_id] = (live, output, ids, texts)
-        for live, last, ids, texts in merged.values():
-            self._number(round_, live, last, ids, "".join(texts))
+            for live, outcome in item or ():
+                merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
+        for live, outcomes in merged.values():
+            self._tell_outputs(round_, live, [each for each in outcomes if isinstance(each, RequestOutput)])
+            if is_last(outcomes[-1]):
+                self._tell_end(round_, live, outcomes[-1])
         return round_
 
-    def _number(self, round_: _Round, live: Live, last: Outcome, ids: list[int], text: str) -> None:
-        envelope, attempt, gateway = live.job.envelope, live.attempt, live.job.gateway_id
-        if ids or text:
-            tokens = Tokens(envelope.request_id, attempt, live.next_seq, ids, text, live.cached_tokens)
-            round_.by_gateway[gateway].append(tokens)
-            round_.logs.append((request_log(envelope.request_id, attempt), tokens, live.next_seq == 0))
-            live.next_seq += 1
+    def _tell_outputs(self, round_: _Round, live: Live, outputs: list[RequestOutput]) -> None:
+        request_id, attempt = live.job.envelope.request_id, live.attempt
+        for index in dict.fromkeys(output.index for output in outputs):
+            answer = [output for output in outputs if output.index == index]
+            if any(output.token_ids or output.text for output in answer):
+                self._tell(round_, live, _tokens(live, answer))
+            last = answer[-1]
+            if last.finish_reason is not None and not is_last(last):
+                finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
+                self._tell(round_, live, finished)
+            if last.vectors:
+                self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
+
+    def _tell(self, round_: _Round, live: Live, event: Tokens | Finished) -> None:
+        round_.by_gateway[live.job.gateway_id].append(event)
+        self._log(round_, live, event)
+
+    def _log(self, round_: _Round, live: Live, event: Tokens | Vectors | Finished) -> None:
+        round_.logs.append((request_log(event.request_id, event.attempt), event, live.next_seq == 0))
+        live.next_seq += 1
+
+    def _tell_end(self, round_: _Round, live: Live, last: Outcome) -> None:
+        request_id, attempt = live.job.envelope.request_id, live.attempt
         if isinstance(last, HandedOver):
             round_.handed_over.append(live)
         elif isinstance(last, RequestFault):
-            failed = Failed(envelope.request_id, attempt, live.next_seq, last.code, last.message, last.param)
+            failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
             round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
         elif last.finish_reason is not None:
             usage = last.usage or TokenUsage()
             verdict = "cancelled" if last.finish_reason == "cancelled" else "completed"
-            end = End(envelope.request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
+            end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
             round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage)))
 
     def _usage(self, live: Live, verdict: str, reason: str, usage: TokenUsage) -> UsageEvent:
@@ -204,7 +220,7 @@ class Publisher:
             if is_first:
                 pipe.expire(key, self._log_seconds)
         for live, end, usage in round_.ends:
-            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage), client=pipe)
+            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
         for live, _, usage in round_.failures:
             envelope = live.job.envelope
             keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
@@ -216,12 +232,17 @@ class Publisher:
     def _confirm(self, round_: _Round, results: Sequence[Any]) -> None:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
             if stream_id is None:
-                log.warning("end_superseded", request_id=usage.envelope.request_id, attempt=usage.attempt)
+                log.warning("end_superseded", **usage.envelope.log_fields(), attempt=usage.attempt)
                 self._journal.drop(leg_key(usage))
             else:
+                _log_end(usage)
                 self._journal.confirm(leg_key(usage), stream_id.decode())
         told = zip(round_.failures, results[len(round_.ends) :], strict=True)
-        failed = [(live, event) for (live, event, _), state in told if state == 1]
+        failed = []
+        for (live, event, usage), state in told:
+            if state == 1:
+                _log_end(usage)
+                failed.append((live, event))
         if failed:
             self._tell_failures(failed)
         for live in round_.handed_over:
@@ -256,8 +277,10 @@ class Publisher:
             request_log(envelope.request_id, live.attempt),
         ]
 
-    def _finish_args(self, end: End, usage: UsageEvent) -> list[Any]:
-        return [usage.attempt, encode(usage), encode([end]), encode(end), self._keep_seconds]
+    def _finish_args(self, end: End, usage: UsageEvent, live: Live | None = None) -> list[Any]:
+        embedded = live is not None and live.job.input_lengths
+        seconds = min(VECTORS_SECONDS, self._keep_seconds) if embedded else self._keep_seconds
+        return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
 
     def _until_done(self, write: Callable[[], None]) -> None:
         while True:
@@ -279,7 +302,7 @@ class Publisher:
                 keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
                 self._journal.drop(key)
-                log.info("replayed_as_failed", request_id=envelope.request_id)
+                _log_end(failed)
         self._resend = True
         self._until_done(self._resend_confirmed)
 
@@ -333,6 +356,43 @@ class Publisher:
                 milliseconds, sequence = parse_stream_id((oldest or group["last-delivered-id"]).decode())
                 return (milliseconds, sequence if oldest else sequence + 1)
         return (0, 0)
+
+
+def _tokens(live: Live, outputs: list[RequestOutput]) -> Tokens:
+    """One answer's outputs of a round, as one event."""
+    prompt = next((output.prompt_usage for output in outputs if output.prompt_usage is not None), None)
+    return Tokens(
+        live.job.envelope.request_id,
+        live.attempt,
+        live.next_seq,
+        [token_id for output in outputs for token_id in output.token_ids],
+        "".join(output.text for output in outputs),
+        outputs[0].index,
+        None if live.job.params.logprobs is None else [each for output in outputs for each in _told_logprobs(output)],
+        prompt if live.next_seq == 0 else None,
+        next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
+    )
+
+
+def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
+    """Of the tokens that the text is made of: one that ended it is not among them."""
+    ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+    return output.logprobs[:-1] if ended_by_token else output.logprobs
+
+
+def _log_end(usage: UsageEvent) -> None:
+    log.info(
+        "leg_ended",
+        **usage.envelope.log_fields(),
+        attempt=usage.attempt,
+        verdict=usage.verdict,
+        finish_reason=usage.finish_reason,
+        prompt_tokens=usage.usage.prompt,
+        output_tokens=usage.usage.output,
+        queue_us=usage.queue_us,
+        ttft_us=usage.ttft_us,
+        duration_us=usage.duration_us,
+    )
 
 
 def _where(usage: UsageEvent) -> tuple[str, int]:

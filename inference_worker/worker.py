@@ -19,9 +19,11 @@ from redis.retry import Retry
 from inference_worker import claims
 from inference_worker.control import Control
 from inference_worker.engine.config import PROFILES, EngineConfig, Profile
+from inference_worker.engine.embedding_engine import EmbeddingEngine
+from inference_worker.engine.encoder_config import EncoderConfig, read_model_config
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import RequestFault
-from inference_worker.engine_client import EngineClient, Live, ResidentEngine
+from inference_worker.engine.request import RequestFault, ServiceClass
+from inference_worker.engine_client import Engine, EngineClient, Live, ResidentEngine
 from inference_worker.journal import Journal
 from inference_worker.model_source import ensure_model
 from inference_worker.protocol import Claimed, Heartbeat, claim_key, decode_job
@@ -71,6 +73,12 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
 
 
+def make_engine(config: EngineConfig) -> Engine:
+    """The engine for what the model's directory holds."""
+    embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
+    return EmbeddingEngine(config) if embeds else LLMEngine(config)
+
+
 class Worker:
     """Everything resident in a worker process."""
 
@@ -93,7 +101,7 @@ class Worker:
         )
         started = time.monotonic()
         self._config = self._engine_config()
-        engine = LLMEngine(self._config)
+        engine = make_engine(self._config)
         log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
         self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
         self.broken = threading.Event()
@@ -136,6 +144,7 @@ class Worker:
         if payload is None:
             return None
         live = Live(decode_job(payload), attempt)
+        log.info("leg_claimed", **live.job.envelope.log_fields(), attempt=attempt)
         self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         self.engine.submit(live)
         if self._control.was_cancelled(live):  # before the engine knew it
@@ -187,6 +196,7 @@ class Worker:
             kv_blocks=stats.kv_blocks,
             kv_blocks_used=stats.kv_blocks_used,
             metrics=self.engine.metrics(),
+            batch=sum(live.job.service_class == ServiceClass.BATCH for live in self.engine.live()),
         )
 
     def _on_broken(self) -> None:

@@ -20,6 +20,7 @@ class SystemUse(StrEnum):
     """Why rows of all tenants may be seen. Each is one place, or one kind of place, in the code."""
 
     ADMIN = "the break-glass admin below /ops/raw/"
+    BATCHES = "web jobs read batches in and write their results out"
     BOOTSTRAP = "a fresh platform's operator and demo tenant"
     COMMAND = "an operator at the machine, with manage.py"
     HOUSEKEEPING = "beat: purge, expiry, partitions"

@@ -34,6 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--browser-must-run", action="store_true", help="fail if every browser test skipped")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "slow" in str(config.getoption("markexpr")):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and "browser" in report.keywords and not report.skipped:
         _browser_tests.append(report.nodeid)

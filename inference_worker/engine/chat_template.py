@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -131,6 +132,8 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as fault:
             raise ChatTemplateError(f"the chat template does not compile: {fault}") from None
         self._variables = variables
+        named = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self.takes_tools = "tools" in named  # else it would leave them out, without a word
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_prompt: bool) -> str:
         """The prompt's text.

@@ -141,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-class _Reader:
+class ConfigReader:
     """Typed, bounded access to a config.json, each fault naming the file and the key."""
 
     def __init__(self, raw: dict[str, Any], path: Path) -> None:
@@ -165,6 +165,19 @@ class _Reader:
             raise self.fault(f"{key} is {value!r}; want a positive number")
         return float(value)
 
+    def architecture(self) -> str:
+        names = self._raw.get("architectures")
+        if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+            raise self.fault(f"architectures is {names!r}; want a list of one name")
+        return names[0]
+
+    def dtype(self) -> str:
+        """The checkpoint's own."""
+        name = self._raw.get("dtype", self._raw.get("torch_dtype", "float32"))
+        if name not in ("bfloat16", "float16", "float32"):
+            raise self.fault(f"dtype {name!r} is not supported")
+        return str(name)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._raw.get(key, default)
         if not isinstance(value, bool):
@@ -173,10 +186,8 @@ class _Reader:
 
 
 def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> ModelConfig:
-    read = _Reader(raw, folder / "config.json")
-    architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
-        raise read.fault(f"architectures is {architectures!r}; want a list of one name")
+    read = ConfigReader(raw, folder / "config.json")
+    architecture = read.architecture()
     if (activation := raw.get("hidden_act", "silu")) != "silu":
         raise read.fault(f"hidden_act {activation!r} is not supported; want silu")
     if "quantization_config" in raw:
@@ -189,7 +200,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> Mod
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
     bos = raw.get("bos_token_id")
     return ModelConfig(
-        architecture=architectures[0],
+        architecture=architecture,
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
@@ -202,7 +213,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> Mod
         tie_word_embeddings=read.flag("tie_word_embeddings", False),
         attention_bias=read.flag("attention_bias", False),
         mlp_bias=read.flag("mlp_bias", False),
-        dtype=_dtype(raw, read),
+        dtype=read.dtype(),
         rope=_rope(raw, read),
         bos_token_id=bos if isinstance(bos, int) else None,
         eos_token_ids=token_ids(eos),
@@ -218,14 +229,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
     return ()
 
 
-def _dtype(raw: dict[str, Any], read: _Reader) -> str:
-    name = raw.get("dtype", raw.get("torch_dtype", "float32"))
-    if name not in ("bfloat16", "float16", "float32"):
-        raise read.fault(f"dtype {name!r} is not supported")
-    return str(name)
-
-
-def _rope(raw: dict[str, Any], read: _Reader) -> RopeConfig:
+def _rope(raw: dict[str, Any], read: ConfigReader) -> RopeConfig:
     # Newer files keep everything in rope_parameters; older ones rope_theta apart and rope_scaling or null.
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
@@ -233,7 +237,7 @@ def _rope(raw: dict[str, Any], read: _Reader) -> RopeConfig:
     if raw.get("rope_interleaved"):
         raise read.fault("interleaved rotary embeddings are not supported")
     merged = {"rope_theta": raw.get("rope_theta", 10_000.0), **scaling}
-    nested = _Reader(merged, read.path)
+    nested = ConfigReader(merged, read.path)
     kind = merged.get("rope_type", merged.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise read.fault(f"rope type {kind!r} is not supported; want default, linear or llama3")

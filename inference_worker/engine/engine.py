@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from inference_worker.engine.checks import check_sampling
 from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.engine.grammars import GrammarFailed, Grammars
 from inference_worker.engine.kv_cache import KVCacheManager
 from inference_worker.engine.model_runner import ModelRunner, Runner, StepResult
 from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
@@ -75,6 +76,7 @@ class LLMEngine:
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
         self._eos = frozenset(self.tokenizer.eos_token_ids if self.tokenizer else self.model_config.eos_token_ids)
+        self.grammars = Grammars(self.tokenizer, self.model_config.vocab_size)
         self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len, self._eos)
         cache = KVCacheManager(
             self._runner.num_blocks,
@@ -103,11 +105,15 @@ class LLMEngine:
             RequestRejected: it can never be served.
         """
         self._check(request)
+        answers = range(request.params.n)
+        grammars = [self.grammars.start(request.structured) if request.structured else None for _ in answers]
         group = self._groups[request.request_id] = RequestGroup(request)
         self.metrics.arrived(group, self._clock())
-        for index in range(request.params.n):
+        for index in answers:
             text = self.tokenizer.detokenizer(request.params.stop) if self.tokenizer else None
-            self.scheduler.add(Sequence(request, text, group, index), self._clock())
+            seq = Sequence(request, text, group, index)
+            seq.grammar = grammars[index]
+            self.scheduler.add(seq, self._clock())
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request, all its answers, at once; its last output, with the usage so far. None if it is gone."""
@@ -206,6 +212,9 @@ class LLMEngine:
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "messages")
         check_sampling(params, vocab)
+        if request.structured and params.ignore_eos:
+            message = "ignore_eos cannot be had together with a form of the answer, which says where it ends"
+            raise RequestRejected("invalid_value", message, "ignore_eos")
         pool = self.scheduler.cache.pool.num_blocks * self.config.block_size
         limit = min(self.max_model_len, pool)
         if len(prompt) + params.max_tokens > limit:
@@ -258,6 +267,10 @@ class LLMEngine:
             try:
                 note_prompt_logprobs(scheduled.seq, scheduled.start, result.prompt_logprobs.get(place, ()))
                 output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row), now)
+            except GrammarFailed as fault:
+                log.warning("request %s: its grammar failed: %s", scheduled.seq.request_id, fault)
+                outputs += self._fail_all([scheduled.seq], "unsupported_schema", _TOO_COMPLEX)
+                continue
             except Exception:  # one request's trouble must not reach the others
                 log.exception("request %s failed", scheduled.seq.request_id)
                 outputs += self._fail_all([scheduled.seq], "internal_error", _STEP_FAILED)
@@ -319,5 +332,6 @@ class _Launched:
 _MEASURED_TOKENS = 128
 _STEP_LOG = "a step of %d sequences failed"
 _OUTGROWN = "the request has outgrown the KV cache"
+_TOO_COMPLEX = "the form the answer is to have is too complex to go on with"
 _EXPIRED = "the request was not begun in the time it was wanted in"
 _STEP_FAILED = "the engine failed on this request; it can be sent again"

@@ -1,4 +1,4 @@
-"""What a request's parameters do to its logits before a token is drawn: logit_bias, min_tokens, penalties.
+"""What is done to a request's logits before a token is drawn: logit_bias, min_tokens, penalties, a grammar's mask.
 
 Only the logits they touch are read and written, by one index over the whole batch: a request touches thousands of a
 vocabulary's hundred thousand at most.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from inference_worker.engine.checks import needs_history
+from inference_worker.engine.grammars import Masks
 from inference_worker.engine.request import SamplingParams
 from inference_worker.engine.tensors import upload
+
+# Less likely than anything, but for what a grammar rules out: if it leaves nothing else, the answer must go on.
+_FORBIDDEN = -1e30
 
 Edited = tuple[int, "LogitEdits", int]  # row, what is to be done to it, position of the token to come
 
@@ -88,11 +93,26 @@ def apply_edits(scores: torch.Tensor, edited: Sequence[Edited]) -> None:
         flat.index_add_(0, upload(index, flat.device), upload(bias, flat.device))
     forbidden = [ids + row * vocab for row, edits, position in edited if len(ids := edits.forbidden(position))]
     if forbidden:
-        flat.index_fill_(0, upload(np.concatenate(forbidden), flat.device), float("-inf"))
+        flat.index_fill_(0, upload(np.concatenate(forbidden), flat.device), _FORBIDDEN)
     counted = [(row, edits) for row, edits, _ in edited if edits.counts_tokens]
     if counted:
         _penalise_prompts(flat, vocab, counted)
         _penalise_answers(flat, vocab, counted)
+
+
+def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None:
+    """Rule out, in these rows of `scores`, float32 [rows, vocab], what their masks do not allow, in place."""
+    width = scores.shape[-1]
+    bits = upload(masks.reshape(-1), scores.device).to(torch.int32)
+    added = _by_byte(scores.device).index_select(0, bits).view(len(rows), -1)
+    scores.index_add_(0, upload(rows, scores.device), added[:, :width])
+
+
+@cache
+def _by_byte(device: torch.device) -> torch.Tensor:
+    """What each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.where(torch.from_numpy(bits).bool(), 0.0, float("-inf")).to(device)
 
 
 def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitEdits]]) -> None:

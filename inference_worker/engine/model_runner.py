@@ -14,6 +14,7 @@ from inference_worker.engine.attention import CacheShape, StepMetadata
 from inference_worker.engine.backends import make_backend
 from inference_worker.engine.block_copies import BlockCopies
 from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.layers import Layers, Rope
 from inference_worker.engine.loader import Weights
 from inference_worker.engine.logprobs import prompt_logprobs
@@ -27,8 +28,6 @@ from inference_worker.engine.sequence import Sequence
 from inference_worker.engine.sizing import size_kv_cache
 
 log = logging.getLogger(__name__)
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(slots=True)
@@ -84,8 +83,8 @@ class ModelRunner:
             model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
             at_once=1 if config.batch_invariant else None,
         )
-        self.device = _device(config.device)
-        self.dtype = _dtype(config.dtype, self.device)
+        self.device = pick_device(config.device)
+        self.dtype = pick_dtype(config.dtype, self.device)
         sizing = size_kv_cache(config, model_config, max_model_len, self.dtype.itemsize)
         log.info("KV cache: %s", sizing)
         self.num_blocks = sizing.num_blocks
@@ -207,19 +206,3 @@ def _token_ids(scheduled: list[ScheduledSequence]) -> list[int]:
         ids += s.seq.tokens[s.start : s.start + s.num_new_tokens]
         ids += [0] * s.in_flight  # filled in on the device
     return ids
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but PyTorch finds no CUDA device here")
-    return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.float32
-    return torch.bfloat16

@@ -19,12 +19,18 @@ def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogpr
 def append_token(
     seq: Sequence, token_id: int, eos_token_ids: Collection[int], logprobs: TokenLogprobs | None = None
 ) -> RequestOutput:
-    """Add `token_id` to `seq` and tell what it brought. Sets `seq.finish_reason` if it was the last."""
+    """Add `token_id` to `seq` and tell what it brought. Sets `seq.finish_reason` if it was the last.
+
+    Raises:
+        GrammarFailed: the answer cannot be continued under its grammar.
+    """
     seq.tokens.append(token_id)
     output = RequestOutput(
-        seq.request_id, token_ids=[token_id], cached_tokens=seq.cache_read or 0, scheduled_at=seq.scheduled_at
+        seq.request_id, token_ids=[token_id], prompt_usage=seq.group.prompt_usage, scheduled_at=seq.scheduled_at
     )
-    params, text = seq.params, seq.detokenizer
+    params, text, grammar = seq.params, seq.detokenizer, seq.grammar
+    if grammar is not None:
+        grammar.accept(token_id)
     if logprobs is not None:
         output.logprobs.append(logprobs)
     if params.prompt_logprobs is not None and seq.index == 0 and seq.num_output_tokens == 1:
@@ -39,6 +45,8 @@ def append_token(
         output.text = text.push(token_id, may_stop=may_stop)
         if text.stopped_by is not None:
             return end(seq, output, "stop", text.stopped_by)
+    if grammar is not None and grammar.complete:
+        return end(seq, output, "stop")
     if seq.num_output_tokens >= params.max_tokens:
         return end(seq, output, "length")
     return output

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled"]
+StructuredKind = Literal["json_schema", "json_object", "regex", "grammar", "tools"]
 MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
 
 
@@ -65,6 +66,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredSpec:
+    """The form an answer must have. A form that cannot be enforced is refused at submission, by name.
+
+    `text`: a JSON schema ("json_schema"), a regular expression the whole answer matches ("regex"), a Lark or GBNF
+    grammar ("grammar"), nothing ("json_object"), or JSON ("tools"): `{"tools": [{"name", "parameters", "strict"?}…],
+    "choice": "auto"|"required"|NAME, "parallel"?: bool, "answer"?: schema}`. Calls of tools are
+    `<tool_call>{"name":…,"arguments":…}</tool_call>`. With "auto" there may be none: then the answer is free text,
+    or follows the schema "answer"; text may also come before the first call, if there is no such schema.
+    """
+
+    kind: StructuredKind
+    text: str = ""
+    param: str = "response_format"  # the request field that a refusal names
+
+
+@dataclass(frozen=True, slots=True)
 class CacheBreakpoint:
     """The prompt up to `num_tokens` is to stay cached for `seconds` after its last use: whole blocks are pinned."""
 
@@ -87,6 +104,8 @@ class Request:
     priority: int = 0  # among the tenant's own requests of one class: lower first
     breakpoints: tuple[CacheBreakpoint, ...] = ()  # in the order of the prompt
     expires_at: float | None = None  # the engine's clock: a request that has not begun by then is given up
+    structured: StructuredSpec | None = None
+    input_lengths: tuple[int, ...] = ()  # to be embedded: how the prompt divides into inputs, one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +156,21 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for EOS
     usage: TokenUsage | None = None  # of all answers together; set with the request's last output
-    cached_tokens: int = 0  # of the prompt, read from the cache
+    prompt_usage: TokenUsage | None = None  # of the prompt alone, once it is known
     scheduled_at: float | None = None  # monotonic seconds of the request's first step
     error: RequestFault | None = None  # set, in place of finish_reason, when the request could not be served
     index: int = 0  # which of the request's `n` answers
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids, if they were asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with the first output, if asked for
     cache: CacheReport | None = None  # set with the request's last output
+    vectors: bytes = b""  # of a request to embed: float32, little-endian, one vector after another in the inputs' order
 
     @property
     def finished(self) -> bool:
         """Whether this is the last output of its answer."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, read from the cache."""
+        return self.prompt_usage.cache_read if self.prompt_usage is not None else 0

@@ -1,7 +1,7 @@
 """From logits to the next tokens, for a whole batch at once.
 
-Order: logit_bias, min_tokens, penalties (`logit_edits`), temperature, min_p, top_k, top_p, the draw. Nothing is sorted
-but a few candidates, and a row's token depends on that row alone: its logits, its seed, its position.
+Order: logit_bias, min_tokens, penalties (`logit_edits`), grammar, temperature, min_p, top_k, top_p, the draw. Nothing
+is sorted but a few candidates, and a row's token depends on that row alone: its logits, its seed, its position.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from inference_worker.engine.logit_edits import LogitEdits, apply_edits, edits_logits
+from inference_worker.engine.grammars import Masks, fill_masks
+from inference_worker.engine.logit_edits import LogitEdits, apply_edits, apply_masks, edits_logits
 from inference_worker.engine.logprobs import RankedTokens, rank_tokens
 from inference_worker.engine.request import SamplingParams, TokenLogprobs
 from inference_worker.engine.sequence import Sequence as EngineSequence
@@ -36,6 +38,7 @@ class SampleRow:
     seed: int
     position: int
     edits: LogitEdits | None = None  # None: the logits stay as they are
+    allowed: Masks | None = None  # bits, as of `fill_masks`; None: every token is
 
     @property
     def greedy(self) -> bool:
@@ -75,9 +78,12 @@ class Sampler:
         Args:
             logits: [len(seqs), vocab].
         """
+        # The device is busy with the forward pass; the host has until that is done.
+        grammars = {i: seq.grammar for i, seq in enumerate(seqs) if seq.grammar is not None}
+        masks = dict(zip(grammars, fill_masks(list(grammars.values())), strict=True)) if grammars else {}
         rows = [
-            SampleRow(seq.params, seq.seed, position, self._edits_of(seq, logits.shape[-1]))
-            for seq, position in zip(seqs, positions, strict=True)
+            SampleRow(seq.params, seq.seed, position, self._edits_of(seq, logits.shape[-1]), masks.get(i))
+            for i, (seq, position) in enumerate(zip(seqs, positions, strict=True))
         ]
         tokens = sample(logits, rows, self._at_once)
         asked = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
@@ -112,7 +118,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], at_once: int | None 
         logits: [len(rows), vocab].
         at_once: as in `Sampler`.
     """
-    if all(row.greedy and row.edits is None for row in rows):
+    if all(row.greedy and row.edits is None and row.allowed is None for row in rows):
         return _argmax(logits)
     step = at_once or rows_at_once(logits.shape[-1], logits.device)
     parts = [_choose(logits[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
@@ -121,9 +127,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], at_once: int | None 
 
 def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     edits = [(i, row.edits, row.position) for i, row in enumerate(rows) if row.edits is not None]
-    if edits:
+    masks = {i: row.allowed for i, row in enumerate(rows) if row.allowed is not None}
+    if edits or masks:
         logits = logits.to(torch.float32, copy=True)
         apply_edits(logits, edits)
+    if masks:
+        apply_masks(logits, list(masks), np.stack(list(masks.values())))
     drawn = [i for i, row in enumerate(rows) if not row.greedy]
     if len(drawn) == len(rows):
         return _draw(logits.float(), rows)

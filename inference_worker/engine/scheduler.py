@@ -13,7 +13,6 @@ from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
 
-from inference_worker.engine.checks import needs_history
 from inference_worker.engine.fairness import Tenants
 from inference_worker.engine.kv_cache import BlockOperation, KVCacheManager, PrefixHit
 from inference_worker.engine.preemption import choose_victims, has_claim, under_pressure
@@ -217,8 +216,8 @@ class Scheduler:
         for seq in decodes + prompts:
             if used == budget:
                 break
-            if seq.num_in_flight and needs_history(seq.params):
-                continue  # its penalties count the token that is not known yet
+            if seq.num_in_flight and seq.needs_history:
+                continue  # its penalties, or its grammar, go by the token that is not known yet
             if seq.num_output_tokens + seq.num_in_flight < seq.params.max_tokens:
                 used += self._continue(seq, budget - used, now, output)
         return used

@@ -6,7 +6,9 @@ import secrets
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from inference_worker.engine.checks import needs_history
 from inference_worker.engine.detokenizer import Detokenizer
+from inference_worker.engine.grammars import Grammar
 from inference_worker.engine.request import CacheReport, FinishReason, Request, TokenLogprobs, TokenUsage
 
 
@@ -65,6 +67,7 @@ class Sequence:
         self.group.sequences.append(self)
         self.index = index  # which of the request's answers
         self.detokenizer = detokenizer
+        self.grammar: Grammar | None = None  # where the answer stands in it, if it is held to one
         self.tokens: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
         self.num_in_flight = 0  # tokens that steps under way will bring
@@ -96,6 +99,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether its next token cannot be chosen before the host knows the ones before it."""
+        return self.grammar is not None or needs_history(self.params)
 
     @property
     def num_missing_tokens(self) -> int:

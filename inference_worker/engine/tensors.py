@@ -20,7 +20,7 @@ def rows_at_once(width: int, device: torch.device, *, factor: int = 1) -> int:
 
 
 def upload(
-    values: Sequence[int] | Sequence[float] | npt.NDArray[np.int64] | npt.NDArray[np.float32],
+    values: Sequence[int] | Sequence[float] | npt.NDArray[np.int64 | np.float32 | np.uint8],
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:

@@ -73,11 +73,17 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. `add_special_tokens` puts a beginning-of-text token first, where the model wants one."""
-        return list(self._core.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch of one: `encode` by itself keeps every other thread waiting, for seconds if the text is long.
+        (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         return str(self._core.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def to_json(self) -> str:
+        """Its tokenizer.json."""
+        return str(self._core.to_str())
 
     def render_chat(
         self,
@@ -103,6 +109,11 @@ class Tokenizer:
         """The prompt's ids for `messages`; raises as `render_chat` does."""
         return self.encode(self.render_chat(messages, tools, add_generation_prompt), add_special_tokens=False)
 
+    @property
+    def template_takes_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return self._chat is not None and self._chat.takes_tools
+
     def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
         """A detokenizer for one request that ends before the first of the strings `stop`."""
         return Detokenizer(self, stop)
@@ -116,6 +127,12 @@ class Tokenizer:
         """UTF-8 of one token, empty for special and unknown ones. Only where `is_byte_level`."""
         table = self._bytes_table
         return table[token_id] if 0 <= token_id < len(table) else b""
+
+    def spell(self, token_id: int) -> bytes:
+        """UTF-8 of one token as it is told to people: a special one's is its name."""
+        if token_id in self._special_ids or not self.is_byte_level:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        return self.token_bytes(token_id) or b""
 
     def _make_bytes_table(self) -> list[bytes]:
         alphabet = _byte_alphabet()

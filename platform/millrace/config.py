@@ -127,6 +127,12 @@ class PlatformSettings(SharedSettings):
         default="localhost,127.0.0.1,[::1]",
         help="host names the console answers to, comma-separated",
     )
+    allowed_origins: tuple[str, ...] = env.env(
+        "MILLRACE_ALLOWED_ORIGINS",
+        env.words,
+        default="",
+        help="other sites whose pages may open WebSockets, https://host each, comma-separated; *: any",
+    )
     debug: bool = env.env(
         "MILLRACE_DEBUG", env.boolean, default="false", help="Django's debug pages; never in production"
     )
@@ -178,6 +184,9 @@ class PlatformSettings(SharedSettings):
     )
     oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
     max_body_bytes: int = env.env("MILLRACE_MAX_BODY", env.size, default="8MiB", help="largest request body")
+    files_quota: int = env.env(
+        "MILLRACE_FILES_QUOTA", env.size, default="10GiB", help="what a tenant's files for batches may have in all"
+    )
     queue_seconds: int = env.env(
         "MILLRACE_QUEUE_SECONDS",
         env.integer(1, 3600),

@@ -38,6 +38,8 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "tenants",
     "billing",
+    "millrace.batches",
+    "millrace.outcomes",
 ]
 
 MIDDLEWARE = [

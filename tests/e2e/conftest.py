@@ -23,6 +23,7 @@ import pytest
 from millrace.services.program import die_with_parent
 
 MODEL = "smollm2-135m"
+EMBEDDING_MODEL = "all-minilm-l6-v2"
 START_SECONDS = 180
 
 
@@ -49,19 +50,20 @@ class Stack:
     def async_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
 
-    def pid(self, *words: str) -> int:
-        """The process of this stack whose command line holds the words."""
+    def pid(self, *words: str, model: str | None = None) -> int:
+        """The process of this stack whose command line holds the words; a worker's, that serves the model."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 command = " ".join(child.cmdline())
+                serves = child.environ().get("MILLRACE_MODEL") if model else None
             except psutil.NoSuchProcess:
                 continue
-            if all(word in command for word in words):
+            if all(word in command for word in words) and serves == model:
                 return child.pid
         raise LookupError(f"no process {words}")
 
     def worker(self) -> int:
-        return self.pid("inference_worker")
+        return self.pid("inference_worker", model=MODEL)
 
     def gateway(self) -> int:
         return self.pid("uvicorn")
@@ -125,8 +127,11 @@ def stack() -> Iterator[Stack]:
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     log, port = folder / "up.log", free_port()
     settings = {
-        "MILLRACE_MODELS": f"{MODEL}=embedded",  # one is enough here, and half the memory
+        # One that answers is enough here, and half the memory.
+        "MILLRACE_MODELS": f"{MODEL}=embedded,{EMBEDDING_MODEL}=embedded:minilm",
+        "MILLRACE_MAX_BATCH": "128",
         "MILLRACE_DRAIN_SECONDS": "5",
+        "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_KEEP_SECONDS": "120",
     }
     process = start(folder / "state", port, log, **settings)

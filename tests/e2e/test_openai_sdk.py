@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -84,7 +84,7 @@ def test_a_seed_reproduces_and_stop_strings_stop(stack: Stack) -> None:
 
 def test_models(stack: Stack) -> None:
     client = stack.client()
-    assert [model.id for model in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL, EMBEDDING_MODEL]
     assert client.models.retrieve(MODEL).owned_by == "millrace"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-5")

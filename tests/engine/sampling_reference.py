@@ -20,7 +20,7 @@ def edited(
         scores[token] += bias
     if len(answer) < params.min_tokens:
         for token in [*params.stop_token_ids, *(() if params.ignore_eos else eos)]:
-            scores[token] = -math.inf
+            scores[token] = -1e30  # what a grammar rules out is less likely still
     for token in range(len(scores)):
         if token in prompt or token in answer:
             penalty = params.repetition_penalty

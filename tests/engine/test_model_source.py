@@ -21,7 +21,7 @@ from inference_worker.engine.layers import Linear, Rope
 from inference_worker.engine.loader import Weights
 from inference_worker.gguf_convert import to_bfloat16
 from inference_worker.gguf_file import GGUFError, GGUFFile
-from inference_worker.model_source import embedded_gguf, ensure_model
+from inference_worker.model_source import embedded_source, ensure_model
 from inference_worker.settings import ModelSpec
 from millrace.gateway.catalogue import load_catalogue
 
@@ -220,7 +220,7 @@ def test_llama3_rope_turns_as_transformers_does(copy: Path) -> None:
 def test_a_damaged_gguf_file_is_refused_and_no_worse(
     cut: int, flips: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with embedded_gguf().open("rb") as file:
+    with embedded_source("embedded").open("rb") as file:
         content = bytearray(file.read(4096)[: 4000 - cut])
     for place, value in flips:
         if place < len(content):
@@ -252,7 +252,7 @@ def test_absurd_gguf_headers_are_refused(header: bytes, tmp_path: Path) -> None:
 
 def test_an_incomplete_download_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "half.gguf"
-    with embedded_gguf().open("rb") as file:
+    with embedded_source("embedded").open("rb") as file:
         path.write_bytes(file.read(20 << 20))  # the header is whole
     with pytest.raises(ModelError, match="download complete"):
         ensure_model(ModelSpec("x", str(path), "auto"), tmp_path)

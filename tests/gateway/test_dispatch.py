@@ -14,7 +14,7 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker import claims
-from inference_worker.engine.request import SamplingParams, TokenUsage
+from inference_worker.engine.request import SamplingParams, ServiceClass, TokenUsage
 from inference_worker.protocol import (
     REPLICAS_KEY,
     USAGE_STREAM,
@@ -152,7 +152,7 @@ async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Re
     await eventually(rung)
     assert await replica.claim("req_1")
     await eventually(lambda: owned(generation, "r1"))
-    sent = [Tokens("req_1", 1, 0, [5], "Hi", 0), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
+    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
     await replica.send(*sent)
     assert [await next_event(generation), await next_event(generation)] == sent
     assert dispatcher.placement.load("r1") == 0
@@ -183,8 +183,8 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     assert not await other.claim("req_1", 1)  # the old doorbell, redelivered
     assert await other.claim("req_1", 2)
     # The first was only asleep: what it says now is not for the client.
-    await replica.send(Tokens("req_1", 1, 0, [9], "stale", 0))
-    await other.send(Tokens("req_1", 2, 0, [5], "fresh", 0))
+    await replica.send(Tokens("req_1", 1, 0, [9], "stale"))
+    await other.send(Tokens("req_1", 2, 0, [5], "fresh"))
     event = await next_event(generation)
     assert isinstance(event, Tokens)
     assert event.text == "fresh"
@@ -197,7 +197,7 @@ async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
 ) -> None:
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await replica.send(Tokens("req_1", 1, 0, [5], "Hi", 0))
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     assert isinstance(await next_event(generation), Tokens)
     replica.kill()
     started = time.monotonic()
@@ -214,7 +214,7 @@ async def test_an_end_that_was_told_before_the_death_counts(
     """The end stands in the log though its batch never reached the gateway: no error, no second verdict."""
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await replica.send(Tokens("req_1", 1, 0, [5], "Hi", 0))
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(generation)
     end = End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))
     await broker.rpush(request_log("req_1", 1), encode(end))  # type: ignore[misc]
@@ -498,3 +498,27 @@ async def test_without_the_broker_it_is_refused_at_once(dispatcher: Dispatcher, 
     assert failed.code == "server_is_overloaded"
     assert dispatcher.placement.load("r1") == 0
     await nobody.aclose()
+
+
+async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatcher, replica: Replica) -> None:
+    """Nine fit: a batch of eight and one at hand."""
+    batch = {"service_class": ServiceClass.BATCH}
+    lines = [
+        dispatcher.submit(Errand(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
+        for n in range(12)
+    ]
+    assert [line.queued for line in lines] == [False] * 9 + [True] * 3
+    others = [dispatcher.submit(Errand(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
+    assert [each.queued for each in others] == [False] * 9 + [True] * 2
+    dispatcher.release(lines[0])
+    assert lines[9].queued  # others come first
+    for each in others[:3]:
+        dispatcher.release(each)
+    assert not any(each.queued for each in others)
+    assert lines[9].queued  # still no room beside the others
+    for each in others[3:]:
+        dispatcher.release(each)
+    assert [line.queued for line in lines] == [False] * 10 + [True] * 2
+    for line in lines[1:]:
+        dispatcher.release(line)
+    assert dispatcher.placement.load("r1", batch=True) == 0

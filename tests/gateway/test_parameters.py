@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
 
-from inference_worker.engine.request import SamplingParams
+from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec
 from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import InferenceRequest
+from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.openai.chat import ChatBody, read_chat
 from millrace.gateway.openai.completions import read_completion
 from millrace.gateway.openai.parameters import NO_OP
@@ -25,6 +26,19 @@ def chat(**fields: Any) -> InferenceRequest:
 
 def completion(**fields: Any) -> InferenceRequest:
     return read_completion(msgspec.json.encode({"model": "m", "prompt": "Hello", **fields}))
+
+
+def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
 
 
 def fault_of(**fields: Any) -> ApiError:
@@ -44,6 +58,17 @@ def test_it_works() -> None:
         stop=["a", "b"],
         stop_token_ids=[5],
         ignore_eos=True,
+        n=2,
+        min_p=0.1,
+        min_tokens=3,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"7": -100},
+        logprobs=True,
+        top_logprobs=2,
+        service_tier="flex",
+        priority=-3,
         stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},
         prompt_cache_key="k",
@@ -54,10 +79,28 @@ def test_it_works() -> None:
         model="m",
         prompt=HELLO,
         sampling=SamplingParams(
-            temperature=0.5, top_p=0.9, top_k=40, seed=2**63 - 1, stop=("a", "b"), stop_token_ids=(5,), ignore_eos=True
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            seed=-1,
+            stop=("a", "b"),
+            stop_token_ids=(5,),
+            ignore_eos=True,
+            n=2,
+            min_p=0.1,
+            min_tokens=3,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            repetition_penalty=1.5,
+            logit_bias=((7, -100),),
+            logprobs=2,
         ),
         max_tokens=9,
+        service_class=ServiceClass.FLEX,
+        priority=-3,
         cache_key="k",
+        metadata={"a": "b"},
+        user="u",
         stream=True,
         include_usage=True,
         continuous_usage=True,
@@ -71,8 +114,60 @@ def test_content_may_be_parts_and_the_developer_is_the_system() -> None:
 
 
 def test_an_answer_can_be_sent_back_as_the_sdk_had_it() -> None:
-    turn = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
+    turn = ChatCompletionMessage(role="assistant", content="Hi", annotations=[]).model_dump()
     assert chat(messages=[*HELLO, turn]).prompt == [*HELLO, {"role": "assistant", "content": "Hi"}]
+
+
+def test_a_call_and_its_result_become_what_templates_take() -> None:
+    result = {"role": "tool", "content": "42", "tool_call_id": "c"}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}
+    assert chat(messages=[*HELLO, called('{"x": [1]}'), result]).prompt == [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c", "name": "f"},
+    ]
+
+
+def test_tools() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tools = [tool(description="d", parameters=schema, strict=True), tool("g")]
+    request = chat(tools=tools, tool_choice=named("g"), parallel_tool_calls=False)
+    assert request.tools == (Tool("f", "d", schema, strict=True), Tool("g"))
+    assert (request.tool_choice, request.parallel_tools) == ("g", False)
+    assert (chat(tools=tools).tool_choice, chat(tools=tools).parallel_tools) == ("auto", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredSpec("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "string"}}}},
+            StructuredSpec("json_schema", '{"type":"string"}'),
+        ),
+        ({"guided_regex": "a+"}, StructuredSpec("regex", "a+", "guided_regex")),
+        ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
+    ],
+)
+def test_the_form_of_the_answer(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
+    assert chat(**fields).structured == spec
+
+
+def test_cache_breakpoints() -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    parts = [{"type": "text", "text": "Hel", **mark}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief", **mark}]}]
+    messages.append({"role": "user", "content": parts})
+    marked = (Breakpoint(3600, messages=1, characters=8), Breakpoint(3600, messages=2, characters=3))
+    assert chat(messages=messages).breakpoints == marked
+    assert chat(messages=messages, prompt_cache_options={"mode": "explicit"}).breakpoints == marked
+    assert chat(messages=messages, prompt_cache_options={"ttl": "30m"}).breakpoints == (
+        *marked,
+        Breakpoint(3600, messages=2),
+    )
+    many = [{"type": "text", "text": "x", **mark}] * 6
+    assert [b.characters for b in chat(messages=[{"role": "user", "content": many}]).breakpoints] == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", sorted(set(NO_OP) | set(ChatBody.__struct_fields__) - {"model", "messages"}))
@@ -82,25 +177,20 @@ def test_null_is_as_good_as_absent(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_OP.items() for value in values])
 def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
-    assert chat(**{name: value}) == chat()
+    asked = completion if name in ChatBody.__struct_fields__ else chat
+    assert asked(**{name: value}) == asked()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("logprobs", True),
-        ("logprobs", 0),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"1": 1}),
-        ("presence_penalty", 0.1),
-        ("service_tier", "flex"),
         ("audio", {}),
-        ("guided_regex", "a+"),
-        ("min_p", 0.1),
+        ("best_of", 2),
+        ("suffix", "!"),
+        ("functions", [{"name": "f"}]),
+        ("prompt_cache_retention", "24h"),
+        ("store", True),
+        ("reasoning_effort", "high"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name: str, value: object) -> None:
@@ -119,13 +209,41 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: object) -> N
         ({"top_p": 1.01}, "invalid_value", "top_p"),
         ({"top_k": -2}, "invalid_value", "top_k"),
         ({"seed": 2**63}, "invalid_value", "seed"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 129}, "invalid_value", "n"),
+        ({"n": True}, "invalid_type", "n"),
+        ({"min_p": 1.1}, "invalid_value", "min_p"),
+        ({"min_tokens": 3, "max_tokens": 2}, "invalid_value", "min_tokens"),
+        ({"presence_penalty": 2.1}, "invalid_value", "presence_penalty"),
+        ({"logit_bias": {"x": 1}}, "invalid_type", "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "invalid_value", "logit_bias"),
+        ({"logprobs": 0}, "invalid_type", "logprobs"),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"service_tier": "scale"}, "invalid_type", "service_tier"),
+        ({"priority": 2**31}, "invalid_value", "priority"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "invalid_type", "tools[0].type"),
+        ({"tools": [tool("a b")]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [tool("auto")]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [tool(), tool()]}, "invalid_value", "tools"),
+        ({"tools": [tool(parameters="x")]}, "invalid_type", "tools[0].function.parameters"),
+        ({"tools": [tool(str(n)) for n in range(129)]}, "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tools": [tool()], "tool_choice": named("g")}, "invalid_value", "tool_choice"),
+        ({"tools": [tool()], "guided_regex": "a"}, "unsupported_parameter", "guided_regex"),
+        ({"guided_grammar": "a", "guided_regex": "a"}, "invalid_value", "guided_grammar"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),
+        ({"response_format": {"type": "xml"}}, "invalid_type", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+        ({"prompt_cache_options": {"ttl": "1h"}}, "invalid_type", "prompt_cache_options.ttl"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_completion_tokens": 0}, "invalid_value", "max_completion_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_value", "max_tokens"),
         ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
         ({"stop": list("abcde")}, "invalid_value", "stop"),
         ({"stop": ""}, "invalid_value", "stop"),
-        ({"stop": "a" * 257}, "invalid_value", "stop"),
+        ({"stop": "a" * 1025}, "invalid_value", "stop"),
         ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"stream": True, "stream_options": {"includ": True}}, "unknown_parameter", "stream_options.includ"),
@@ -136,7 +254,16 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: object) -> N
         ({"messages": "Hello"}, "invalid_type", "messages"),
         ({"messages": [{"role": "robot", "content": ""}]}, "invalid_type", "messages[0].role"),
         ({"messages": [{"content": ""}]}, "missing_required_parameter", "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "", "name": "x"}]}, "unknown_parameter", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "", "name": "x"}]}, "invalid_type", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "assistant"}]}, "invalid_value", "messages[0].content"),
+        (
+            {"messages": [{"role": "tool", "content": "", "tool_call_id": "c"}]},
+            "invalid_value",
+            "messages[0].tool_call_id",
+        ),
+        ({"messages": [called("[]")]}, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [called("{")]}, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "invalid_type", None),
         ({"model": 5}, "invalid_type", "model"),
     ],
@@ -167,25 +294,73 @@ def test_completions_take_text_or_ids() -> None:
     assert completion(prompt=["Hello"]).prompt == "Hello"
     assert completion(prompt=[1, 2]).prompt == [1, 2]
     assert completion().max_tokens == 16
-    for prompt in ([], ["a", "b"], [1, "a"], [[1]], 5):
+    assert completion(logprobs=0).sampling.logprobs == 0
+    echoed = completion(logprobs=3, echo=True)
+    assert (echoed.echo, echoed.sampling.logprobs, echoed.sampling.prompt_logprobs) == (True, 3, 3)
+    with pytest.raises(ApiError) as several:
+        completion(logprobs=3, echo=True, n=2)
+    assert several.value.param == "n"
+    for prompts in (["a", "b"], [[1], [2, 3]], [[1]]):
+        request = completion(prompt=prompts)
+        assert [request.prompt, *request.more_prompts] == prompts
+    for prompt in ([], [1, "a"], [1, [2]], [["a"]], ["a"] * 65, 5):
         with pytest.raises(ApiError) as caught:
             completion(prompt=prompt)
         assert caught.value.status == 400
 
 
-_json = st.recursive(
+ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-_names = st.sampled_from(sorted({*NO_OP, *ChatBody.__struct_fields__})) | st.text(max_size=8)
+_text_part = st.fixed_dictionaries(
+    {"type": st.just("text"), "text": st.text()}, optional={"prompt_cache_breakpoint": ANY_JSON}
+)
+_message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]) | ANY_JSON},
+    optional={
+        "content": st.text(max_size=5) | st.lists(_text_part, max_size=2) | ANY_JSON,
+        "tool_calls": st.lists(
+            st.builds(lambda text: called(text)["tool_calls"][0], st.text(max_size=4) | st.just("{}"))
+        )
+        | ANY_JSON,
+        "tool_call_id": st.just("c") | ANY_JSON,
+        "name": ANY_JSON,
+    },
+)
+_format = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "json_object", "json_schema"])},
+    optional={
+        "json_schema": st.fixed_dictionaries({"name": st.text()}, optional={"schema": ANY_JSON, "strict": ANY_JSON})
+    },
+)
+LIKELY = {
+    "messages": st.lists(_message, max_size=3),
+    "prompt": st.text() | st.lists(st.text() | st.integers() | st.lists(st.integers(), max_size=2), max_size=3),
+    "tools": st.lists(st.builds(tool, st.text(max_size=3), parameters=ANY_JSON, strict=ANY_JSON), max_size=2),
+    "tool_choice": st.sampled_from(["auto", "none", "required"]) | st.builds(named, st.text(max_size=3)),
+    "response_format": _format,
+    "logit_bias": st.dictionaries(
+        st.integers().map(str) | st.text(max_size=3), st.floats() | st.integers(), max_size=2
+    ),
+    "stop": st.text() | st.lists(st.text(), max_size=5),
+    "n": st.integers(),
+    "seed": st.integers(),
+    "temperature": st.floats() | st.integers(),
+    "max_tokens": st.integers(),
+    "logprobs": st.booleans() | st.integers(-1, 30),
+    "echo": st.booleans(),
+}
+NAMES = st.sampled_from(sorted({*NO_OP, *ChatBody.__struct_fields__})) | st.text(max_size=8)
 
 
-@given(st.dictionaries(_names, _json, max_size=6))
-def test_nothing_but_a_400_comes_of_nonsense(fields: dict[str, Any]) -> None:
-    for read in (read_chat, read_completion):
+@given(st.dictionaries(NAMES, ANY_JSON, max_size=6), st.fixed_dictionaries({}, optional=LIKELY))
+@example({}, {"temperature": float("inf")})
+def test_nothing_but_a_400_comes_of_nonsense(fields: dict[str, Any], likely: dict[str, Any]) -> None:
+    for read, own in ((read_chat, {"messages": HELLO}), (read_completion, {"prompt": "Hello"})):
         try:
-            read(msgspec.json.encode({"model": "m", "messages": HELLO} | fields))
+            read(msgspec.json.encode({"model": "m", **own} | fields | likely))
         except ApiError as fault:
             assert fault.status == 400
             assert set(fault.body()["error"]) == {"message", "type", "param", "code"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
-from inference_worker.engine.request import SamplingParams
+from inference_worker.engine.request import SamplingParams, ServiceClass
 from inference_worker.protocol import Envelope, Heartbeat, Job, encode
 from millrace.gateway.placement import AFFINITY_TOKENS, Choice, Placement
 from millrace.gateway.replicas import ReplicaBoard
@@ -26,13 +27,16 @@ class Fleet:
         self.placement = Placement(self.board)
         self.names = list(names)
         self.beat = 0
+        self.batch = 0  # of each one's, so many are of the batch class
         for _ in range(2):
             self.beats()
 
     def beats(self, **running: int) -> None:
         self.beat += 1
         beats = {
-            name.encode(): encode(Heartbeat(self.beat, "m", True, False, running.get(name, 0), 0, 16, 10, 0))
+            name.encode(): encode(
+                Heartbeat(self.beat, "m", True, False, running.get(name, 0), 0, 16, 10, 0, batch=self.batch)
+            )
             for name in self.names
         }
         self.board.update(beats)
@@ -114,3 +118,22 @@ def test_a_heartbeat_tells_of_other_gateways_requests(fleet: Fleet) -> None:
     assert fleet.placement.load("a") == 5
     fleet.beats(a=2)
     assert fleet.placement.load("a") == 2
+
+
+def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
+    line = msgspec.structs.replace(make_job(prompt(7)), service_class=ServiceClass.BATCH)
+    for name in fleet.names:
+        for _ in range(18):
+            fleet.placement.sent(name, batch=True)
+    assert fleet.placement.choose(line) is None
+    assert fleet.placement.choose(make_job([1])) == Choice("a", "load", 0, 18)
+    for name in fleet.names:
+        fleet.placement.claimed(name, batch=True)
+    fleet.batch = 1
+    fleet.beats(a=18, b=20, c=1, d=1)  # one of each is ours and of that class, the rest are others' and are not
+    assert (fleet.placement.load("a"), fleet.placement.load("b")) == (17, 19)
+    assert fleet.placement.load("c", batch=True) == 18
+    for name in fleet.names:
+        for n in range(18):
+            fleet.placement.ended(name, claimed=n == 0, batch=True)
+    assert fleet.placement.load("c", batch=True) == 0

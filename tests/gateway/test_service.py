@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
-from inference_worker.engine.request import SamplingParams, TokenUsage
+from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
 from inference_worker.protocol import End, Failed, Tokens, claim_key, decode_job
+from millrace.gateway import rates
 from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.catalogue import ServedModel
@@ -71,8 +72,8 @@ class Gate:
 
     async def left(self, key: KeySnapshot) -> tuple[str, str]:
         """Requests and tokens that the key's limits leave."""
-        rates = dict(await self.admission.standing(key))
-        return tuple(rates[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
+        left = dict(rates.headers(await self.admission.standing(key)))
+        return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
 
     async def why(self, call: Call) -> dict[str, Any]:
         return dict(msgspec.json.decode(await self.broker.get(why_key(call.request_id))))
@@ -126,7 +127,7 @@ async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Repl
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert call.model == "a"
     assert await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi", 0), end(call, TokenUsage(10, output=1), seq=1))
+    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
     assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
     gate.service.let_go(call)
     why = await gate.why(call)
@@ -205,11 +206,72 @@ async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> No
     assert await gate.left(key) == ("98", "940")
 
 
+SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
+
+
+async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    call = await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_1")
+    (part,) = call.more
+    for each, prompt in ((call, [1] * 10), (part, [2] * 5)):
+        await eventually(partial(gate.written, each))
+        assert await a.claim(each.request_id)
+        job = each.generation.job
+        assert (job.prompt_token_ids, job.params.n, job.params.max_tokens) == (prompt, 2, 20)
+    assert (call.form.prompts, call.form.answers, call.form.echo) == (2, 4, [[1] * 10, [2] * 5])
+    assert await gate.left(key) == ("98", str(1000 - 10 - 5 - 4 * 20))
+    await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenUsage(5, output=3), seq=1))
+    await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenUsage(10, output=4), seq=1))
+    told = [event async for event in gate.service.events(call)]
+    assert [(event.index, event.text) for event in told if isinstance(event, Tokens)] == [(1, "one"), (3, "two")]
+    assert isinstance(told[-1], End)
+    assert told[-1].usage == TokenUsage(15, output=7)
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(key) == ("98", str(1000 - 22))
+
+
+async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    first = await gate.begin(key, "a")
+    with pytest.raises(ApiError) as caught:
+        await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
+    assert "concurrency" in caught.value.message
+    gate.service.let_go(first)
+    await gate.service.drain()
+    assert await gate.left(key) == ("100", "1000")
+    assert gate.dispatcher.in_flight == 0
+
+
+async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    form = StructuredSpec("regex", "a+", "guided_regex")
+    request = InferenceRequest(
+        "a",
+        [1] * 10,
+        SamplingParams(logprobs=3),
+        20,
+        structured=form,
+        service_class=ServiceClass.FLEX,
+        priority=-4,
+        metadata={"order": "7"},
+        user="u",
+    )
+    call = await gate.service.begin(key, request, completions.DIALECT, "req_1")
+    await eventually(partial(gate.written, call))
+    assert await a.claim("req_1")
+    job = decode_job(await gate.broker.hget(claim_key("req_1", 0), "job"))  # type: ignore[misc, arg-type]
+    assert (job.service_class, job.priority, job.weight) == (ServiceClass.FLEX, -4, key.weight)
+    assert (job.structured, job.params.logprobs, call.form.service_class) == (form, 3, ServiceClass.FLEX)
+    why = await gate.why(call)
+    assert (why["metadata"], why["user"]) == ({"order": "7"}, "u")
+
+
 async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     assert await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi", 0))
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
     async with asyncio.timeout(5):
         await anext(gate.service.events(call))
     gate.service.let_go(call)
@@ -231,7 +293,7 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi", 0))
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
     async with asyncio.timeout(5):
         await anext(gate.service.events(call))
     gate.service.let_go(call)

@@ -14,7 +14,7 @@ from millrace.gateway.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, L
 
 
 def events(count: int, attempt: int = 1) -> list[LogEvent]:
-    tokens: list[LogEvent] = [Tokens("req_1", attempt, n, [n], f"{n} ", 0) for n in range(count - 1)]
+    tokens: list[LogEvent] = [Tokens("req_1", attempt, n, [n], f"{n} ") for n in range(count - 1)]
     return [*tokens, End("req_1", attempt, count - 1, "stop", None, TokenUsage(1, output=count))]
 
 

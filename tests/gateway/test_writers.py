@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import End, Tokens
+from inference_worker.engine.request import ServiceClass, TokenLogprobs, TokenUsage
+from inference_worker.protocol import AnswerEvent, End, Finished, Tokens
 from millrace.gateway.forms import Form
 from millrace.gateway.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
-EVENTS: list[Tokens | End] = [
-    Tokens("req_1", 1, 0, [5], "Hel", 4),
-    Tokens("req_1", 1, 1, [6], "", 4),  # half a character: a token, and no text yet
-    Tokens("req_1", 1, 2, [7, 8], "lo", 4),
+TOKENIZER: Any = None  # only asked for log-probabilities
+EVENTS: list[AnswerEvent] = [
+    Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenUsage(uncached=6, cache_read=4)),
+    Tokens("req_1", 1, 1, [6], ""),  # half a character: a token, and no text yet
+    Tokens("req_1", 1, 2, [7, 8], "lo"),
     End("req_1", 1, 3, "stop", None, TokenUsage(uncached=6, cache_read=4, output=5)),
 ]
 USAGE = {
@@ -44,7 +47,7 @@ def streamed(writer: OpenAIWriter) -> list[Any]:
 
 
 def test_a_chat_stream() -> None:
-    chunks = streamed(ChatWriter(form()))
+    chunks = streamed(ChatWriter(form(), TOKENIZER))
     head = {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
@@ -63,33 +66,29 @@ def test_a_chat_stream() -> None:
 
 
 def test_usage_comes_once_at_the_end_if_asked_for() -> None:
-    *chunks, last = streamed(ChatWriter(form(include_usage=True)))
+    *chunks, last = streamed(ChatWriter(form(include_usage=True), TOKENIZER))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"]) == ([], USAGE)
 
 
 def test_continuous_usage_counts_up() -> None:
-    chunks = streamed(ChatWriter(form(include_usage=True, continuous_usage=True)))
+    chunks = streamed(ChatWriter(form(include_usage=True, continuous_usage=True), TOKENIZER))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
-    assert counts == [1, 4, 5, 5]
+    assert counts == [1, 1, 4, 5, 5]  # the first with the role alone
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
 def test_a_whole_chat_answer() -> None:
-    end = EVENTS[-1]
-    assert isinstance(end, End)
-    answer = ChatWriter(form()).whole("Hello", end)
+    answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert answer["usage"] == USAGE
     ChatCompletion.model_validate(answer)
 
 
 def test_completions() -> None:
-    chunks = streamed(CompletionWriter(form()))
+    chunks = streamed(CompletionWriter(form(), TOKENIZER))
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Hel", "lo", ""]
-    end = EVENTS[-1]
-    assert isinstance(end, End)
-    answer = CompletionWriter(form()).whole("Hello", end)
+    answer = CompletionWriter(form(), TOKENIZER).whole(EVENTS)
     assert {body["object"] for body in (*chunks, answer)} == {"text_completion"}
     Completion.model_validate(answer)
 
@@ -97,4 +96,167 @@ def test_completions() -> None:
 @pytest.mark.parametrize("writer", [ChatWriter, CompletionWriter])
 def test_the_same_events_give_the_same_stream(writer: type[OpenAIWriter]) -> None:
     """Resuming writes a stream again from its start: event n must be event n."""
-    assert streamed(writer(form(include_usage=True))) == streamed(writer(form(include_usage=True)))
+    assert streamed(writer(form(include_usage=True), TOKENIZER)) == streamed(
+        writer(form(include_usage=True), TOKENIZER)
+    )
+
+
+class Spelling:
+    """A tokenizer of four tokens; the last two are halves of one character."""
+
+    words: ClassVar[list[bytes]] = [b"<s>", b"Hi", b"\xc3", b"\xa9"]
+
+    def spell(self, token_id: int) -> bytes:
+        return self.words[token_id]
+
+    def decode(self, ids: list[int]) -> str:
+        return b"".join(self.spell(token_id) for token_id in ids).decode()
+
+
+SPELLING: Any = Spelling()
+
+
+def logprob(token_id: int, value: float, *top: tuple[int, float]) -> TokenLogprobs:
+    return TokenLogprobs(token_id, value, 1, top)
+
+
+def chunks_of(writer: OpenAIWriter, events: list[AnswerEvent]) -> list[Any]:
+    datas = [data for event in events for data in writer.stream(event)]
+    assert datas.pop() == b"[DONE]"
+    return [msgspec.json.decode(data) for data in datas]
+
+
+SEVERAL: list[AnswerEvent] = [
+    Tokens("req_1", 1, 0, [5], "a", index=1, prompt=TokenUsage(uncached=10)),
+    Tokens("req_1", 1, 1, [5], "b", index=0),
+    Finished("req_1", 1, 2, 1, "length", None),
+    Tokens("req_1", 1, 3, [6], "c", index=0),
+    End("req_1", 1, 4, "stop", None, TokenUsage(uncached=10, output=3)),
+]
+
+
+@pytest.mark.parametrize("writer", [ChatWriter, CompletionWriter])
+def test_several_answers(writer: type[OpenAIWriter]) -> None:
+    two = Form("d", "req_1", "m", 123, 10, n=2)
+    choices = [chunk["choices"][0] for chunk in chunks_of(writer(two, TOKENIZER), SEVERAL)]
+    texts = {0: "", 1: ""}
+    for choice in choices:
+        texts[choice["index"]] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+    assert texts == {0: "bc", 1: "a"}
+    ends = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
+    assert ends == [(1, "length"), (0, "stop")]
+    first, second = writer(two, TOKENIZER).whole(SEVERAL)["choices"]
+    assert (first["index"], first["finish_reason"]) == (0, "stop")
+    assert (second["index"], second["finish_reason"]) == (1, "length")
+    assert first.get("text", first.get("message", {}).get("content")) == "bc"
+
+
+def test_answers_that_end_together_all_end() -> None:
+    """After its end was written again by a worker that replays, a request's log may lack its answers' own ends."""
+    events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenUsage(uncached=10, output=2))]
+    chunks = chunks_of(ChatWriter(Form("d", "req_1", "m", 123, 10, n=2), TOKENIZER), events)
+    ends = {c["choices"][0]["index"]: c["choices"][0]["finish_reason"] for c in chunks if c["choices"]}
+    assert ends == {0: "length", 1: "length"}
+
+
+LOGPROBS: list[AnswerEvent] = [
+    Tokens("req_1", 1, 0, [1], "Hi", logprobs=[logprob(1, -0.5, (1, -0.5), (0, float("-inf")))]),
+    Tokens("req_1", 1, 1, [2], "", logprobs=[logprob(2, -1.0, (1, -0.1))]),
+    Tokens("req_1", 1, 2, [3], "é", logprobs=[logprob(3, -2.0)]),
+    End("req_1", 1, 3, "stop", None, TokenUsage(uncached=2, output=3)),
+]
+
+
+def test_log_probabilities_of_a_chat() -> None:
+    choice = ChatWriter(form(), SPELLING).whole(LOGPROBS)["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert [(entry["token"], entry["logprob"], entry["bytes"]) for entry in content] == [
+        ("Hi", -0.5, [72, 105]),
+        ("bytes:\\xc3", -1.0, [195]),
+        ("bytes:\\xa9", -2.0, [169]),
+    ]
+    assert [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in content] == [
+        [("Hi", -0.5), ("<s>", -9999.0)],
+        [("Hi", -0.1)],
+        [],
+    ]
+    chunks = chunks_of(ChatWriter(form(), SPELLING), LOGPROBS)
+    streamed = [c["choices"][0]["logprobs"]["content"] for c in chunks if c["choices"][0]["logprobs"]]
+    assert [entry for part in streamed for entry in part] == content
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+
+
+def test_log_probabilities_of_a_completion() -> None:
+    logprobs = CompletionWriter(form(), SPELLING).whole(LOGPROBS)["choices"][0]["logprobs"]
+    assert logprobs == {
+        "tokens": ["Hi", "bytes:\\xc3", "bytes:\\xa9"],
+        "token_logprobs": [-0.5, -1.0, -2.0],
+        "top_logprobs": [{"Hi": -0.5, "<s>": -9999.0}, {"Hi": -0.1, "bytes:\\xc3": -1.0}, {"bytes:\\xa9": -2.0}],
+        "text_offset": [0, 2, 12],
+    }
+    chunks = chunks_of(CompletionWriter(form(), SPELLING), LOGPROBS)
+    streamed = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+    for name, values in logprobs.items():
+        assert [value for part in streamed for value in part[name]] == values
+
+
+def test_an_echo_comes_first_with_its_log_probabilities() -> None:
+    first = msgspec.structs.replace(LOGPROBS[0], prompt_logprobs=[logprob(1, -3.0, (1, -3.0))])
+    events = [first, *LOGPROBS[1:]]
+    echo = Form("d", "req_1", "m", 123, 2, echo=[[0, 1]])
+    choice = CompletionWriter(echo, SPELLING).whole(events)["choices"][0]
+    assert choice["text"] == "<s>HiHié"
+    assert choice["logprobs"]["tokens"][:3] == ["<s>", "Hi", "Hi"]
+    assert choice["logprobs"]["token_logprobs"][:3] == [None, -3.0, -0.5]
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"Hi": -3.0}]
+    assert choice["logprobs"]["text_offset"][:3] == [0, 3, 5]
+    chunks = chunks_of(CompletionWriter(echo, SPELLING), events)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["<s>HiHi", "", "é", ""]
+
+
+def test_each_of_several_prompts_is_echoed_by_its_own_answers() -> None:
+    two = Form("d", "req_1", "m", 123, 10, prompts=2, echo=[[1], [2, 3]])
+    first, second = CompletionWriter(two, SPELLING).whole(SEVERAL)["choices"]
+    assert (first["text"], second["text"]) == ("Hibc", "éa")
+
+
+def test_a_tool_call() -> None:
+    text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": [1]}}\n</tool_call>'
+    events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
+    events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
+    tools = Form("d", "req_1", "m", 123, 2, tools=["f"])
+    choice = ChatWriter(tools, TOKENIZER).whole(events)["choices"][0]
+    (call,) = choice["message"].pop("tool_calls")
+    assert choice["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
+    assert choice["finish_reason"] == "tool_calls"
+    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"x": [1]}'})
+
+    chunks = chunks_of(ChatWriter(tools, TOKENIZER), events)
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    told = state.get_final_completion().choices[0]
+    assert (told.message.content, told.finish_reason) == ("Let me see.", "tool_calls")
+    assert [made.model_dump(include={"id", "type", "function"}) for made in told.message.tool_calls or ()] == [
+        {**call, "function": {**call["function"], "parsed_arguments": None}}
+    ]
+
+
+def test_no_words_beside_a_call_are_null_and_a_call_cut_off_ends_by_its_length() -> None:
+    events: list[AnswerEvent] = [
+        Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),
+        End("req_1", 1, 1, "length", None, TokenUsage(uncached=2, output=1)),
+    ]
+    choice = ChatWriter(Form("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).whole(events)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x'
+
+
+@pytest.mark.parametrize(
+    ("service_class", "tier"),
+    [(ServiceClass.PRIORITY, "priority"), (ServiceClass.FLEX, "flex"), (ServiceClass.BATCH, "default")],
+)
+def test_the_answer_carries_its_tier(service_class: ServiceClass, tier: str) -> None:
+    asked = Form("d", "req_1", "m", 123, 2, service_class=service_class)
+    assert ChatWriter(asked, TOKENIZER).whole(EVENTS)["service_tier"] == tier

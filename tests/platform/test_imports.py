@@ -12,13 +12,31 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"millrace", "tenants", "billing", "frontend", "inference_worker", "kernels"}
-ENGINE_MAY = {"torch", "triton", "numpy", "safetensors", "tokenizers", "jinja2", "kernels", "inference_worker.engine"}
+ENGINE_MAY = {
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "llguidance",
+    "kernels",
+    "inference_worker.engine",
+}
 BILLING_MAY = {"inference_worker.protocol"}
 GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
     *(
         f"inference_worker.engine.{name}"
-        for name in ("request", "tokenizer", "chat_template", "config", "metric_families")
+        for name in (
+            "request",
+            "checks",
+            "tokenizer",
+            "chat_template",
+            "config",
+            "encoder_config",
+            "metric_families",
+        )
     ),
     *(f"tenants.{name}" for name in ("access", "addresses", "changes", "policy", "roles", "snapshot")),
     *("billing.money", "billing.slices", "billing.status"),

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import redis
 
 from inference_worker import claims
-from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
+from inference_worker.engine.request import RequestFault, RequestOutput, SamplingParams, TokenLogprobs, TokenUsage
 from inference_worker.engine_client import Delivery, HandedOver, Live
 from inference_worker.journal import Journal, leg_key
 from inference_worker.protocol import (
@@ -20,11 +22,13 @@ from inference_worker.protocol import (
     Claimed,
     End,
     Failed,
+    Finished,
     Job,
     Released,
     StreamEvent,
     Tokens,
     UsageEvent,
+    Vectors,
     claim_key,
     decode_event,
     decode_events,
@@ -53,8 +57,10 @@ def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
     return new_publisher(broker, journal)
 
 
-def new_publisher(broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None) -> Publisher:
-    seconds = {"log_seconds": 100, "keep_seconds": 50}
+def new_publisher(
+    broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None, keep_seconds: int = 50
+) -> Publisher:
+    seconds = {"log_seconds": 100, "keep_seconds": keep_seconds}
     return Publisher(broker, journal, replica_id="r", block_size=32, on_broken=on_broken, **seconds)
 
 
@@ -120,6 +126,38 @@ def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queue
     events = [event for event in log_of(broker, "req_1") if isinstance(event, Tokens)]
     assert [token for event in events for token in event.token_ids] == list(range(20))
     assert len(events) <= 3
+
+
+def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    """Each answer's tokens and end with its index; only the request's last output carries the usage, and ends it."""
+    params = SamplingParams(n=2, logprobs=0, prompt_logprobs=0)
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), params=params))
+    prompt, name = TokenUsage(uncached=2, cache_read=1), live.engine_id
+
+    def output(index: int, token: int, **fields: Any) -> Delivery:
+        logprobs = [TokenLogprobs(token, -1.0, 1)]
+        return live, RequestOutput(name, [token], f"<{token}>", index=index, logprobs=logprobs, **fields)
+
+    publisher.deliver([output(0, 5, prompt_usage=prompt, prompt_logprobs=[TokenLogprobs(2, -2.0, 1)])])
+    while not log_of(broker, "req_1"):
+        time.sleep(0.01)
+    publisher.deliver(
+        [
+            output(1, 6, prompt_usage=prompt),
+            output(0, 7, prompt_usage=prompt, finish_reason="stop", stop_reason="x"),
+            output(1, 8, finish_reason="stop", usage=USAGE),  # ended by a token, which is no part of its text
+        ]
+    )
+    assert live.ended.wait(5)
+    first, second, third, finished, end = log_of(broker, "req_1")
+    assert first == Tokens(
+        "req_1", 1, 0, [5], "<5>", 0, [TokenLogprobs(5, -1.0, 1)], prompt, [TokenLogprobs(2, -2.0, 1)]
+    )
+    assert second == Tokens("req_1", 1, 1, [6, 8], "<6><8>", 1, [TokenLogprobs(6, -1.0, 1)])
+    assert third == Tokens("req_1", 1, 2, [7], "<7>", 0, [TokenLogprobs(7, -1.0, 1)])
+    assert finished == Finished("req_1", 1, 3, 0, "stop", "x")
+    assert end == End("req_1", 1, 4, "stop", None, USAGE)
+    assert len(usage_events(broker)) == 1
 
 
 def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
@@ -242,3 +280,17 @@ def test_a_broken_publisher_says_so(broker: redis.Redis, tmp_path: Path) -> None
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), broken.set)
     publisher.deliver([("no leg", None)])  # type: ignore[list-item]
     assert broken.wait(5)
+
+
+def test_vectors_are_in_the_log_alone_and_not_for_long(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
+    job = msgspec.structs.replace(make_job(), input_lengths=(2, 1))
+    live, usage = begin(broker, queued, job), TokenUsage(uncached=3)
+    publisher = new_publisher(broker, Journal(tmp_path / "journal"), keep_seconds=500)
+    publisher.deliver([(live, RequestOutput(live.engine_id, finish_reason="stop", usage=usage, vectors=b"1234"))])
+    assert live.ended.wait(5)
+    publisher.close()
+    end = End("req_1", 1, 1, "stop", None, usage)
+    assert log_of(broker, "req_1") == [Vectors("req_1", 1, 0, b"1234"), end]
+    assert gateway_events(broker) == [end]
+    assert 0 < broker.ttl(request_log("req_1", 1)) <= 60

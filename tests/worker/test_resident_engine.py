@@ -6,12 +6,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from inference_worker.engine.metric_families import GENERATION_TOKENS, ITL
-from inference_worker.engine.request import RequestFault, RequestOutput, SamplingParams
-from inference_worker.engine_client import Delivery, HandedOver, Live, ResidentEngine
+from inference_worker.engine.request import (
+    CacheBreakpoint,
+    Request,
+    RequestFault,
+    RequestOutput,
+    SamplingParams,
+    ServiceClass,
+)
+from inference_worker.engine_client import Delivery, HandedOver, Live, ResidentEngine, is_last
 from inference_worker.protocol import Envelope, Job
 from tests.engine.fakes import fake_engine
 
@@ -34,10 +42,10 @@ class Harness:
         for delivery in deliveries:
             self.delivered.put(delivery)
 
-    def submit(self, name: str, prompt: int = 20, max_tokens: int = 5) -> Live:
+    def submit(self, name: str, prompt: int = 20, max_tokens: int = 5, n: int = 1, **terms: Any) -> Live:
         envelope = Envelope(1, name, 0, 1, 1, 1, "m")
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        live = Live(Job(envelope, "gw", list(range(prompt)), params, b"salt", time.time() + 60), 1)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, n=n)
+        live = Live(Job(envelope, "gw", list(range(prompt)), params, b"salt", time.time() + 60, **terms), 1)
         self.client.submit(live)
         return live
 
@@ -77,6 +85,36 @@ def test_it_works(harness: Harness) -> None:
     assert live.first_token_at is not None
     assert live.scheduled_at is not None
     assert live.claimed_at <= live.scheduled_at <= live.first_token_at
+
+
+def test_a_leg_lives_until_its_last_answer_ends(harness: Harness) -> None:
+    live = harness.submit("req_1", max_tokens=2, n=3)
+    outputs: list[RequestOutput] = []
+    while not any(is_last(output) for output in outputs):
+        if any(output.finish_reason for output in outputs):
+            assert harness.client.live() == [live]
+        harness.steps(1)
+        wait_until(lambda: not harness.delivered.empty())
+        while not harness.delivered.empty():
+            _, output = harness.next()
+            assert isinstance(output, RequestOutput)
+            outputs.append(output)
+    assert sorted(output.index for output in outputs if output.finish_reason) == [0, 1, 2]
+    assert [output.usage.output for output in outputs if output.usage] == [6]
+    assert harness.client.live() == []
+
+
+def test_the_jobs_terms_reach_the_engine(harness: Harness) -> None:
+    seen: list[Request] = []
+    add = harness.engine.add_request
+    harness.engine.add_request = lambda request: (seen.append(request), add(request))[1]  # type: ignore[method-assign]
+    pin = CacheBreakpoint(16, 300)
+    harness.submit("req_1", weight=2.0, service_class=ServiceClass.FLEX, priority=7, breakpoints=(pin,))
+    harness.steps(10)
+    assert harness.next()[0].job.priority == 7
+    (request,) = seen
+    assert (request.tenant, request.weight, request.priority) == ("1", 2.0, 7)
+    assert (request.service_class, request.breakpoints, request.structured) == (ServiceClass.FLEX, (pin,), None)
 
 
 def test_counts_can_be_read_while_steps_run_and_only_grow(harness: Harness) -> None:

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import TextIO
 
-from inference_worker.settings import ModelSpec
+from inference_worker.settings import EMBEDDED, ModelSpec
 
 _PACKAGES = ("celery", "channels", "django", "gguf", "psycopg", "redis", "tokenizers", "torch", "uvicorn")
 _FREE_BYTES = 2**30
@@ -95,7 +95,7 @@ def port_free(host: str, port: int) -> None:
 def models_there(models: tuple[ModelSpec, ...]) -> None:
     """See that each model's source can be read."""
     for spec in models:
-        if spec.source == "embedded":
+        if spec.source in EMBEDDED:
             continue
         path = Path(spec.source).expanduser()
         try:

@@ -65,8 +65,9 @@ class Ticket(Protocol):
 
     terms: Terms
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Rate headers for the answer."""
+    @property
+    def standings(self) -> Sequence[Standing]:
+        """How the limits stood, for the answer's headers."""
 
     async def close(self, usage: TokenUsage | None) -> None:
         """The request has ended: give back what it did not use. None: it never ran. May be called twice."""
@@ -80,8 +81,8 @@ class Admission(Protocol):
             ApiError: refused; says by which limit and when to come back.
         """
 
-    async def standing(self, key: KeySnapshot) -> list[tuple[bytes, bytes]]:
-        """Rate headers for an answer to which nothing was admitted."""
+    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
+        """How the limits stand, for an answer to which nothing was admitted."""
 
     async def start(self) -> None:
         """Begin to keep the places of admitted requests."""
@@ -93,16 +94,15 @@ class Admission(Protocol):
 class LimitTicket:
     """What one request holds of its limits."""
 
-    def __init__(self, admission: LimitAdmission, terms: Terms, cost: Cost, taken: Taken, headers: rates.Headers):
+    def __init__(
+        self, admission: LimitAdmission, terms: Terms, cost: Cost, taken: Taken, standings: Sequence[Standing]
+    ) -> None:
         self.terms = terms
         self.taken = taken
         self._admission = admission
         self._cost = cost
-        self._headers = headers
+        self.standings = standings
         self._closed = False
-
-    def headers(self) -> rates.Headers:
-        return self._headers
 
     async def close(self, usage: TokenUsage | None) -> None:
         if self._closed:
@@ -141,14 +141,13 @@ class LimitAdmission:
         checks = checks_of(demand.key.tenant_id, sets, cost)
         _refuse_what_never_fits(checks)
         taken, standings = await self._take(demand, checks, cost)
-        headers = rates.headers(standings)
         if taken is None:
-            raise _refusal(standings, headers)
+            raise _refusal(standings)
         if taken.places:
             self._held[demand.request_id] = taken
-        return LimitTicket(self, terms, cost, taken, headers)
+        return LimitTicket(self, terms, cost, taken, standings)
 
-    async def standing(self, key: KeySnapshot) -> rates.Headers:
+    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
         checks = checks_of(key.tenant_id, key.limits.of(), _NOTHING)
         windows = [check for check in checks if check.group == ENFORCED and check.cost == 0]
         if not windows:
@@ -157,7 +156,7 @@ class LimitAdmission:
             _, standings = await self._store.take(key.tenant_id, "", windows)
         except redis.RedisError:
             return []  # the answer itself matters more
-        return rates.headers(standings)
+        return standings
 
     async def give_back(self, taken: Taken, unused: Cost) -> None:
         """Return what a request did not use, and its places. Lost with the broker: buckets drain, leases end."""
@@ -213,9 +212,10 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     """
     model, prompt, wanted = demand.candidates[0].model, demand.prompt_tokens, demand.max_tokens
     room = model.context_length - prompt
+    embeds = wanted == 0  # no answer follows, and its inputs have been measured
     if prompt < 1:
         raise invalid("prompt", "The prompt is empty: it must hold at least one token.")
-    if room < (wanted or 1):
+    if room < (wanted or 1) and not embeds:
         asked = f"{prompt} in the prompt" + (f", {wanted} in the completion" if wanted else "")
         raise ApiError(
             "context_length_exceeded",
@@ -226,7 +226,8 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     enforced = [each for each in sets if not each.dry_run]
     longest = _least(enforced, "max_prompt_tokens")
     if longest is not None and prompt > longest:
-        raise invalid("messages", f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}.")
+        name = "input" if embeds else "messages"
+        raise invalid(name, f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}.")
     longest = _least(enforced, "max_output_tokens")
     if wanted is not None:
         if longest is not None and wanted > longest:
@@ -264,7 +265,7 @@ def _refuse_what_never_fits(checks: Iterable[Check]) -> None:
         )
 
 
-def _refusal(standings: Iterable[Standing], headers: rates.Headers) -> ApiError:
+def _refusal(standings: Sequence[Standing]) -> ApiError:
     refusing = [s for s in standings if s.check.group == ENFORCED and s.wait_ms]
     worst = max(refusing, key=lambda standing: standing.wait_ms)
     used = worst.check.limit - worst.remaining if worst.check.counts in rates.COUNTED else worst.level
@@ -273,5 +274,5 @@ def _refusal(standings: Iterable[Standing], headers: rates.Headers) -> ApiError:
         f"Rate limit reached: {rates.describe(worst.check)}. Used {used}, requested {worst.check.cost}. "
         f"Please try again in {rates.duration(worst.wait_ms)}.",
         retry_after=worst.wait_ms / 1000,
-        rate_headers=headers,
+        standings=standings,
     )

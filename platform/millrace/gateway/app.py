@@ -16,17 +16,22 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from billing import status
+from millrace.batches.storage import Storage
 from millrace.config import PlatformSettings, platform_settings
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
+from millrace.gateway.batch_lines import Lines
+from millrace.gateway.batch_runner import BatchRunner
 from millrace.gateway.catalogue import ServedModel, load_catalogue
 from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.idempotency import IdempotencyStore
 from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.readers import Readers
 from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
+from millrace.gateway.rows import Rows
 from millrace.gateway.service import InferenceService
 from millrace.gateway.watch import Watch
 from tenants import roles
@@ -66,6 +71,9 @@ class Gateway:
         )
         self.watch = Watch(self.dispatcher)
         self.readers = Readers(self.broker)
+        self.rows = Rows(settings.database_url)
+        self.storage = Storage(settings.state_dir)
+        self.idempotency = IdempotencyStore(self.broker)
         self.admission = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.service = InferenceService(
@@ -77,22 +85,30 @@ class Gateway:
             self.readers,
             JobMaker(self.id, settings.cache_secret, settings.request_seconds),
         )
+        lines = Lines(self.rows, self.id)
+        self.batches = BatchRunner(lines, self.storage, self.keys, self.live, self.dispatcher, self.service)
 
     async def start(self) -> None:
         # Not waiting: a database that comes up later is found later, and /readyz says so until then.
         await self.database.open(wait=False)
+        await self.rows.open()
         await self.changes.start()
         await self.dispatcher.start()
         await self.watch.start()
         await self.admission.start()
+        await self.idempotency.start()
+        await self.batches.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
     async def stop(self) -> None:
+        await self.batches.stop()
         await self.service.drain()
+        await self.idempotency.stop()
         await self.changes.stop()
         await self.admission.stop()
         await self.watch.stop()
         await self.dispatcher.stop()
+        await self.rows.close()
         await self.database.close()
         await self.broker.aclose()
         await self.patient_broker.aclose()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference_worker.engine.config import ModelConfig
+from inference_worker.engine.encoder_config import EncoderConfig, read_model_config
 from inference_worker.engine.tokenizer import Tokenizer
 from inference_worker.model_source import ensure_model
 from inference_worker.settings import ModelSpec
@@ -20,9 +20,11 @@ class ServedModel:
 
     name: str
     tokenizer: Tokenizer
-    context_length: int  # tokens, prompt and answer together
+    context_length: int  # tokens, prompt and answer together, or of one input to embed
     vocab_size: int
     created: int  # Unix seconds
+    # Of a model that embeds, and does not answer: how many numbers a vector may have, the most last.
+    vector_sizes: tuple[int, ...] = ()
     default_max_output: int = DEFAULT_MAX_OUTPUT
 
 
@@ -34,7 +36,7 @@ def load_catalogue(specs: Sequence[ModelSpec], state_dir: Path) -> Mapping[str, 
 
 def _load(spec: ModelSpec, state_dir: Path, tokenizers: dict[Path, Tokenizer]) -> ServedModel:
     folder = ensure_model(spec, state_dir, None)
-    config = ModelConfig.from_dir(folder)
+    config = read_model_config(folder)
     if folder not in tokenizers:
         tokenizers[folder] = Tokenizer.from_dir(folder)
     return ServedModel(
@@ -42,5 +44,6 @@ def _load(spec: ModelSpec, state_dir: Path, tokenizers: dict[Path, Tokenizer]) -
         tokenizer=tokenizers[folder],
         context_length=min(config.max_model_len, spec.max_model_len or config.max_model_len),
         vocab_size=config.vocab_size,
+        vector_sizes=(*config.shorter, config.hidden_size) if isinstance(config, EncoderConfig) else (),
         created=int((folder / "config.json").stat().st_mtime),
     )

@@ -26,7 +26,7 @@ from inference_worker.protocol import (
     Failed,
     Job,
     Released,
-    Tokens,
+    StreamEvent,
     UsageEvent,
     claim_key,
     control_channel,
@@ -73,7 +73,7 @@ class Dispatcher:
         self._keep_seconds = keep_seconds
         self._most_queued = most_queued
         self.generations: dict[str, Generation] = {}
-        self.queues: dict[str, FairQueue[Generation]] = {}
+        self.queues: dict[tuple[str, bool], FairQueue[Generation]] = {}  # by model, and whether of the batch class
         self._seconds: dict[str, float] = {}  # model -> how long a leg takes, from being sent to its end
         self._outbox: list[Generation] = []
         self._to_send = asyncio.Event()
@@ -98,7 +98,7 @@ class Dispatcher:
 
     # In: a queue, fair between tenants, and out of it as replicas have credits.
 
-    def require_room(self, model: str, tenant: int, weight: float = 1.0) -> None:
+    def require_room(self, model: str, tenant: int, weight: float = 1.0, *, batch: bool = False) -> None:
         """Refuse early what nobody could serve, or not in time.
 
         Raises:
@@ -106,8 +106,8 @@ class Dispatcher:
         """
         if not self.replicas.serving(model):
             raise ApiError("model_loading", f"The model {model!r} is not ready yet; please try again.", retry_after=2)
-        queue = self._queue(model)
-        if not len(queue):
+        queue = self._queue(model, batch=False)
+        if batch or not len(queue):  # batches wait as long as it takes
             return
         wait = self._wait(model, tenant, weight)
         if queue.full(tenant) or (wait or 0) > self.queue_seconds:
@@ -126,7 +126,8 @@ class Dispatcher:
         generation = Generation(errand, self.broker)
         model, tenant = generation.model, generation.tenant
         try:
-            self._queue(model).put(tenant, errand.weight, errand.cost, generation, long=errand.long)
+            queue = self._queue(model, generation.batch)
+            queue.put(tenant, errand.weight, errand.cost, generation, long=errand.long)
         except QueueFull:
             raise self.overloaded(model, self._wait(model, tenant, errand.weight)) from None
         self.generations[generation.request_id] = generation
@@ -140,8 +141,13 @@ class Dispatcher:
         self.finish(generation)
 
     def pump(self, model: str) -> None:
-        """Send what replicas have credits for."""
-        queue = self._queue(model)
+        """Send what replicas have credits for; batches' requests when nothing else waits."""
+        for batch in (False, True):
+            self._pump(model, self._queue(model, batch))
+            if len(self._queue(model, batch)):
+                return
+
+    def _pump(self, model: str, queue: FairQueue[Generation]) -> None:
         while (generation := queue.peek()) is not None:
             choice = self.placement.choose(generation.job)
             if choice is None:
@@ -150,7 +156,7 @@ class Dispatcher:
             waited = time.monotonic() - generation.waiting_since
             generation.queued, generation.target = False, choice.replica_id
             generation.sent_at = time.monotonic()
-            self.placement.sent(choice.replica_id)
+            self.placement.sent(choice.replica_id, batch=generation.batch)
             legs = generation.errand.why.setdefault("legs", [])
             legs.append(
                 {
@@ -172,7 +178,8 @@ class Dispatcher:
         self._leave_replica(generation)
         if not generation.over:
             generation.queued, generation.waiting_since = True, time.monotonic()
-            self._queue(generation.model).put_back(generation.tenant, generation.errand.weight, generation)
+            queue = self._queue(generation.model, generation.batch)
+            queue.put_back(generation.tenant, generation.errand.weight, generation)
             self.pump(generation.model)
 
     def restart(self, generation: Generation, attempt: int) -> None:
@@ -193,24 +200,25 @@ class Dispatcher:
         if generation.target != replica_id:  # an earlier doorbell was answered after all
             self._leave_replica(generation)
             if generation.queued:
-                self._queue(generation.model).remove(generation.tenant, generation)
+                self._queue(generation.model, generation.batch).remove(generation.tenant, generation)
                 generation.queued = False
             generation.target = replica_id
-            self.placement.sent(replica_id)
+            self.placement.sent(replica_id, batch=generation.batch)
         generation.owner = replica_id
-        self.placement.claimed(replica_id)
+        self.placement.claimed(replica_id, batch=generation.batch)
 
     def finish(self, generation: Generation, used: int | None = None) -> None:
         """Nothing more is to come of it from a replica: its credit is free. `used`: tokens, if that is known."""
         if generation.over:
             return
         generation.over = True
-        queue = self._queue(generation.model)
+        queue = self._queue(generation.model, generation.batch)
         if generation.queued:
             queue.remove(generation.tenant, generation)
             generation.queued = False
         if used is not None:
             queue.refund(generation.tenant, max(0, generation.errand.cost - used))
+        if used is not None and not generation.batch:
             took = time.monotonic() - generation.sent_at
             before = self._seconds.setdefault(generation.model, took)
             self._seconds[generation.model] = before + _PACE * (took - before)
@@ -252,10 +260,10 @@ class Dispatcher:
         keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
         return bool(await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1)
 
-    def _queue(self, model: str) -> FairQueue[Generation]:
-        queue = self.queues.get(model)
+    def _queue(self, model: str, batch: bool) -> FairQueue[Generation]:
+        queue = self.queues.get((model, batch))
         if queue is None:
-            queue = self.queues[model] = FairQueue(self._most_queued)
+            queue = self.queues[model, batch] = FairQueue(self._most_queued)
         return queue
 
     def _wait(self, model: str, tenant: int, weight: float) -> float | None:
@@ -264,12 +272,12 @@ class Dispatcher:
         at_work = sum(self.placement.ours(replica_id) for replica_id in self.replicas.ready(model))
         if seconds is None or not at_work:
             return None
-        queue = self._queue(model)
+        queue = self._queue(model, batch=False)
         return (queue.waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
     def _leave_replica(self, generation: Generation) -> None:
         if generation.target is not None:
-            self.placement.ended(generation.target, claimed=generation.owner is not None)
+            self.placement.ended(generation.target, claimed=generation.owner is not None, batch=generation.batch)
         generation.target = generation.owner = None
 
     async def _send_outbox(self) -> None:
@@ -329,7 +337,7 @@ class Dispatcher:
 
     # Back: what replicas say.
 
-    def _accept(self, event: Claimed | Released | Tokens | End | Failed) -> None:
+    def _accept(self, event: StreamEvent) -> None:
         generation = self.generations.get(event.request_id)
         if generation is None:
             return

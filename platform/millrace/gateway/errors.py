@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millrace.gateway.limits import Standing
 
 OVERLOADED = "server_is_overloaded"
 
@@ -17,6 +20,9 @@ _BY_CODE = {
     "invalid_type": (400, "invalid_request_error"),
     "invalid_value": (400, "invalid_request_error"),
     "invalid_json": (400, "invalid_request_error"),
+    "invalid_prompt": (400, "invalid_request_error"),
+    "invalid_schema": (400, "invalid_request_error"),
+    "unsupported_schema": (400, "invalid_request_error"),
     "invalid_api_key": (401, "invalid_request_error"),
     "model_not_allowed": (403, "permission_error"),
     "insufficient_scope": (403, "permission_error"),
@@ -24,10 +30,17 @@ _BY_CODE = {
     "model_not_found": (404, "invalid_request_error"),
     "not_found": (404, "invalid_request_error"),
     "method_not_allowed": (405, "invalid_request_error"),
+    "conflict": (409, "invalid_request_error"),
+    "idempotency_conflict": (409, "invalid_request_error"),
+    "outcome_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
+    "budget_exceeded": (429, "insufficient_quota"),
+    "quota_exceeded": (429, "insufficient_quota"),
+    "credit_balance_exhausted": (429, "insufficient_quota"),
     "cancelled": (499, "invalid_request_error"),
     "timeout": (504, "service_unavailable_error"),
+    "request_expired": (504, "service_unavailable_error"),
     OVERLOADED: (503, "service_unavailable_error"),
     "model_loading": (503, "service_unavailable_error"),
     "worker_lost": (503, "service_unavailable_error"),
@@ -36,7 +49,7 @@ _BY_CODE = {
 }
 _RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
 _NOT_AGAIN = frozenset({"not_served"})  # it would do the same again
-_ABOUT_MONEY = frozenset({"tenant_suspended"})
+_ABOUT_MONEY = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 
 
 class ApiError(Exception):
@@ -49,14 +62,14 @@ class ApiError(Exception):
         param: str | None = None,
         *,
         retry_after: float | None = None,
-        rate_headers: Sequence[tuple[bytes, bytes]] | None = None,
+        standings: Sequence[Standing] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
-        self.rate_headers = rate_headers  # how the limits stood, if that is known
+        self.standings = standings  # how the limits stood, if that is known
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 
     def body(self) -> dict[str, Any]:
@@ -67,7 +80,7 @@ class ApiError(Exception):
         headers = []
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
-        hopeless = self.status == 429 and self.retry_after is None
+        hopeless = self.status in (409, 429) and self.retry_after is None
         if self.code in _ABOUT_MONEY or self.code in _NOT_AGAIN or hopeless or (self.retry_after or 0) > 60:
             headers.append((b"x-should-retry", b"false"))
         if self.status == 401:

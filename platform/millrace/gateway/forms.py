@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from inference_worker.engine.request import SamplingParams, TokenUsage
-from inference_worker.protocol import End, Tokens
+from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.protocol import AnswerEvent
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)  # a JSON schema; empty: any object
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Breakpoint:
+    """The prompt up to here is to stay cached for `seconds` after its last use.
+
+    "Here" is after the first `tools` tools, if that is set, and else after all tools and the first `messages`
+    messages, of the last of which only `characters` of its content count, if that is set.
+    """
+
+    seconds: int  # 300 or 3600
+    tools: int | None = None
+    messages: int = 0
+    characters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -16,15 +42,28 @@ class InferenceRequest:
     """What a caller wants, whatever API it was asked through."""
 
     model: str
-    prompt: list[dict[str, Any]] | str | list[int]  # chat messages, text or token ids
+    # Chat messages, text or token ids. A message has `role` and `content` (a string), an assistant's maybe
+    # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool's its `tool_call_id`.
+    prompt: list[dict[str, Any]] | str | list[int]
     sampling: SamplingParams  # its max_tokens is not used: the admission decides
     max_tokens: int | None = None  # None: the caller did not say
-    tools: bool = False  # it brings tools
-    schema: bool = False  # its answer must follow a schema
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"  # or "none", "required", or the name of the one to call
+    parallel_tools: bool = True
+    structured: StructuredSpec | None = None  # the form the answer must have, but for what its tool calls must have
+    breakpoints: tuple[Breakpoint, ...] = ()  # in the order of the prompt
+    service_class: ServiceClass = ServiceClass.DEFAULT
+    priority: int = 0  # among the tenant's own requests of one class: lower first
     cache_key: str | None = None  # divides the tenant's own prompt cache further
+    metadata: dict[str, str] = field(default_factory=dict)  # the caller's own, kept with the record of decisions
+    user: str | None = None  # whom the caller serves, kept likewise
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    echo: bool = False  # the answer begins with the prompt
+    more_prompts: tuple[str | list[int], ...] = ()  # answered after the first, as more answers of one request
+    inputs: tuple[str | list[int], ...] = ()  # to be embedded, texts or token ids: then there is no prompt
+    asked: dict[str, Any] = field(default_factory=dict)  # what else the dialect's answer repeats of the request
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -37,6 +76,16 @@ class Form(msgspec.Struct, frozen=True):
     prompt_tokens: int
     include_usage: bool = False
     continuous_usage: bool = False
+    service_class: ServiceClass = ServiceClass.DEFAULT
+    n: int = 1  # answers to each prompt
+    prompts: int = 1
+    tools: list[str] = []  # names of those that the model may call
+    echo: list[list[int]] | None = None  # the prompts, if the answers begin with them
+    asked: dict[str, Any] = {}
+
+    @property
+    def answers(self) -> int:
+        return self.n * self.prompts
 
 
 encode_form = msgspec.msgpack.Encoder().encode
@@ -45,15 +94,16 @@ decode_form = msgspec.msgpack.Decoder(Form).decode
 
 class Writer(Protocol):
     """Turns a leg's events into one dialect. The same events give the same output, so a stream can be resumed by
-    writing it again from the start and leaving out what the client has had."""
+    writing it again from the start and leaving out what the client has had. Made of a `Form` and its model's
+    tokenizer (`writers.make_writer`), for one answer."""
 
-    def stream(self, event: Tokens | End) -> list[bytes]:
+    def stream(self, event: AnswerEvent) -> list[bytes]:
         """The server-sent events' data for this event, in order; maybe none."""
 
-    def whole(self, text: str, end: End) -> dict[str, Any]:
-        """The complete answer, for a caller who did not ask for a stream."""
+    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """The complete answer, for a caller who did not ask for a stream. The last event is the end."""
 
 
-def usage_so_far(form: Form, cached_tokens: int, output_tokens: int) -> TokenUsage:
-    """The usage of an answer under way."""
-    return TokenUsage(form.prompt_tokens - cached_tokens, cached_tokens, output=output_tokens)
+def usage_so_far(form: Form, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
+    """The usage of an answer under way; `prompt` as its first event told it."""
+    return dataclasses.replace(prompt or TokenUsage(uncached=form.prompt_tokens), output=output_tokens)

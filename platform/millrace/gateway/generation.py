@@ -8,6 +8,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from inference_worker.engine.request import ServiceClass
 from inference_worker.protocol import Job
 from millrace.gateway.streams import EventBuffer, LogEvent
 
@@ -26,7 +27,7 @@ class Errand:
     @property
     def cost(self) -> int:
         """Tokens, at most."""
-        return len(self.job.prompt_token_ids) + self.job.params.max_tokens
+        return len(self.job.prompt_token_ids) + self.job.params.max_tokens * self.job.params.n
 
 
 class Generation:
@@ -39,6 +40,7 @@ class Generation:
         self.leg = self.job.envelope.leg
         self.model = self.job.envelope.model
         self.tenant = self.job.envelope.tenant_id
+        self.batch = self.job.service_class == ServiceClass.BATCH
         self.buffer = EventBuffer(broker, self.request_id, errand.first_attempt)
         self.queued = True  # waits here for a replica's credit
         self.written = False  # its claim record is in the broker

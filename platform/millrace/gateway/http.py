@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,18 +18,24 @@ import structlog
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
+from millrace.gateway import tracing
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.dialects import OPENAI, Dialect
 from millrace.gateway.errors import OVERLOADED, ApiError
+from millrace.gateway.idempotency import Answer, Once, Replay
 from millrace.gateway.ids import new_request_id
+from millrace.gateway.limits import Standing
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
 STALLED_SECONDS = 60.0  # a client that has read next to nothing for so long is cut off; it can resume
 TELL_SECONDS = 1.0
+FILE_PART_BYTES = 2**18
 CANCEL_AGAIN_SECONDS = 0.1
 Headers = list[tuple[bytes, bytes]]
+_TYPE = b'{"type":"'
 
 
 class HttpConsumer(AsyncConsumer):
@@ -37,23 +44,30 @@ class HttpConsumer(AsyncConsumer):
     channel_layer_alias = None  # type: ignore[assignment]  # no channel layer: its core layer drops messages, and tokens have streams of their own
     method = "POST"
     endpoint = ""
+    words: Dialect = OPENAI
+    logged = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._body: list[bytes] = []
         self._size = 0
+        self._whole_body: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._responding = False
         self._complete = False  # the response is
+        self.told = "nothing"  # the status sent, or what went wrong after it
         self._telling = False  # the caller is being told that the key died
+        self.once: Once | None = None  # the call has an Idempotency-Key
         self.started = time.monotonic()
         self.key: KeySnapshot | None = None
         self.key_died: ApiError | None = None  # while the request was under way
-        self.rate_headers: Headers | None = None  # of the caller's limits, as soon as they are known
+        self.standings: Sequence[Standing] | None = None  # of the caller's limits, as soon as they are known
+        self._events_sent = 0
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
+        tracing.begin(self.request_id, self.headers.get(b"traceparent"))
         with contextlib.suppress(StopConsumer):
             while True:
                 await self.dispatch(await receive())
@@ -79,7 +93,21 @@ class HttpConsumer(AsyncConsumer):
         self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
         # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
         self.gateway.live.add(self.key, self._end)
+        tracing.name_tenant(self.key)
+        if self.http_method == "POST" and self._whole_body is not None:
+            await self.do_once(self._whole_body)
         return self.key
+
+    async def do_once(self, sent: bytes) -> None:
+        """If the call has an Idempotency-Key, go on only if it is the first. `sent`: the body, or its hash.
+
+        Raises:
+            Replay, ApiError: it is not.
+        """
+        name = self.headers.get(b"idempotency-key")
+        if name is not None and self.key is not None:
+            call = self.scope["path"].encode() + b"\0" + sent
+            self.once = await self.gateway.idempotency.begin(self.key, name, call, self.request_id)
 
     async def handle(self, body: bytes) -> None:
         """Answer the request."""
@@ -113,8 +141,13 @@ class HttpConsumer(AsyncConsumer):
             if not self._complete:
                 await self._tell(self.key_died)
         finally:
+            if self.logged:
+                took = round((time.monotonic() - self.started) * 1000)
+                log.info("request", request_id=self.request_id, endpoint=self.endpoint, status=self.told, ms=took)
             if self.key is not None:
                 self.gateway.live.remove(self.key, self._end)
+            if self.once is not None:
+                await asyncio.shield(self.once.end())
 
     async def _answer(self, body: bytes, too_large: bool) -> None:
         try:
@@ -123,7 +156,10 @@ class HttpConsumer(AsyncConsumer):
                 raise ApiError("request_too_large", f"The request body is larger than {limit} bytes.")
             if self.http_method != self.method:
                 raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
+            self._whole_body = body
             await self.handle(body)
+        except Replay as replay:
+            await self._replay(replay.answer)
         except ApiError as fault:
             await self.respond_error(fault)
         except redis.RedisError as fault:
@@ -153,16 +189,24 @@ class HttpConsumer(AsyncConsumer):
         except TimeoutError:  # it does not read
             self._abort()
 
+    async def _replay(self, answer: Answer) -> None:
+        """Answer again as it was answered before."""
+        self.request_id = answer.request_id
+        await self._start(answer.status, [*answer.headers, (b"idempotent-replayed", b"true")])
+        await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
     async def respond_error(self, fault: ApiError) -> None:
         """Tell the fault as a status, or as the last event of a stream already begun."""
+        if self.once is not None:
+            self.once.failed = True
         if self._responding:
             self.count(f"stream_{fault.code}")
-            body = msgspec.json.encode(fault.body())
-            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": False})
+            body = sse(self.words.event(fault, self.stream_id, self._events_sent))
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
         else:
-            if fault.rate_headers is not None:
-                self.rate_headers = list(fault.rate_headers)
-            await self.respond_json(fault.status, fault.body(), fault.headers())
+            if fault.standings is not None:
+                self.standings = fault.standings
+            await self.respond_json(self.words.status(fault), self.words.body(fault, self.request_id), fault.headers())
 
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)
@@ -172,6 +216,22 @@ class HttpConsumer(AsyncConsumer):
         await self._start(status, head + (headers or []))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
+    async def respond_file(self, name: str, content_type: bytes) -> None:
+        """Send a stored file, as fast as the client reads."""
+        path = self.gateway.storage.path(name)
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError:
+            raise ApiError("not_found", f"The contents of {name!r} are gone.") from None
+        with file:
+            size = path.stat().st_size
+            await self._start(200, [(b"content-type", content_type), (b"content-length", str(size).encode())])
+            sent = 0
+            while sent < size:
+                part = await asyncio.to_thread(file.read, FILE_PART_BYTES)
+                sent += len(part)
+                await self._send({"type": "http.response.body", "body": part, "more_body": sent < size})
+
     async def start_stream(self, headers: Headers) -> None:
         """Begin a stream of server-sent events."""
         head = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -180,7 +240,8 @@ class HttpConsumer(AsyncConsumer):
     async def send_events(self, datas: list[bytes], first: int, *, last: bool = False) -> None:
         """Send server-sent events with the ids `<request>:<first>` and on. Waits while the client is slow."""
         name = self.stream_id.encode()
-        parts = [b"id: %s:%d\ndata: %s\n\n" % (name, first + n, data) for n, data in enumerate(datas)]
+        parts = [b"id: %s:%d\n%s" % (name, first + n, sse(data)) for n, data in enumerate(datas)]
+        self._events_sent = first + len(datas)
         await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
 
     @property
@@ -189,17 +250,21 @@ class HttpConsumer(AsyncConsumer):
         return self.request_id
 
     def count(self, status: str) -> None:
+        self.told = status
         self.gateway.metrics.requests.labels(self.endpoint, status).inc()
 
     async def _start(self, status: int, headers: Headers) -> None:
-        rates = self.rate_headers
-        if rates is None:
-            rates = [] if self.key is None else await self.gateway.admission.standing(self.key)
+        standings = self.standings
+        if standings is None:
+            standings = [] if self.key is None else await self.gateway.admission.standing(self.key)
+        rates = self.words.rates(standings)
         self._responding = True
+        if self.once is not None:
+            self.once.began(status, headers)
         self.count(str(status))
         took = round((time.monotonic() - self.started) * 1000)
         common = [
-            (b"x-request-id", self.request_id.encode()),
+            *[(name, self.request_id.encode()) for name in self.words.id_headers],
             (b"openai-processing-ms", str(took).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
@@ -207,6 +272,10 @@ class HttpConsumer(AsyncConsumer):
 
     async def _send(self, message: Any) -> None:
         """Send, and wait while the client reads slowly; cut it off when it seems to have stopped."""
+        if self.once is not None and message["type"] == "http.response.body":
+            self.once.sent(message["body"])
+            if not message["more_body"]:
+                await self.once.keep(self.request_id)
         try:
             async with asyncio.timeout(STALLED_SECONDS):
                 await self.base_send(message)
@@ -221,3 +290,11 @@ class HttpConsumer(AsyncConsumer):
         transport = getattr(getattr(self.base_send, "__self__", None), "transport", None)  # uvicorn's
         if transport is not None:
             transport.abort()
+
+
+def sse(data: bytes) -> bytes:
+    """A server-sent event. Data that begins with its type has that for its name too: so Anthropic's events want it, and
+    those of OpenAI's responses."""
+    named = data.startswith(_TYPE)
+    name = b"event: %s\n" % data[len(_TYPE) : data.index(b'"', len(_TYPE))] if named else b""
+    return b"%sdata: %s\n\n" % (name, data)

@@ -7,8 +7,10 @@ import hashlib
 import hmac
 
 from inference_worker.protocol import Envelope, Job
+from millrace.gateway import tools, tracing
 from millrace.gateway.admission import Demand, Terms
 from millrace.gateway.forms import InferenceRequest
+from millrace.gateway.prompts import Prompt
 
 
 class JobMaker:
@@ -17,7 +19,7 @@ class JobMaker:
         self._cache_secret = cache_secret.encode()
         self._request_seconds = request_seconds
 
-    def make(self, demand: Demand, terms: Terms, request: InferenceRequest, prompt: list[int], *, leg: int) -> Job:
+    def make(self, demand: Demand, terms: Terms, request: InferenceRequest, prompt: Prompt, *, leg: int) -> Job:
         """One leg's job, for the first of the demand's candidates."""
         key, model = demand.key, demand.candidates[0].model.name
         envelope = Envelope(
@@ -32,14 +34,21 @@ class JobMaker:
             slice_id=terms.slice_id,
             fence=terms.fence,
             hold=terms.hold,
+            traceparent=tracing.current(),
         )
         return Job(
             envelope=envelope,
             gateway_id=self._gateway_id,
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt.ids,
             params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
             cache_salt=self._cache_salt(key.tenant_id, model, request.cache_key),
             deadline=demand.admitted_at / 1e6 + self._request_seconds,
+            weight=key.weight,
+            service_class=request.service_class,
+            priority=request.priority,
+            breakpoints=prompt.breakpoints,
+            input_lengths=prompt.input_lengths,
+            structured=tools.spec(request) or request.structured,
         )
 
     def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:

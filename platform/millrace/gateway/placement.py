@@ -7,7 +7,8 @@ all requests is passed over: affinity saves a prefill, a queue costs more than o
 finding again and go where there is least to do.
 
 Nothing is sent beyond a replica's credits: its batch and a few more, which its engine has at hand when a place is free,
-less what it has. That is known from its heartbeat, twice a second, and from what this gateway sent and saw end.
+less what it has. That is known from its heartbeat, twice a second, and from what this gateway sent and saw end. Work of
+the batch class takes no credit from the rest: the engine makes room for these within a step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from inference_worker.engine.request import ServiceClass
 from inference_worker.protocol import Heartbeat, Job
 from millrace.gateway.replicas import ReplicaBoard
 
@@ -40,43 +42,48 @@ class Placement:
 
     def __init__(self, board: ReplicaBoard) -> None:
         self._board = board
-        self._ours: Counter[str] = Counter()  # legs of this gateway that are sent and not ended
-        self._claimed: Counter[str] = Counter()  # those of them that the replica has claimed: its heartbeat has them
-        self._others: dict[str, tuple[int, int]] = {}  # heartbeat, and what it told of other gateways' requests
+        # Replica, and whether they are of the batch class: so many legs.
+        self._ours: Counter[tuple[str, bool]] = Counter()  # of this gateway that are sent and not ended
+        self._claimed: Counter[tuple[str, bool]] = Counter()  # of those, that are claimed: the heartbeat has them
+        self._others: Counter[tuple[str, bool]] = Counter()  # other gateways', as the heartbeat told
+        self._beats: dict[str, int] = {}
 
-    def sent(self, replica_id: str) -> None:
-        self._ours[replica_id] += 1
+    def sent(self, replica_id: str, *, batch: bool = False) -> None:
+        self._ours[replica_id, batch] += 1
 
-    def claimed(self, replica_id: str) -> None:
-        self._claimed[replica_id] += 1
+    def claimed(self, replica_id: str, *, batch: bool = False) -> None:
+        self._claimed[replica_id, batch] += 1
 
-    def ended(self, replica_id: str, *, claimed: bool) -> None:
-        self._ours[replica_id] -= 1
+    def ended(self, replica_id: str, *, claimed: bool, batch: bool = False) -> None:
+        self._ours[replica_id, batch] -= 1
         if claimed:
-            self._claimed[replica_id] -= 1
+            self._claimed[replica_id, batch] -= 1
 
     def observe(self) -> None:
         """Take in new heartbeats."""
         live = self._board.live()
         for replica_id, beat in live.items():
-            if self._others.get(replica_id, (0, 0))[0] != beat.beat:
-                others = max(0, beat.running + beat.waiting - self._claimed[replica_id])
-                self._others[replica_id] = (beat.beat, others)
-        for gone in self._others.keys() - live.keys():
-            del self._others[gone]
+            if self._beats.get(replica_id) != beat.beat:
+                self._beats[replica_id] = beat.beat
+                for batch, told in ((True, beat.batch), (False, beat.running + beat.waiting - beat.batch)):
+                    self._others[replica_id, batch] = max(0, told - self._claimed[replica_id, batch])
+        for gone in self._beats.keys() - live.keys():
+            del self._beats[gone], self._others[gone, False], self._others[gone, True]
         for counter in (self._ours, self._claimed):
             for idle in [name for name, count in counter.items() if count <= 0]:
                 del counter[idle]
 
     def ours(self, replica_id: str) -> int:
-        """Legs of this gateway that it has."""
-        return self._ours[replica_id]
+        """Legs of this gateway that it has, without batches'."""
+        return self._ours[replica_id, False]
 
-    def load(self, replica_id: str) -> int:
-        return self._ours[replica_id] + self._others.get(replica_id, (0, 0))[1]
+    def load(self, replica_id: str, *, batch: bool = False) -> int:
+        """Requests that it has; for one that is not of the batch class, those of that class do not count."""
+        classes = (False, True) if batch else (False,)
+        return sum(self._ours[replica_id, each] + self._others[replica_id, each] for each in classes)
 
-    def credits(self, replica_id: str, beat: Heartbeat) -> int:
-        return beat.max_batch + max(1, beat.max_batch // 8) - self.load(replica_id)
+    def credits(self, replica_id: str, beat: Heartbeat, *, batch: bool = False) -> int:
+        return beat.max_batch + max(1, beat.max_batch // 8) - self.load(replica_id, batch=batch)
 
     def capacity(self, model: str) -> int:
         """Requests that all replicas of the model could take now."""
@@ -84,25 +91,25 @@ class Placement:
 
     def choose(self, job: Job) -> Choice | None:
         """Where to send the leg; None: nobody has a credit left."""
-        ready = self._board.ready(job.envelope.model)
-        credits = {name: left for name, beat in ready.items() if (left := self.credits(name, beat)) > 0}
+        ready, batch = self._board.ready(job.envelope.model), job.service_class == ServiceClass.BATCH
+        credits = {name: left for name, beat in ready.items() if (left := self.credits(name, beat, batch=batch)) > 0}
         if not credits:
             return None
         preferred = _by_affinity(job, ready)
         if preferred:
-            loads = {name: self.load(name) for name in ready}
+            loads = {name: self.load(name, batch=batch) for name in ready}
             bound = max(FEW, BOUND * (sum(loads.values()) + 1) / len(ready))
             for rank, name in enumerate(preferred):
                 if name in credits and loads[name] <= bound:
                     return Choice(name, "spill" if rank else "prefix", loads[name], credits[name])
-        name = min(credits, key=lambda each: (self.load(each) / ready[each].max_batch, each))
-        return Choice(name, "load", self.load(name), credits[name])
+        name = min(credits, key=lambda each: (self.load(each, batch=batch) / ready[each].max_batch, each))
+        return Choice(name, "load", self.load(name, batch=batch), credits[name])
 
 
 def _by_affinity(job: Job, replicas: Mapping[str, Heartbeat]) -> Sequence[str]:
     """The replicas in the order this prompt prefers; empty if it is too short to care."""
     start = job.prompt_token_ids[:AFFINITY_TOKENS]
-    if len(start) < AFFINITY_TOKENS:
+    if len(start) < AFFINITY_TOKENS or job.input_lengths:  # nothing is cached of what is embedded
         return ()
     key = hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in start), key=job.cache_salt).digest()
     return sorted(replicas, key=lambda name: hashlib.blake2b(name.encode(), key=key[:32]).digest(), reverse=True)

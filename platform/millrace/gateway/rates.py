@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 
 from millrace.gateway.limits import DAY, ENFORCED, MINUTE, Check, Standing
 
 Headers = list[tuple[bytes, bytes]]
 COUNTED = ("requests", "input", "output", "total")
 _FAMILIES = (("requests", ("requests",)), ("tokens", ("input", "output", "total")))
+_FINER = (*_FAMILIES, ("input-tokens", ("input",)), ("output-tokens", ("output",)))
 _PERIODS = {MINUTE: "minute", DAY: "day"}
 _WHOSE = {"key": "this API key", "project": "this project", "tenant": "this account"}
 
 
 def headers(standings: Iterable[Standing]) -> Headers:
     """`x-ratelimit-…` for requests and for tokens, each of the limit with the least left. Without a limit, none."""
-    enforced = [standing for standing in standings if standing.check.group == ENFORCED]
     found: Headers = []
-    for family, counts in _FAMILIES:
-        of_family = [standing for standing in enforced if standing.check.counts in counts]
-        if not of_family:
-            continue
-        least = min(of_family, key=lambda standing: standing.share)
+    for family, least in _least(standings, _FAMILIES):
         values = {"limit": least.check.limit, "remaining": least.remaining, "reset": duration(least.reset_ms)}
         found += [(f"x-ratelimit-{name}-{family}".encode(), str(value).encode()) for name, value in values.items()]
     return found
+
+
+def anthropic_headers(standings: Iterable[Standing], now: datetime) -> Headers:
+    """`anthropic-ratelimit-…`, likewise; resets are points in time."""
+    found: Headers = []
+    for family, least in _least(standings, _FINER):
+        full_at = now + timedelta(milliseconds=least.reset_ms + 999)
+        values = {"limit": least.check.limit, "remaining": least.remaining, "reset": f"{full_at:%Y-%m-%dT%H:%M:%SZ}"}
+        found += [
+            (f"anthropic-ratelimit-{family}-{name}".encode(), str(value).encode()) for name, value in values.items()
+        ]
+    return found
+
+
+def _least(
+    standings: Iterable[Standing], families: Iterable[tuple[str, tuple[str, ...]]]
+) -> Iterator[tuple[str, Standing]]:
+    """Of each family that has limits, the one with the least left."""
+    enforced = [standing for standing in standings if standing.check.group == ENFORCED]
+    for family, counts in families:
+        of_family = [standing for standing in enforced if standing.check.counts in counts]
+        if of_family:
+            yield family, min(of_family, key=lambda standing: standing.share)
 
 
 def duration(milliseconds: int) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import redis.asyncio as redis
 
 from inference_worker.protocol import claim_key, gateway_stream
+from millrace.gateway.cancelling import cancel_and_wait
 
 READER_SECONDS = 10  # how long a reader's mark outlives it
 
@@ -26,6 +32,23 @@ class Readers:
             pipe.zadd(key, {reader: time.time() + READER_SECONDS})
             pipe.expire(key, 2 * READER_SECONDS)
             await pipe.execute()
+
+    @asynccontextmanager
+    async def reading(self, request_id: str) -> AsyncIterator[str]:
+        """Somebody reads until the context's end; gives the reader's name."""
+        reader = secrets.token_hex(8)
+        await self.mark(request_id, reader)
+        marking = asyncio.create_task(self._mark_again(request_id, reader))
+        try:
+            yield reader
+        finally:
+            await cancel_and_wait([marking])
+
+    async def _mark_again(self, request_id: str, reader: str) -> None:
+        while True:
+            await asyncio.sleep(READER_SECONDS / 3)
+            with contextlib.suppress(redis.RedisError):
+                await self.mark(request_id, reader)
 
     async def any(self, request_id: str) -> bool:
         """Whether somebody resumed the stream and still reads."""

@@ -7,10 +7,24 @@ from typing import Any
 
 from django.urls import path, re_path
 
+from millrace.gateway.endpoints.batches import Batch, Batches, CancelBatch, CreateBatch
+from millrace.gateway.endpoints.files import CreateFile, DeleteFile, File, FileContent, Files
 from millrace.gateway.endpoints.health import Healthz, Metrics, Readyz
-from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Unknown
+from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Embeddings, Unknown
+from millrace.gateway.endpoints.message_batches import (
+    CancelMessageBatch,
+    CreateMessageBatch,
+    DeleteMessageBatch,
+    MessageBatch,
+    MessageBatches,
+    MessageBatchResults,
+)
+from millrace.gateway.endpoints.messages import CountTokens, Messages
 from millrace.gateway.endpoints.models import Model, Models
+from millrace.gateway.endpoints.outcomes import ReportOutcome
+from millrace.gateway.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.endpoints.resume import ResumeStream
+from millrace.gateway.endpoints.websocket import realtime_chat, refuse_socket
 from millrace.gateway.endpoints.why import Why
 from millrace.gateway.http import HttpConsumer
 
@@ -19,16 +33,45 @@ def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
     return consumer.as_asgi()
 
 
+def _by_method(*consumers: type[HttpConsumer]) -> Callable[..., Any]:
+    """One path, a consumer for each method; the first one refuses the others."""
+    applications = {consumer.method: _application(consumer) for consumer in consumers}
+    first = applications[consumers[0].method]
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await applications.get(scope["method"], first)(scope, receive, send)
+
+    return application
+
+
 # Channels routes to ASGI applications, where Django's `path` is typed for views.
 ROUTES: list[Any] = [
     path("v1/chat/completions", _application(ChatCompletions)),
     path("v1/completions", _application(Completions)),
+    path("v1/embeddings", _application(Embeddings)),
+    path("v1/files", _by_method(CreateFile, Files)),
+    path("v1/files/<str:file_id>", _by_method(File, DeleteFile)),
+    path("v1/files/<str:file_id>/content", _application(FileContent)),
+    path("v1/batches", _by_method(CreateBatch, Batches)),
+    path("v1/batches/<str:batch_id>", _application(Batch)),
+    path("v1/batches/<str:batch_id>/cancel", _application(CancelBatch)),
+    path("v1/responses", _application(CreateResponse)),
+    path("v1/responses/<str:response_id>", _application(ResumeResponse)),
+    path("v1/messages", _application(Messages)),
+    path("v1/messages/count_tokens", _application(CountTokens)),
+    path("v1/messages/batches", _by_method(CreateMessageBatch, MessageBatches)),
+    path("v1/messages/batches/<str:batch_id>", _by_method(MessageBatch, DeleteMessageBatch)),
+    path("v1/messages/batches/<str:batch_id>/cancel", _application(CancelMessageBatch)),
+    path("v1/messages/batches/<str:batch_id>/results", _application(MessageBatchResults)),
     path("v1/models", _application(Models)),
     path("v1/models/<path:name>", _application(Model)),
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
     path("v1/requests/<str:request_id>/why", _application(Why)),
+    path("v1/requests/<str:request_id>/outcome", _application(ReportOutcome)),
     path("healthz", _application(Healthz)),
+    path("health", _application(Healthz)),  # where load clients look, as vLLM has it
     path("readyz", _application(Readyz)),
     path("metrics", _application(Metrics)),
     re_path(r"^v1/", _application(Unknown)),
 ]
+SOCKETS: list[Any] = [path("v1/realtime/chat", realtime_chat), re_path("", refuse_socket)]

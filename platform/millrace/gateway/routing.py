@@ -39,6 +39,10 @@ class Router:
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
 
+    def served(self, name: str) -> ServedModel | None:
+        """The deployment of this name."""
+        return self._models.get(name)
+
     def visible(self, key: KeySnapshot) -> dict[str, ServedModel]:
         """The names this key may ask for, each with the model to describe it by."""
         found = dict(self._models)

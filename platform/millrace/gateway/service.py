@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import End, Failed, Tokens
+from inference_worker.engine.request import ServiceClass, TokenUsage
+from inference_worker.protocol import AnswerEvent, End, Failed, Tokens
 from millrace.gateway.admission import Admission, Demand, Ticket
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dispatch import Dispatcher
@@ -21,16 +22,15 @@ from millrace.gateway.jobs import JobMaker
 from millrace.gateway.limits import is_long
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
-from millrace.gateway.openai import chat, completions
-from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
-from millrace.gateway.prompts import tokenise
+from millrace.gateway.prompts import Prompt, tokenise
 from millrace.gateway.readers import Readers
 from millrace.gateway.routing import Candidate, Route, Router
+from millrace.gateway.several import merged, part_id, whole_id
+from millrace.gateway.writers import make_writer
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
-WRITERS: Mapping[str, Callable[[Form], Writer]] = {chat.DIALECT: ChatWriter, completions.DIALECT: CompletionWriter}
 READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that means to come back
 LOOK_SECONDS = 1.0
 END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
@@ -54,7 +54,7 @@ class Call:
         request: InferenceRequest,
         dialect: str,
         request_id: str,
-        prompt: list[int],
+        prompt: Prompt,
         measure: ServedModel,
         route: Route,
     ) -> None:
@@ -69,6 +69,7 @@ class Call:
         self.why = route.why
         self.admitted_at = time.time_ns() // 1000
         self.started = time.monotonic()
+        self.more: list[Call] = []  # of the request's further prompts
         self.legs = 0
         self.usage: TokenUsage | None = None
         self.tokens_seen = 0  # generated, as far as events told
@@ -84,7 +85,7 @@ class Call:
         return self.candidate.model.name
 
     def writer(self) -> Writer:
-        return WRITERS[self.dialect](self.form)
+        return make_writer(self.form, self.candidate.model.tokenizer)
 
     def may_fall_back(self, fault: ApiError) -> bool:
         """Whether another candidate may try after this failure."""
@@ -122,21 +123,62 @@ class InferenceService:
         Raises:
             ApiError: it cannot be served; nothing was taken.
         """
-        measure = self._router.measure(key, request.model)
-        prompt = await tokenise(measure, request.prompt)
-        route = self._router.route(
-            key, request.model, request_id, len(prompt), tools=request.tools, schema=request.schema
-        )
-        call = Call(key, request, dialect, request_id, prompt, measure, route)
-        await self._next_leg(call)
+        call = await self._begin(key, request, dialect, request_id)
+        try:
+            for number, prompt in enumerate(request.more_prompts, 1):
+                part = dataclasses.replace(request, prompt=prompt, more_prompts=())
+                call.more.append(await self._begin(key, part, dialect, part_id(request_id, number)))
+        except BaseException:
+            self.let_go(call)
+            raise
         return call
 
-    async def events(self, call: Call) -> AsyncIterator[Tokens | End]:
+    async def count(self, key: KeySnapshot, request: InferenceRequest) -> int:
+        """The tokens of the request's prompt.
+
+        Raises:
+            ApiError: the key may not use its model, or it is no prompt for that.
+        """
+        return len((await tokenise(self._router.measure(key, request.model), request)).ids)
+
+    def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
         """The answer's events, the last of them its end.
 
         Raises:
             ApiError: the request failed; before the first event this can still be an HTTP status.
         """
+        return merged([self._events(part) for part in (call, *call.more)], call.request.sampling.n)
+
+    def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
+        """The caller is done with the request, or gone. Called once for every call, however it ended."""
+        for part in (call, *call.more):
+            self._in_background(self._close(part, means_to_return))
+
+    async def drain(self) -> None:
+        """Wait for what is still being cancelled or closed."""
+        self._stopping.set()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # One prompt.
+
+    async def _begin(self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str) -> Call:
+        measure = self._router.measure(key, request.model)
+        prompt = await tokenise(measure, request)
+        route = self._router.route(
+            key,
+            request.model,
+            request_id,
+            len(prompt.ids),
+            tools=bool(request.tools),
+            schema=request.structured is not None,
+        )
+        why = route.why
+        why |= {name: told for name in ("metadata", "user") if (told := getattr(request, name))}
+        call = Call(key, request, dialect, request_id, prompt, measure, route)
+        await self._next_leg(call)
+        return call
+
+    async def _events(self, call: Call) -> AsyncIterator[AnswerEvent]:
         first = True
         while True:
             event = await call.generation.next_event()
@@ -157,20 +199,22 @@ class InferenceService:
                 call.usage = event.usage
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
-            else:
+            elif isinstance(event, Tokens):
                 call.tokens_seen += len(event.token_ids)
             yield event
             if isinstance(event, End):
                 return
 
-    def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
-        """The caller is done with the request, or gone. Called once for every call, however it ended."""
-        self._in_background(self._close(call, means_to_return))
+    def writer(self, form: Form) -> Writer:
+        """For an answer that is followed.
 
-    async def drain(self) -> None:
-        """Wait for what is still being cancelled or closed."""
-        self._stopping.set()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        Raises:
+            ApiError: 404, its model is not served here any more.
+        """
+        model = self._router.served(form.model)
+        if model is None:
+            raise ApiError("not_found", f"The model {form.model!r} of this request is not served here any more.")
+        return make_writer(form, model.tokenizer)
 
     # Legs.
 
@@ -192,20 +236,23 @@ class InferenceService:
     async def _begin_leg(self, call: Call) -> None:
         key, model = call.key, call.candidate.model
         if model.tokenizer is not call.counted_by:
-            call.prompt, call.counted_by = await tokenise(model, call.request.prompt), model.tokenizer
-        self._dispatcher.require_room(model.name, key.tenant_id, key.weight)
+            call.prompt, call.counted_by = await tokenise(model, call.request), model.tokenizer
+        batch = call.request.service_class == ServiceClass.BATCH
+        self._dispatcher.require_room(model.name, key.tenant_id, key.weight, batch=batch)
         demand = Demand(
             call.request_id,
             call.admitted_at,
             key,
             call.request.model,
             [call.candidate, *call.untried],
-            len(call.prompt),
+            len(call.prompt.ids),
             call.request.max_tokens,
+            call.request.sampling.n,
         )
+        echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
         try:
-            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket))
+            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket, echo))
         except BaseException:
             await ticket.close(None)
             raise
@@ -213,22 +260,33 @@ class InferenceService:
         call.legs += 1
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
-    def _errand(self, call: Call, demand: Demand, ticket: Ticket) -> Errand:
+    async def _echo(self, model: ServedModel, call: Call) -> list[list[int]]:
+        """The prompts, for an answer that begins with them."""
+        others = [dataclasses.replace(call.request, prompt=prompt) for prompt in call.request.more_prompts]
+        return [call.prompt.ids, *[(await tokenise(model, other)).ids for other in others]]
+
+    def _errand(self, call: Call, demand: Demand, ticket: Ticket, echo: list[list[int]] | None) -> Errand:
         request = call.request
         call.form = Form(
             call.dialect,
             call.request_id,
             call.model,
             call.admitted_at // 1_000_000,
-            len(call.prompt),
+            len(call.prompt.ids),
             request.include_usage,
             request.continuous_usage,
+            request.service_class,
+            request.sampling.n,
+            1 + len(request.more_prompts),
+            [tool.name for tool in request.tools] if request.tool_choice != "none" else [],
+            echo,
+            request.asked,
         )
         return Errand(
             job=self._jobs.make(demand, ticket.terms, request, call.prompt, leg=call.legs),
             form=encode_form(call.form),
             weight=call.key.weight,
-            long=is_long(demand.limit_sets, len(call.prompt)),
+            long=is_long(demand.limit_sets, len(call.prompt.ids)),
             first_attempt=call.generation.attempt + 1 if call.legs else 1,
             why=call.why,
         )
@@ -265,13 +323,14 @@ class InferenceService:
         stops, and the leg runs on for whoever resumes it at another."""
         died = asyncio.Event()
         with self._live.listed(call.key, lambda _: died.set()):
-            await self._readers.first_left(call.request_id)
+            name = whole_id(call.request_id)
+            await self._readers.first_left(name)
             alone = 0.0
             while alone < READERLESS_SECONDS and not call.generation.over and not died.is_set():
                 if self._stopping.is_set():
                     return False
                 await _first(died, self._stopping, seconds=LOOK_SECONDS)
-                alone = 0.0 if await self._readers.any(call.request_id) else alone + LOOK_SECONDS
+                alone = 0.0 if await self._readers.any(name) else alone + LOOK_SECONDS
         return True
 
     async def _abandon(self, generation: Generation) -> None:
@@ -295,10 +354,11 @@ class InferenceService:
                     if isinstance(event, End):
                         call.usage = event.usage
                         return
-                    call.tokens_seen += len(event.token_ids)
+                    if isinstance(event, Tokens):
+                        call.tokens_seen += len(event.token_ids)
         except TimeoutError:
             if call.tokens_seen:  # nobody told: what we saw was used at least
-                call.usage = TokenUsage(uncached=len(call.prompt), output=call.tokens_seen)
+                call.usage = TokenUsage(uncached=len(call.prompt.ids), output=call.tokens_seen)
 
     def _count(self, model: str, usage: TokenUsage) -> None:
         for token_class in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output"):

@@ -16,12 +16,9 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.protocol import (
-    Claimed,
-    End,
+    AnswerEvent,
     Failed,
-    Released,
     StreamEvent,
-    Tokens,
     decode_event,
     decode_events,
     gateway_stream,
@@ -32,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 BUFFERED_EVENTS = 256
 STREAM_SECONDS = 60  # a gateway's stream outlives it by this
-LogEvent = Tokens | End | Failed
+LogEvent = AnswerEvent | Failed
 LOST = "A part of this answer was lost; please send the request again."
 
 
@@ -71,7 +68,7 @@ def _in_order(payloads: list[bytes], first_seq: int) -> tuple[list[LogEvent], bo
     by_seq: dict[int, LogEvent] = {}
     for payload in payloads:
         event = decode_event(payload)
-        if isinstance(event, Tokens | End | Failed) and event.seq >= first_seq:
+        if isinstance(event, LogEvent) and event.seq >= first_seq:
             by_seq.setdefault(event.seq, event)
     events: list[LogEvent] = []
     while (found := by_seq.pop(first_seq + len(events), None)) is not None:
@@ -154,7 +151,7 @@ class EventBuffer:
             self.put(event)
 
 
-Sink = Callable[[Claimed | Released | Tokens | End | Failed], None]
+Sink = Callable[[StreamEvent], None]
 
 
 class StreamReader:

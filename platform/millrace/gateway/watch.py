@@ -57,7 +57,7 @@ class Watch:
                 beats: Any = await self._broker.hgetall(REPLICAS_KEY)
                 died = self._replicas.update(beats)
                 self._dispatcher.placement.observe()
-                for model in list(self._dispatcher.queues):
+                for model in {model for model, _ in self._dispatcher.queues}:
                     self._dispatcher.pump(model)
                 await self._answer_for(died)
                 await self._end_overdue()

@@ -8,6 +8,7 @@ from millrace.gateway.http import HttpConsumer
 class Healthz(HttpConsumer):
     endpoint = "healthz"
     method = "GET"
+    logged = False
 
     async def handle(self, body: bytes) -> None:
         await self.respond_json(200, {"status": "ok"})
@@ -16,6 +17,7 @@ class Healthz(HttpConsumer):
 class Readyz(HttpConsumer):
     endpoint = "readyz"
     method = "GET"
+    logged = False
 
     async def handle(self, body: bytes) -> None:
         checks = await self.gateway.readiness()
@@ -26,6 +28,7 @@ class Readyz(HttpConsumer):
 class Metrics(HttpConsumer):
     endpoint = "metrics"
     method = "GET"
+    logged = False
 
     async def handle(self, body: bytes) -> None:
         await self.gateway.read_settler_status()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from inference_worker.protocol import End, Tokens
+import structlog
+
+from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import InferenceRequest
+from millrace.gateway.following import Following, Gone
+from millrace.gateway.forms import InferenceRequest, Writer
 from millrace.gateway.http import Headers, HttpConsumer
-from millrace.gateway.openai import chat, completions
-from millrace.gateway.service import Call
+from millrace.gateway.idempotency import Once
+from millrace.gateway.openai import chat, completions, embeddings
+from tenants.snapshot import KeySnapshot
 
 
 class InferenceConsumer(HttpConsumer):
@@ -21,23 +25,62 @@ class InferenceConsumer(HttpConsumer):
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("inference")
         request = type(self).read(body)
+        if self.once is None or not await self._go_on(key, self.once, request):
+            await self._begin(key, request)
+
+    async def _begin(self, key: KeySnapshot, request: InferenceRequest) -> None:
         call = await self.gateway.service.begin(key, request, self.dialect, self.request_id)
         try:
             events = self.gateway.service.events(call)
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
             first = await anext(events)
-            self.rate_headers = call.ticket.headers()
-            if request.stream:
-                await self._stream(call, first, events)
-            else:
-                await self._whole(call, first, events)
+            self.standings = call.ticket.standings
+            await self._write(request, call.writer(), call.model, first, events)
         finally:
-            means_to_return = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
-            self.gateway.service.let_go(call, means_to_return=means_to_return)
+            returns = self.headers.get(b"x-millrace-resume") == b"1"
+            if self.once is not None and call.generation.written:
+                returns = self.once.runs_on = True  # whoever sends the key again goes on with it
+            self.gateway.service.let_go(call, means_to_return=returns and self.key_died is None)
 
-    async def _stream(self, call: Call, event: Tokens | End, events: AsyncIterator[Tokens | End]) -> None:
-        writer, sent = call.writer(), 0
-        await self.start_stream(_headers(call, event))
+    async def _go_on(self, key: KeySnapshot, once: Once, request: InferenceRequest) -> bool:
+        """Answer with what an earlier call under the same Idempotency-Key began. False: nothing has come of that."""
+        if once.left is None:
+            return False
+        following = Following(self.gateway.dispatcher, once.left, key.tenant_id)
+        once.runs_on = True
+        async with self.gateway.readers.reading(once.left):
+            try:
+                events = following.events()
+                first = await anext(events)
+                form = await following.form()
+            except (ApiError, Gone):  # it was never sent, lost its worker, or was cancelled since nobody came
+                once.runs_on = False
+                await once.anew(self.request_id)
+                return False
+            self.request_id = once.left
+            await self._write(request, self.gateway.service.writer(form), form.model, first, events)
+        return True
+
+    async def _write(
+        self,
+        request: InferenceRequest,
+        writer: Writer,
+        model: str,
+        first: AnswerEvent,
+        events: AsyncIterator[AnswerEvent],
+    ) -> None:
+        structlog.contextvars.bind_contextvars(model=model)
+        headers = _headers(model, first)
+        if request.stream:
+            await self._stream(writer, headers, first, events)
+        else:
+            await self.respond_json(200, writer.whole([first, *[later async for later in events]]), headers)
+
+    async def _stream(
+        self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
+    ) -> None:
+        sent = 0
+        await self.start_stream(headers)
         while True:
             datas = writer.stream(event)
             if datas:
@@ -47,19 +90,11 @@ class InferenceConsumer(HttpConsumer):
                 return
             event = await anext(events)
 
-    async def _whole(self, call: Call, event: Tokens | End, events: AsyncIterator[Tokens | End]) -> None:
-        parts: list[str] = []
-        while not isinstance(event, End):
-            parts.append(event.text)
-            event = await anext(events)
-        answer = call.writer().whole("".join(parts), event)
-        await self.respond_json(200, answer, _headers(call, event))
 
-
-def _headers(call: Call, event: Tokens | End) -> Headers:
-    cached = event.usage.cache_read if isinstance(event, End) else event.cached_tokens
+def _headers(model: str, first: AnswerEvent) -> Headers:
+    cached = isinstance(first, Tokens) and first.prompt is not None and first.prompt.cache_read
     return [
-        (b"x-millrace-model", call.model.encode()),
+        (b"x-millrace-model", model.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),
     ]
 
@@ -74,6 +109,12 @@ class Completions(InferenceConsumer):
     endpoint = "completions"
     dialect = completions.DIALECT
     read = staticmethod(completions.read_completion)
+
+
+class Embeddings(InferenceConsumer):
+    endpoint = "embeddings"
+    dialect = embeddings.DIALECT
+    read = staticmethod(embeddings.read_embeddings)
 
 
 class Unknown(HttpConsumer):

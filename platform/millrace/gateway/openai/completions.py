@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from millrace.gateway.errors import invalid
+from collections.abc import Sequence
+
+from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import InferenceRequest
-from millrace.gateway.openai.parameters import Common, check_common, read_body, sampling_params
+from millrace.gateway.openai.parameters import Common, common_fields, guided, read_body, sampling_params
 
 DIALECT = "openai.completion"
+MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 
 class CompletionBody(Common):
-    prompt: str | list[str | int]
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
 
 
 def read_completion(body: bytes) -> InferenceRequest:
@@ -21,26 +26,28 @@ def read_completion(body: bytes) -> InferenceRequest:
         ApiError: 400 that names the parameter.
     """
     completion = read_body(body, CompletionBody)
-    check_common(completion)
-    options = completion.stream_options
+    prompt, *more = _prompts(completion.prompt)
+    echo, logprobs = bool(completion.echo), completion.logprobs
+    if echo and logprobs is not None and (completion.n or 1) > 1:
+        raise ApiError("unsupported_parameter", "echo with logprobs is for one answer: n must be 1.", "n")
     return InferenceRequest(
-        model=completion.model,
-        prompt=_prompt(completion.prompt),
-        sampling=sampling_params(completion),
+        **common_fields(completion),
+        prompt=prompt,
+        more_prompts=tuple(more),
+        sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
-        cache_key=completion.prompt_cache_key,
-        stream=bool(completion.stream),
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+        structured=guided(completion),
+        echo=echo,
     )
 
 
-def _prompt(prompt: str | list[str | int]) -> str | list[int]:
+def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0]
+        return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
-    if not prompt or len(ids) != len(prompt):
-        raise invalid("prompt", "prompt must be a string, a list of one string, or a list of token ids.")
-    return ids
+    if prompt and len(ids) == len(prompt):
+        return [ids]
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if ids or not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise invalid("prompt", f"prompt must be a string, token ids, or a list of 1 to {MAX_PROMPTS} of either.")
+    return prompts

@@ -6,38 +6,29 @@ which it does nothing (`NO_OP`), or refused by name.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.engine.request import SamplingParams
+from inference_worker.engine.checks import check_sampling
+from inference_worker.engine.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
 from millrace.gateway.errors import ApiError, invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
+C = TypeVar("C")
 
 MAX_STOPS = 4
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKEN_IDS = 64
+MAX_TOKENS = 2**31
+_ANY_VOCABULARY = 2**31  # a model's own is checked by its engine
 
 # Values at which a documented parameter that is not supported does nothing. null is one for each.
 NO_OP: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "priority": (0,),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -46,7 +37,6 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
-    "service_tier": ("auto", "default"),
     "audio": (),
     "prediction": (),
     "moderation": (),
@@ -55,8 +45,12 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": ({},),
-    "guided_regex": (),
-    "guided_grammar": (),
+}
+TIERS: Mapping[str, ServiceClass] = {
+    "auto": ServiceClass.DEFAULT,
+    "default": ServiceClass.DEFAULT,
+    "flex": ServiceClass.FLEX,
+    "priority": ServiceClass.PRIORITY,
 }
 
 
@@ -71,13 +65,24 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     max_tokens: int | None = None
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -86,7 +91,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
 
 
-def read_body(body: bytes, type_: type[T]) -> T:
+def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
     """Decode and check a request's JSON.
 
     Raises:
@@ -101,11 +106,20 @@ def read_body(body: bytes, type_: type[T]) -> T:
     known = _names(type_)
     wanted = {name: value for name, value in fields.items() if value is not None}
     for name in [name for name in wanted if name not in known]:
-        _require_no_op(name, wanted.pop(name))
+        _require_no_op(name, wanted.pop(name), no_op)
+    return converted(wanted, type_)
+
+
+def converted(value: Any, type_: type[C], path: str = "") -> C:
+    """A part of a body, at `path`, as one of this type.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
     try:
-        return msgspec.convert(wanted, type_)
+        return msgspec.convert(value, type_, str_keys=True)  # JSON's keys are strings: logit_bias means ids
     except msgspec.ValidationError as fault:
-        raise _explain(fault) from None
+        raise _explain(fault, path) from None
 
 
 @cache
@@ -113,77 +127,124 @@ def _names(type_: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.name for field in msgspec.structs.fields(type_))
 
 
-def sampling_params(body: Common) -> SamplingParams:
-    """Check the ranges of what chooses and ends the tokens.
+_ALIKE = (  # their names are the engine's
+    "n",
+    "temperature",
+    "top_p",
+    "min_p",
+    "seed",
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
+    """What chooses and ends the tokens, its ranges checked.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    _within("temperature", body.temperature, 0, 2)
-    if body.top_p is not None and not 0 < body.top_p <= 1:
-        raise invalid("top_p", f"{body.top_p} is out of range: top_p must be above 0 and at most 1.")
-    _within("top_k", body.top_k, -1, 1_000_000)
-    _within("seed", body.seed, -(2**63), 2**63 - 1)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"At most {MAX_STOPS} stop strings are allowed, not {len(stops)}.")
-    if any(not stop or len(stop) > MAX_STOP_CHARACTERS for stop in stops):
-        raise invalid("stop", f"A stop string must have 1 to {MAX_STOP_CHARACTERS} characters.")
-    stop_ids = body.stop_token_ids or []
-    if len(stop_ids) > MAX_STOP_TOKEN_IDS or any(not 0 <= i < 2**31 for i in stop_ids):
-        raise invalid("stop_token_ids", f"At most {MAX_STOP_TOKEN_IDS} token ids from 0 on are allowed.")
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        seed=None if body.seed is None else body.seed & (2**63 - 1),
+    params = SamplingParams(
+        top_k=0 if body.top_k == -1 else body.top_k or 0,  # -1 is vLLM's word for off
         stop=tuple(stops),
-        stop_token_ids=tuple(stop_ids),
-        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=tuple((body.logit_bias or {}).items()),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        **{name: value for name in _ALIKE if (value := getattr(body, name)) is not None},
     )
+    try:
+        check_sampling(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS), _ANY_VOCABULARY)
+    except RequestRejected as fault:
+        raise ApiError(fault.code, f"{fault.message}.", fault.param) from None
+    return params
 
 
-def check_common(body: Common) -> None:
-    """Check what is not about sampling.
+def common_fields(body: Common) -> dict[str, Any]:
+    """What is not about sampling, by its name in `InferenceRequest`.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    _within("max_tokens", body.max_tokens, 1, 2**31)
-    if body.stream_options is not None and not body.stream:
+    within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
+    within("priority", body.priority, -(2**31), 2**31 - 1)
+    options = body.stream_options
+    if options is not None and not body.stream:
         raise invalid("stream_options", "stream_options are only allowed when stream is true.")
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
+    if options is not None and options.include_obfuscation:
         raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
     metadata = body.metadata or {}
+    check_labels(metadata, {name: getattr(body, name) for name in LABELS})
+    return {
+        "model": body.model,
+        "service_class": TIERS[body.service_tier or "auto"],
+        "priority": body.priority or 0,
+        "cache_key": body.prompt_cache_key,
+        "metadata": metadata,
+        "user": body.safety_identifier or body.user,
+        "stream": bool(body.stream),
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.continuous_usage_stats),
+    }
+
+
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
+
+
+def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+    """Check the lengths of what the caller notes.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
     if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
         raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")
-    for name in ("user", "safety_identifier", "prompt_cache_key"):
-        if len(getattr(body, name) or "") > 512:
+    for name, label in labels.items():
+        if len(label or "") > 512:
             raise invalid(name, f"{name} takes at most 512 characters.")
 
 
-def _within(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:  # NaN is not within anything
+def guided(body: Common) -> StructuredSpec | None:
+    """The form that the answer must have by vLLM's extensions.
+
+    Raises:
+        ApiError: 400, there are two.
+    """
+    if body.guided_regex is not None and body.guided_grammar is not None:
+        raise invalid("guided_grammar", "guided_regex and guided_grammar exclude each other.")
+    if body.guided_regex is not None:
+        return StructuredSpec("regex", body.guided_regex, "guided_regex")
+    return None if body.guided_grammar is None else StructuredSpec("grammar", body.guided_grammar, "guided_grammar")
+
+
+def within(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
         raise invalid(name, f"{value} is out of range: {name} must be from {low} to {high}.")
 
 
-def _require_no_op(name: str, value: Any) -> None:
-    if name not in NO_OP:
+def _require_no_op(name: str, value: Any, no_op: Mapping[str, tuple[Any, ...]]) -> None:
+    if name not in no_op:
         raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
     # `is`-like for booleans: 0 == False, and logprobs 0 is a request where logprobs false is none.
-    if not any(value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in NO_OP[name]):
+    if not any(value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in no_op[name]):
         raise ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
 
 
-_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
-def _explain(fault: msgspec.ValidationError) -> ApiError:
+def _explain(fault: msgspec.ValidationError, within: str) -> ApiError:
     message = str(fault)
     path_match = _PATH.search(message)
-    path = path_match.group(1) if path_match else ""
+    path = ".".join(filter(None, (within, path_match.group(1) if path_match else "")))
     reason = _PATH.sub("", message)
     for pattern, code, text in (
         (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),

@@ -1,0 +1,31 @@
+"""Where a model runs, and in which numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from inference_worker.engine.config import DeviceName, DTypeName
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def pick_device(name: DeviceName) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but PyTorch finds no CUDA device here")
+    return torch.device(name)
+
+
+def pick_dtype(name: DTypeName, device: torch.device) -> torch.dtype:
+    """The numbers to compute in; by default those of 16 bits, where the device is fast with them."""
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    return torch.bfloat16

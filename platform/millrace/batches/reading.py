@@ -1,0 +1,123 @@
+"""A batch's input file: its lines, or what is wrong with them. Free of Django: gateways read single lines too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import msgspec
+
+MOST_LINES = 50_000
+MOST_BYTES = 200_000_000
+MOST_CUSTOM_ID = 512  # characters
+MOST_FAULTS = 100  # told of one file
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """One line."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+@dataclass(frozen=True)
+class Found:
+    """A line that can be run, and where it stands."""
+
+    number: int
+    custom_id: str
+    place: int
+    size: int
+
+
+class BadFile(Exception):
+    """The file is no batch's input; `faults` as OpenAI lists them: {code, line, message, param}."""
+
+    def __init__(self, faults: Sequence[dict[str, Any]]) -> None:
+        super().__init__(faults[0]["message"])
+        self.faults = list(faults)
+
+
+decode_request = msgspec.json.Decoder(Request).decode
+
+
+def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Found]:
+    """The file's requests, in order; empty lines are passed over.
+
+    Raises:
+        BadFile: there is none, there are too many, or some are wrong.
+    """
+    found: list[Found] = []
+    faults: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for line, place, text in _lines(file, most_line_bytes):
+        fault = _too_long(most_line_bytes) if len(text) > most_line_bytes else None
+        request = None if fault else _decode(text)
+        if isinstance(request, Request):
+            fault = _fault(request, endpoint, seen)
+            seen.add(request.custom_id)
+            found.append(Found(len(found), request.custom_id, place, len(text)))
+        elif request is not None:
+            fault = request
+        if fault is not None:
+            code, message, param = fault
+            faults.append({"code": code, "line": line, "message": message, "param": param})
+        if len(faults) == MOST_FAULTS:
+            break
+        if len(found) > MOST_LINES:
+            message = f"A batch has at most {MOST_LINES} requests."
+            raise BadFile([{"code": "too_many_requests", "line": line, "message": message, "param": None}])
+    if faults:
+        raise BadFile(faults)
+    if not found:
+        raise BadFile([{"code": "empty_file", "line": None, "message": "The file has no requests.", "param": None}])
+    return found
+
+
+Fault = tuple[str, str, str | None]
+
+
+def _lines(file: IO[bytes], most: int) -> Iterator[tuple[int, int, bytes]]:
+    """Number (from 1 on), place and text of each line that is not empty. A line too long is cut there, and the last."""
+    place = 0
+    number = 0
+    while text := file.readline(most + 2):
+        number += 1
+        bare = text.strip()
+        if bare:
+            yield number, place + text.index(bare), bare
+        if len(bare) > most:
+            return
+        place += len(text)
+
+
+def _too_long(most: int) -> Fault:
+    return "request_too_large", f"This line is longer than {most} bytes.", None
+
+
+def _decode(text: bytes) -> Request | Fault:
+    try:
+        return decode_request(text)
+    except msgspec.ValidationError as fault:
+        return "invalid_request", f"This line is no request: {fault}", None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        return "invalid_json_line", f"This line is not valid JSON: {fault}", None
+
+
+def _fault(request: Request, endpoint: str, seen: set[str]) -> Fault | None:
+    if not 0 < len(request.custom_id) <= MOST_CUSTOM_ID:
+        return "invalid_custom_id", f"custom_id must have 1 to {MOST_CUSTOM_ID} characters.", "custom_id"
+    if "\0" in request.custom_id:
+        return "invalid_custom_id", "custom_id must not hold the character NUL.", "custom_id"
+    if request.custom_id in seen:
+        return "duplicate_custom_id", f"custom_id {request.custom_id!r} was used before in this file.", "custom_id"
+    if request.method != "POST":
+        return "invalid_method", "method must be POST.", "method"
+    if request.url != endpoint:
+        return "mismatched_url", f"url must be the batch's endpoint, {endpoint}.", "url"
+    if not bytes(request.body).lstrip().startswith(b"{"):
+        return "invalid_body", "body must be a JSON object.", "body"
+    return None

@@ -1,0 +1,1 @@
+"""Anthropic's dialect: messages and their count of tokens."""

@@ -1,0 +1,1 @@
+"""What callers report of their requests: whether the answer was of use. See docs/batches.md."""

@@ -1,0 +1,76 @@
+"""A batch's input file: which lines it has, and what is wrong with it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.batches import reading
+from millrace.batches.reading import BadFile, decode_request, read_lines
+
+URL = "/v1/completions"
+
+
+def line(custom_id: object = "a", **changes: object) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": {"model": "m"}} | changes)
+
+
+def faults(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
+    with pytest.raises(BadFile) as bad:
+        read_lines(io.BytesIO("\n".join(lines).encode()), URL, most)
+    return [(fault["code"], fault["line"]) for fault in bad.value.faults]
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1), min_size=1, unique=True
+    ),
+    st.sampled_from(["\n", "\r\n", "\n\n", " \n\t"]),
+)
+def test_each_line_is_found_where_it_stands(names: list[str], between: str) -> None:
+    text = between.join(line(name) for name in names).encode()
+    found = read_lines(io.BytesIO(text), URL, 100_000)
+    assert [each.custom_id for each in found] == names
+    assert [each.number for each in found] == list(range(len(names)))
+    for each in found:
+        request = decode_request(text[each.place : each.place + each.size])
+        assert request.custom_id == each.custom_id
+        assert json.loads(bytes(request.body)) == {"model": "m"}
+
+
+def test_what_is_wrong_is_told_line_by_line() -> None:
+    wrong = [
+        ("{", "invalid_json_line"),
+        ("[]", "invalid_request"),
+        (line(7), "invalid_request"),
+        (line(more=1), "invalid_request"),
+        (line(""), "invalid_custom_id"),
+        (line("x" * 513), "invalid_custom_id"),
+        (line("a\0"), "invalid_custom_id"),
+        (line("b", method="GET"), "invalid_method"),
+        (line("c", url="/v1/embeddings"), "mismatched_url"),
+        (line("d", body=[1]), "invalid_body"),
+        (line("b"), "duplicate_custom_id"),
+    ]
+    lines = [line("fine"), *(text for text, _ in wrong)]
+    assert faults(*lines) == [(code, number) for number, (_, code) in enumerate(wrong, 2)]
+
+
+def test_a_file_without_requests_is_none() -> None:
+    assert faults("", "  ") == [("empty_file", None)]
+
+
+def test_a_line_too_long_ends_the_reading() -> None:
+    assert faults(line("a"), line("b" * 200), line("c"), most=150) == [("request_too_large", 2)]
+
+
+def test_there_may_be_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_LINES", 3)
+    assert len(read_lines(io.BytesIO("\n".join(line(f"n{n}") for n in range(3)).encode()), URL, 1000)) == 3
+    assert faults(*(line(f"n{n}") for n in range(4))) == [("too_many_requests", 4)]
+    monkeypatch.setattr(reading, "MOST_FAULTS", 2)
+    assert len(faults("{", "{", "{")) == 2

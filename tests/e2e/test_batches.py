@@ -1,0 +1,233 @@
+"""Files and batches by both SDKs, on the running platform."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+
+pytestmark = pytest.mark.timeout(180)
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hello"}]
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": url,
+        "body": {"model": MODEL, "messages": messages, "max_tokens": 3, **body},
+    }
+
+
+def upload(client: openai.OpenAI, lines: Iterable[Any]) -> str:
+    text = "\n".join(json.dumps(each) for each in lines).encode()
+    return client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch").id
+
+
+def finished(client: openai.OpenAI, name: str, seconds: float = 90) -> Any:
+    eventually(lambda: client.batches.retrieve(name).status in ENDED, seconds)
+    return client.batches.retrieve(name)
+
+
+def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
+    if file_id is None:
+        return {}
+    found = [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+    assert len({each["custom_id"] for each in found}) == len(found)
+    return {each["custom_id"]: each for each in found}
+
+
+def test_a_batch_by_openais_sdk(stack: Stack) -> None:
+    client = stack.client()
+    wrong = [line("too-long", max_tokens=10**6), line("no-model", model="nobody"), line("streamed", stream=True)]
+    input_file = upload(client, [*(line(f"n{n}") for n in range(12)), *wrong])
+    batch = client.batches.create(
+        input_file_id=input_file, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "tests"}
+    )
+    assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"for": "tests"})
+    assert batch.expires_at == pytest.approx(batch.created_at + 24 * 3600, abs=2)
+    batch = finished(client, batch.id)
+    assert batch.status == "completed"
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (15, 12, 3)
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+
+    answered = results(client, batch.output_file_id)
+    assert set(answered) == {f"n{n}" for n in range(12)}
+    one = answered["n0"]
+    assert one["error"] is None
+    assert one["response"]["status_code"] == 200
+    assert one["response"]["body"]["object"] == "chat.completion"
+    assert one["response"]["body"]["usage"]["completion_tokens"] <= 3
+    event = stack.event(one["response"]["request_id"])
+    assert (event["verdict"], event["output"]) == ("completed", one["response"]["body"]["usage"]["completion_tokens"])
+
+    failed = results(client, batch.error_file_id)
+    status = {
+        name: (each["response"]["status_code"], each["response"]["body"]["error"]["code"])
+        for name, each in failed.items()
+    }
+    assert status == {
+        "too-long": (400, "context_length_exceeded"),
+        "no-model": (404, "model_not_found"),
+        "streamed": (400, "invalid_value"),
+    }
+    assert batch.id in [each.id for each in client.batches.list(limit=5)]
+    assert {input_file, batch.output_file_id} <= {each.id for each in client.files.list()}
+    assert client.files.delete(input_file).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(input_file)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": ["Hello", "Bye"], "max_tokens": 2}, "text_completion"),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 16}, "response"),
+    ],
+)
+def test_a_batch_of_another_endpoint(stack: Stack, url: str, body: dict[str, Any], kind: str) -> None:
+    client = stack.client()
+    asked = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, **body}}
+    made = client.batches.create(input_file_id=upload(client, [asked]), endpoint=url, completion_window="24h")  # type: ignore[arg-type]
+    batch = finished(client, made.id)
+    response = results(client, batch.output_file_id)["a"]["response"]
+    assert (response["status_code"], response["body"]["object"]) == (200, kind)
+
+
+def test_a_file_that_is_no_batch_fails_it_line_by_line(stack: Stack) -> None:
+    client = stack.client()
+    text = b'{"custom_id": 1}\nno json\n' + json.dumps(line("a")).encode() + b"\n" + json.dumps(line("a")).encode()
+    file = client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    batch = finished(client, batch.id)
+    assert batch.status == "failed"
+    assert batch.failed_at and not batch.output_file_id
+    assert [(each.code, each.line) for each in batch.errors.data] == [
+        ("invalid_request", 1),
+        ("invalid_json_line", 2),
+        ("duplicate_custom_id", 4),
+    ]
+
+
+def test_a_cancelled_batch_answers_every_line(stack: Stack) -> None:
+    client = stack.client()
+    lines = [line(f"n{n}", max_tokens=200, ignore_eos=True) for n in range(60)]
+    batch = client.batches.create(
+        input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    eventually(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    batch = finished(client, batch.id)
+    assert batch.status == "cancelled"
+    answered, failed = results(client, batch.output_file_id), results(client, batch.error_file_id)
+    assert not set(answered) & set(failed)
+    assert set(answered) | set(failed) == {f"n{n}" for n in range(60)}
+    assert {each["error"]["code"] for each in failed.values()} == {"batch_cancelled"}
+    assert batch.request_counts.completed == len(answered)
+    with pytest.raises(openai.NotFoundError):
+        client.batches.cancel("batch_nobody")
+
+
+def test_what_is_refused_of_files_and_batches(stack: Stack) -> None:
+    client = stack.client()
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("x", b"x"), purpose="fine-tune")
+    with pytest.raises(openai.BadRequestError, match="empty"):
+        client.files.create(file=("x", b""), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="lines"):
+        client.files.create(file=("x", b"\n" * 50_001), purpose="batch")
+    with pytest.raises(openai.NotFoundError) as fault:
+        client.batches.create(input_file_id="file-nobody", endpoint="/v1/completions", completion_window="24h")
+    assert fault.value.param == "input_file_id"
+    file = upload(client, [line("a")])
+    with pytest.raises(openai.BadRequestError, match="endpoint"):
+        client.batches.create(input_file_id=file, endpoint="/v1/moderations", completion_window="24h")
+    with pytest.raises(openai.BadRequestError):
+        client.batches.create(input_file_id=file, endpoint="/v1/completions", completion_window="48h")  # type: ignore[arg-type]
+    for path in ("/v1/files?limit=0", "/v1/files?nobody=1", "/v1/batches?after=x", "/v1/files/%00", "/v1/batches/%00"):
+        assert 400 <= httpx.get(stack.url + path, headers=stack.headers).status_code < 500, path
+    assert httpx.post(f"{stack.url}/v1/files", content=b"x" * 100_000).status_code == 401
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=20)
+    connection.request("POST", "/v1/files", body=iter([b"x"]), headers={**stack.headers, "content-length": "300000000"})
+    answer = connection.getresponse()  # before the rest is sent
+    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "request_too_large")
+    connection.close()
+
+
+def usage_events(stack: Stack) -> list[dict[str, Any]]:
+    """All of the tenant's, newest first."""
+    found: list[dict[str, Any]] = []
+    url: str | None = f"{stack.url}/api/usage/events?limit=100"
+    while url:
+        answer = httpx.get(url, headers=stack.headers, timeout=20).json()
+        found += answer["results"]
+        url = answer["next"]
+    return found
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
+    """Each line is answered once and paid once, whoever dies meanwhile."""
+    stack.wait_until_ready()
+    client = stack.client(timeout=60)
+    lines = [line(f"n{n}", max_tokens=2 + n % 7, ignore_eos=True) for n in range(count)]
+    batch = client.batches.create(
+        input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    victims = itertools.cycle([("uvicorn",), ("inference_worker",), ("celery", "beat"), ("celery", "worker")])
+
+    def ended() -> bool:
+        try:
+            return client.batches.retrieve(batch.id).status in ENDED
+        except openai.APIError:
+            return False
+
+    killed = 0
+    give_up_at = time.monotonic() + 1000
+    while not ended():
+        assert time.monotonic() < give_up_at
+        if killed < 5:
+            time.sleep(3)
+            with contextlib.suppress(LookupError, ProcessLookupError):
+                os.kill(stack.pid(*next(victims)), signal.SIGKILL)
+                killed += 1
+        time.sleep(0.5)
+    assert killed >= 4
+    stack.wait_until_ready()
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed", batch
+    answered = results(client, batch.output_file_id)
+    assert results(client, batch.error_file_id) == {}
+    assert set(answered) == {f"n{n}" for n in range(count)}
+    tokens = {
+        each["response"]["request_id"]: each["response"]["body"]["usage"]["completion_tokens"]
+        for each in answered.values()
+    }
+    assert len(tokens) == count
+    assert sum(tokens.values()) == sum(2 + n % 7 for n in range(count))
+
+    def settled() -> dict[str, int]:
+        since = [each for each in usage_events(stack) if each["admitted_at"] >= began]
+        return {each["request_id"]: each["tokens"]["output"] for each in since if each["verdict"] != "failed"}
+
+    began = min(each["admitted_at"] for each in usage_events(stack) if each["request_id"] in tokens)
+    eventually(lambda: settled().keys() >= tokens.keys(), 60)
+    assert settled() == tokens

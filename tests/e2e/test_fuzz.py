@@ -1,0 +1,53 @@
+"""Whatever is sent, a platform at work answers it, and never with a fault of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.e2e.conftest import MODEL, Stack
+from tests.gateway.test_parameters import ANY_JSON, HELLO, LIKELY, NAMES
+
+# Bounded, so that what is accepted is answered soon.
+SHORT = {"max_tokens": st.integers(-1, 4), "n": st.integers(-1, 3), "stream": st.booleans()}
+SECONDS = 30
+
+
+def answered(stack: Stack, path: str, body: bytes) -> None:
+    response = httpx.post(f"{stack.url}/v1/{path}", content=body, headers=stack.headers, timeout=SECONDS)
+    event(str(response.status_code))
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.endswith("data: [DONE]\n\n"), response.text
+    else:
+        assert response.json()["choices"]
+
+
+def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """At most three of the fields: with more hardly any body would be a good one."""
+    names = st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=3)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in chosen}))
+
+
+@given(
+    path=st.sampled_from(["chat/completions", "completions"]),
+    nonsense=st.just({}) | st.dictionaries(NAMES, ANY_JSON, max_size=1),
+    likely=some({**LIKELY, **SHORT}),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_it_is_answered(stack: Stack, path: str, nonsense: dict[str, Any], likely: dict[str, Any]) -> None:
+    prompt = {"messages": HELLO} if path == "chat/completions" else {"prompt": "Hello"}
+    body = {"model": MODEL, "max_tokens": 2, **prompt, **nonsense, **likely}
+    answered(stack, path, msgspec.json.encode({**body, "max_completion_tokens": None}))
+
+
+@given(st.binary(max_size=60) | st.text().map(lambda text: f'{{"model": {text}'.encode(errors="replace")))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_json_is_answered_too(stack: Stack, body: bytes) -> None:
+    answered(stack, "chat/completions", body)

@@ -1,0 +1,136 @@
+"""`Idempotency-Key` on the running platform: done once, charged once, answered again with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+
+pytestmark = pytest.mark.timeout(180)
+PATH = "/v1/chat/completions"
+
+
+def body(max_tokens: int = 5, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hello"}]
+    return {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, **more}
+
+
+def named(stack: Stack, name: str) -> dict[str, str]:
+    return {**stack.headers, "idempotency-key": name}
+
+
+def post(stack: Stack, name: str, asked: dict[str, Any], path: str = PATH) -> httpx.Response:
+    return httpx.post(stack.url + path, json=asked, headers=named(stack, name), timeout=60)
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/responses"])
+def test_the_second_call_gets_the_firsts_answer(stack: Stack, name: str, path: str, stream: bool) -> None:
+    asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 16} if path == "/v1/responses" else body()
+    if path == "/v1/messages":
+        del asked["ignore_eos"]
+    first = post(stack, name, {**asked, "stream": stream}, path)
+    again = post(stack, name, {**asked, "stream": stream}, path)
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert again.content == first.content
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    same = ("content-type", "x-request-id", "x-millrace-model", "x-millrace-cache")
+    assert [again.headers[each] for each in same] == [first.headers[each] for each in same]
+    stack.event(first.headers["x-request-id"])
+    events = stack.events(limit="5")
+    assert [each["request_id"] for each in events].count(first.headers["x-request-id"]) == 1
+    assert events[0]["request_id"] == first.headers["x-request-id"]  # nothing ran after it
+
+
+def test_another_body_under_the_key_is_a_conflict(stack: Stack, name: str) -> None:
+    assert post(stack, name, body()).status_code == 200
+    for answer in (post(stack, name, body(6)), post(stack, name, body(), "/v1/completions")):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_conflict")
+        assert answer.headers["x-should-retry"] == "false"
+        assert "retry-after" not in answer.headers
+    assert post(stack, name, body()).headers["idempotent-replayed"] == "true"
+    assert post(stack, "x" * 256, body()).status_code == 400
+
+
+def test_while_the_first_call_runs_others_are_told_to_wait(stack: Stack, name: str) -> None:
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(post(stack, name, body(150))))
+    asking.start()
+    time.sleep(0.5)
+    early = post(stack, name, body(150))
+    asking.join()
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "idempotency_conflict")
+    assert early.headers["retry-after"] == "1"
+    assert "x-should-retry" not in early.headers
+    assert post(stack, name, body(150)).content == answers[0].content
+
+
+def test_a_refusal_is_not_kept(stack: Stack, name: str) -> None:
+    for _ in range(2):
+        refused = post(stack, name, body(temperature=9))
+        assert refused.status_code == 400
+        assert "idempotent-replayed" not in refused.headers
+    assert post(stack, name, body()).status_code == 200
+
+
+def test_whoever_lost_the_connection_gets_the_answer_that_was_begun(stack: Stack, name: str) -> None:
+    asked = body(120, stream=True, stream_options={"include_usage": True})
+    with httpx.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
+        request_id = response.headers["x-request-id"]
+        lines = response.iter_lines()
+        begun = [next(lines) for _ in range(12)]
+    eventually(lambda: post(stack, name, asked).status_code == 200, 60)
+    whole = post(stack, name, asked)
+    assert whole.headers["x-request-id"] == request_id
+    assert whole.text.splitlines()[:12] == begun
+    assert '"completion_tokens":120' in whole.text
+    assert whole.text.rstrip().endswith("data: [DONE]")
+    event = stack.event(request_id)
+    assert (event["verdict"], event["output"]) == ("completed", 120)
+
+
+@pytest.mark.fault
+def test_a_killed_gateway_blocks_no_key_and_charges_nothing_twice(stack: Stack, name: str) -> None:
+    stack.wait_until_ready()
+    asked, other = body(150, stream=True), uuid.uuid4().hex
+
+    def whole() -> None:
+        with pytest.raises(httpx.TransportError):
+            post(stack, other, body(150))
+
+    waiting = threading.Thread(target=whole)
+    with httpx.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
+        request_id = response.headers["x-request-id"]
+        waiting.start()
+        lines = response.iter_lines()
+        begun = [next(lines) for _ in range(12)]
+        os.kill(stack.gateway(), signal.SIGKILL)
+    waiting.join()
+    stack.wait_until_ready()
+    killed = time.monotonic()
+    eventually(lambda: post(stack, name, asked).status_code == 200, 40)
+    assert time.monotonic() - killed < 40
+    again = post(stack, name, asked)
+    assert again.headers["x-request-id"] == request_id
+    assert again.text.splitlines()[:12] == begun
+    eventually(lambda: post(stack, other, body(150)).status_code == 200, 40)
+    found = post(stack, other, body(150))
+    assert found.json()["usage"]["completion_tokens"] == 150
+    for each in (request_id, found.headers["x-request-id"]):
+        assert stack.event(each)["output"] == 150
+    newest = [each["request_id"] for each in stack.events(limit="2")]
+    assert sorted(newest) == sorted([request_id, found.headers["x-request-id"]])  # and nothing ran besides

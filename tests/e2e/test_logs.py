@@ -1,0 +1,93 @@
+"""A request's way in the logs of gateway, worker and settler: who and which, and not a word of what was said."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack, eventually
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "zanzibarquux"
+ASKED: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": f"Say {SECRET}"}], "max_tokens": 8},
+    "completions": {"model": MODEL, "prompt": f"{SECRET} {SECRET}", "max_tokens": 8, "echo": True, "stream": True},
+    "embeddings": {"model": EMBEDDING_MODEL, "input": [SECRET]},
+}
+
+
+def lines(stack: Stack, process: str, request_id: str) -> list[dict[str, Any]]:
+    """The lines of a process' log that name the request; a list of legs counts as a line for each."""
+    found = []
+    for text in (stack.state_dir / "logs" / f"{process}.log").read_text().splitlines():
+        if request_id in text:
+            line = json.loads(text)
+            found += [{**line, **leg} for leg in line.pop("legs", [{}])]
+    return [line for line in found if line.get("request_id") == request_id]
+
+
+def send(stack: Stack, endpoint: str, body: dict[str, Any]) -> httpx.Response:
+    headers = {**stack.headers, "traceparent": f"00-{TRACE}-{PARENT}-01"}
+    return httpx.post(f"{stack.url}/v1/{endpoint}", json=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize("endpoint", ASKED)
+def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: str) -> None:
+    body = ASKED[endpoint]
+    answer = send(stack, endpoint, body)
+    assert answer.status_code == 200, answer.text
+    request_id = answer.headers["x-request-id"]
+    stack.event(request_id)
+    processes = ("gateway", f"worker-{body['model']}", "settler")
+    for process in processes:
+        eventually(lambda process=process: lines(stack, process, request_id))  # type: ignore[misc]
+    told = {process: lines(stack, process, request_id) for process in processes}
+    assert [line["event"] for line in told[processes[1]]] == ["leg_claimed", "leg_ended"]
+    assert [line["event"] for line in told["settler"]] == ["legs_settled"]
+    (line,) = told["gateway"]
+    assert (line["event"], line["status"], line["model"]) == ("request", "200", body["model"])
+    every = [line for process in processes for line in told[process]]
+    assert {line["trace_id"] for line in every} == {TRACE}
+    assert len({(line["tenant_id"], line["key_id"]) for line in every}) == 1
+
+
+def test_a_batchs_line_is_followed_too(stack: Stack) -> None:
+    client = stack.client()
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": ASKED["embeddings"]}
+    file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    eventually(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    response = json.loads(client.files.content(output).text)["response"]
+    assert len(response["body"]["data"][0]["embedding"]) == 384
+    eventually(lambda: lines(stack, "settler", response["request_id"]))
+    told = lines(stack, f"worker-{EMBEDDING_MODEL}", response["request_id"])
+    (settled,) = lines(stack, "settler", response["request_id"])
+    assert len(settled["trace_id"]) == 32
+    assert {line["trace_id"] for line in told} == {settled["trace_id"]}
+
+
+def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
+    for endpoint, body in ASKED.items():
+        send(stack, endpoint, body)
+        send(stack, endpoint, {**body, "temperature": SECRET})
+        send(stack, endpoint, {**body, SECRET: 1, "model": SECRET})
+        send(stack, f"{endpoint}?{SECRET}", {**body, "messages": SECRET, "input": {SECRET: SECRET}})
+    wrong = httpx.post(f"{stack.url}/v1/embeddings", json={}, headers={"authorization": f"Bearer {SECRET}"})
+    assert wrong.status_code == 401
+    eventually(lambda: lines(stack, "gateway", wrong.headers["x-request-id"]))
+    logs = list((stack.state_dir / "logs").glob("*.log"))
+    assert len(logs) > 5
+    for log in logs:
+        text = log.read_text(errors="replace")
+        assert SECRET not in text, log
+        assert stack.key not in text, log
+
+
+def test_what_is_not_a_request_leaves_no_line(stack: Stack) -> None:
+    answer = httpx.get(f"{stack.url}/readyz")
+    assert lines(stack, "gateway", answer.headers["x-request-id"]) == []

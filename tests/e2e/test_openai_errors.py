@@ -1,0 +1,125 @@
+"""Every error of the table as the openai SDK raises it, and which of them it sends again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+
+HELLO = [{"role": "user", "content": "Hello"}]
+Ask = Callable[..., tuple[openai.APIStatusError, int]]
+
+
+def make_key(stack: Stack, name: str, limits: dict[str, int] | None = None, **fields: Any) -> str:
+    """A key of the demo tenant, with limits of its own."""
+    sent = {"name": name, "scopes": ["inference", "models"], **fields}
+    made = httpx.post(f"{stack.url}/api/keys", json=sent, headers=stack.headers, timeout=20)
+    assert made.status_code == 201, made.text
+    if limits:
+        body = {"key_id": made.json()["id"], **limits}
+        set_ = httpx.post(f"{stack.url}/api/limits", json=body, headers=stack.headers, timeout=20)
+        assert set_.status_code == 200, set_.text
+    return str(made.json()["secret"])
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(stack: Stack, request: pytest.FixtureRequest) -> Ask:
+    """Send a chat that fails, with the SDK's own retries; what it raised, and how often it was sent."""
+
+    def ask(key: str | None = None, model: str = MODEL, **options: Any) -> tuple[openai.APIStatusError, int]:
+        sent = 0
+
+        def count(_: object) -> None:
+            nonlocal sent
+            sent += 1
+
+        async def count_async(_: object) -> None:
+            count(_)
+
+        options = {"model": model, "messages": HELLO, "max_tokens": 2, **options}
+        base = {"base_url": f"{stack.url}/v1", "api_key": key or stack.key, "max_retries": 1}
+
+        async def call() -> Any:
+            hooks: Any = {"request": [count_async]}
+            async with openai.AsyncOpenAI(**base, http_client=httpx.AsyncClient(event_hooks=hooks)) as client:  # type: ignore[arg-type]
+                return await client.chat.completions.create(**options)
+
+        with pytest.raises(openai.APIStatusError) as caught:
+            if request.param == "async":
+                asyncio.run(call())
+            else:
+                hooks: Any = {"request": [count]}
+                with openai.OpenAI(**base, http_client=httpx.Client(event_hooks=hooks)) as client:  # type: ignore[arg-type]
+                    client.chat.completions.create(**options)
+        assert set(caught.value.body) == {"message", "type", "param", "code"}  # type: ignore[arg-type]
+        assert caught.value.request_id is not None
+        return caught.value, sent
+
+    return ask
+
+
+def told(fault: openai.APIStatusError) -> tuple[type, int, str | None, str | None]:
+    return type(fault), fault.status_code, fault.type, fault.code
+
+
+def test_bad_input_is_not_sent_again(ask: Ask) -> None:
+    invalid = "invalid_request_error"
+    for options, code, param in (
+        ({"max_tokens": 10**6}, "context_length_exceeded", "max_tokens"),
+        ({"extra_body": {"store": True}}, "unsupported_parameter", "store"),
+        ({"extra_body": {"temprature": 1}}, "unknown_parameter", "temprature"),
+        ({"temperature": 3}, "invalid_value", "temperature"),
+    ):
+        fault, sent = ask(**options)
+        assert told(fault) == (openai.BadRequestError, 400, invalid, code)
+        assert (sent, fault.param) == (1, param)
+    fault, sent = ask(model="gpt-5")
+    assert (told(fault), sent) == ((openai.NotFoundError, 404, invalid, "model_not_found"), 1)
+    fault, sent = ask(messages=[{"role": "user", "content": "x" * (9 << 20)}])
+    assert (told(fault), sent) == ((openai.APIStatusError, 413, invalid, "request_too_large"), 1)
+
+
+def test_who_may_not(stack: Stack, ask: Ask) -> None:
+    fault, sent = ask("sk-mr-nobody")
+    assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
+    elsewhere = make_key(stack, "other models", allowed_models=["another"])
+    fault, sent = ask(elsewhere)
+    assert (told(fault), sent) == ((openai.PermissionDeniedError, 403, "permission_error", "model_not_allowed"), 1)
+    scoped = make_key(stack, "models alone", scopes=["models"])
+    fault, sent = ask(scoped)
+    assert told(fault) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
+
+
+def test_limits(stack: Stack, ask: Ask) -> None:
+    key = make_key(stack, "one a day", {"requests_per_day": 1})
+    eventually(lambda: _served(stack, key))
+    fault, sent = ask(key)
+    assert told(fault) == (openai.RateLimitError, 429, "rate_limit_error", "rate_limit_exceeded")
+    assert "requests" in fault.message
+    headers = fault.response.headers
+    assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("1", "0")
+    assert int(headers["retry-after"]) > 60
+    assert headers["x-should-retry"] == "false"
+    assert sent == 1  # hours away: not blindly again
+    soon = make_key(stack, "thirty a minute", {"requests_per_minute": 30})
+    eventually(lambda: _served(stack, soon))
+    with stack_client(stack, soon) as client:  # the SDK waits as long as it was told to, and then is served
+        for _ in range(32):
+            assert client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices  # type: ignore[arg-type]
+
+
+def stack_client(stack: Stack, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=3)
+
+
+def _served(stack: Stack, key: str) -> bool:
+    with stack_client(stack, key).with_options(max_retries=0) as client:
+        return bool(client.models.list().data) and bool(
+            client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices  # type: ignore[arg-type]
+        )

@@ -1,0 +1,63 @@
+"""Outcomes of requests, reported on the running platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack
+
+
+@pytest.fixture(scope="module")
+def request_id(stack: Stack) -> str:
+    asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=asked, headers=stack.headers, timeout=60)
+    return str(answer.headers["x-request-id"])
+
+
+def report(stack: Stack, request_id: str, **told: Any) -> httpx.Response:
+    return httpx.post(f"{stack.url}/v1/requests/{request_id}/outcome", json=told, headers=stack.headers, timeout=20)
+
+
+def test_an_outcome_is_reported_once(stack: Stack, request_id: str) -> None:
+    told = {"success": True, "score": 0.75, "label": "accepted", "metadata": {"by": "a person"}}
+    first, again = report(stack, request_id, **told), report(stack, request_id, **told)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json() == {**first.json(), "id": request_id, "object": "request.outcome", **told}
+    other = report(stack, request_id, **told | {"success": False})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "outcome_conflict")
+    assert other.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ({}, "success"),
+        ({"success": "yes"}, "success"),
+        ({"score": 1.5}, "score"),
+        ({"score": "1"}, "score"),
+        ({"label": ""}, "label"),
+        ({"label": "x" * 65}, "label"),
+        ({"success": True, "metadata": {"a": 1}}, "metadata"),
+        ({"success": True, "metadata": {"a": "x" * 513}}, "metadata"),
+        ({"verdict": "good"}, "verdict"),
+        ({"label": "a\0b"}, None),
+    ],
+)
+def test_what_is_no_outcome_is_refused(stack: Stack, request_id: str, told: dict[str, Any], param: str | None) -> None:
+    answer = report(stack, request_id, **told)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert (error["param"] or "").startswith(param or "")
+
+
+def test_a_request_that_is_nobodys_is_not_there(stack: Stack, request_id: str) -> None:
+    for name in ("req_nobody", "x" * 300, "%00", request_id + "%00"):
+        answer = report(stack, name, success=True)
+        assert (answer.status_code, answer.json()["error"]["code"]) in [(404, "not_found"), (400, "invalid_value")], (
+            name
+        )
+    get = httpx.get(f"{stack.url}/v1/requests/{request_id}/outcome", headers=stack.headers)
+    assert get.status_code == 405

@@ -1,0 +1,160 @@
+"""Embeddings in the gateway: bodies in, vectors out, prompts of many inputs."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+import redis.asyncio as redis
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import CreateEmbeddingResponse
+
+from inference_worker.engine.request import SamplingParams, TokenUsage
+from inference_worker.protocol import AnswerEvent, End, Envelope, Heartbeat, Job, Vectors
+from millrace.gateway.admission import LimitAdmission
+from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.errors import ApiError
+from millrace.gateway.forms import Form, InferenceRequest
+from millrace.gateway.openai.embeddings import EmbeddingsWriter, read_embeddings
+from millrace.gateway.placement import Placement
+from millrace.gateway.prompts import tokenise
+from millrace.gateway.replicas import ReplicaBoard
+from tests.gateway.test_limits import key_set, make_demand, make_key
+
+
+class Letters:
+    """A tokenizer: a token for each letter, by its place in the alphabet."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 96 for letter in text if letter.isalpha()]
+
+
+MODEL = ServedModel("m", Letters(), 8, 27, 0, vector_sizes=(2, 4))  # type: ignore[arg-type]
+
+
+def read(**fields: Any) -> InferenceRequest:
+    return read_embeddings(msgspec.json.encode({"model": "m", "input": "a", **fields}))
+
+
+def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
+    data = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
+    request = read(input=["x"] * len(vectors), **asked)
+    form = Form("openai.embedding", "req_1", "m", 0, 7, asked=request.asked)
+    events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenUsage(7))]
+    return EmbeddingsWriter(form, None).whole(events)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        ("a b", ("a b",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ([1, 2],)),
+        ([[1], [2, 3]], ([1], [2, 3])),
+        (["a", [1]], ("a", [1])),
+    ],
+)
+def test_an_input_comes_in_four_shapes(given: Any, inputs: tuple[Any, ...]) -> None:
+    assert read(input=given).inputs == inputs
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
+def test_any_other_is_refused_by_name(value: Any) -> None:
+    try:
+        assert all(read(input=value).inputs)
+    except ApiError as fault:
+        assert (fault.status, (fault.param or "")[:5]) == (400, "input")
+
+
+def test_vectors_come_in_the_inputs_order() -> None:
+    answer = write([[1, 0], [0, 0.5]])
+    assert [each["embedding"] for each in answer["data"]] == [[1, 0], [0, 0.5]]
+    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert CreateEmbeddingResponse.model_validate(answer, strict=True).data[1].index == 1
+
+
+def test_base64_is_the_same_numbers() -> None:
+    (each,) = write([[0.25, -1.5]], encoding_format="base64")["data"]
+    assert struct.unpack("<2f", base64.b64decode(each["embedding"])) == (0.25, -1.5)
+
+
+@pytest.mark.parametrize("vector", [[3.0, 4.0, 12.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+def test_a_vector_that_is_cut_has_the_length_1_again(vector: list[float]) -> None:
+    (each,) = write([vector], dimensions=2)["data"]
+    length = math.hypot(*vector[:2]) or 1.0
+    assert each["embedding"] == pytest.approx([x / length for x in vector[:2]], abs=1e-7)
+
+
+def test_who_comes_back_gets_all_at_the_end() -> None:
+    form = Form("openai.embedding", "req_1", "m", 0, 1, asked=read().asked)
+    writer = EmbeddingsWriter(form, None)  # type: ignore[arg-type]
+    assert writer.stream(Vectors("req_1", 1, 0, struct.pack("<f", 1.0))) == []
+    whole, done = writer.stream(End("req_1", 1, 1, "stop", None, TokenUsage(1)))
+    assert msgspec.json.decode(whole)["data"][0]["embedding"] == [1.0]
+    assert done == b"[DONE]"
+
+
+async def test_a_prompt_is_its_inputs_one_after_another() -> None:
+    prompt = await tokenise(MODEL, read(input=["abc", [26], "d e"]))
+    assert (prompt.ids, prompt.input_lengths) == ([1, 2, 3, 26, 4, 5], (3, 1, 2))
+    long = await tokenise(MODEL, read(input=["abcdefgh"] * 1000))
+    assert long.input_lengths == (8,) * 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input": ["ab", "?!"]}, "input", "invalid_value"),
+        ({"input": "abcdefghi"}, "input", "context_length_exceeded"),
+        ({"input": [[1], [27]]}, "input", "invalid_value"),
+        ({"input": [-1]}, "input", "invalid_value"),
+        ({"dimensions": 3}, "dimensions", "invalid_value"),
+    ],
+)
+async def test_what_the_model_cannot_take_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        await tokenise(MODEL, read(**fields))
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+
+
+async def test_each_model_has_its_endpoint() -> None:
+    answers = ServedModel("a", Letters(), 8, 27, 0)  # type: ignore[arg-type]
+    for model, request in ((answers, read()), (MODEL, InferenceRequest("m", "abc", SamplingParams()))):
+        with pytest.raises(ApiError) as caught:
+            await tokenise(model, request)
+        assert (caught.value.status, caught.value.param) == (400, "model")
+
+
+async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: redis.Redis) -> None:
+    gate = LimitAdmission(broker)
+    key = make_key(key_set(tokens_per_minute=6000, max_prompt_tokens=5000))
+    ticket = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))
+    assert ticket.terms.max_tokens == 0
+    for prompt, code in ((5001, "invalid_value"), (4500, "rate_limit_exceeded")):
+        with pytest.raises(ApiError) as caught:
+            await gate.admit(make_demand(key, "req_2", prompt=prompt, max_tokens=0))
+        assert caught.value.code == code
+    await ticket.close(TokenUsage(4500))
+
+
+def test_nobody_is_preferred_for_what_is_cached_nowhere() -> None:
+    board = ReplicaBoard()
+    for beat in (1, 2):
+        beats = {
+            name: msgspec.msgpack.encode(Heartbeat(beat, "m", True, False, load, 0, 8, 0, 0))
+            for name, load in ((b"busy", 3), (b"idle", 0))
+        }
+        board.update(beats)
+    placement = Placement(board)
+    placement.observe()
+    for first in range(20):
+        envelope = Envelope(0, "req_1", 0, 1, 1, 1, "m")
+        job = Job(envelope, "gw", [first] * 100, SamplingParams(max_tokens=0), b"", 0.0, input_lengths=(50, 50))
+        choice = placement.choose(job)
+        assert choice is not None
+        assert (choice.replica_id, choice.by) == ("idle", "load")

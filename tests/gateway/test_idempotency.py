@@ -1,0 +1,147 @@
+"""The records of Idempotency-Keys in a real Valkey: who may do the call, and what is kept of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis.asyncio as redis
+
+from millrace.gateway import idempotency
+from millrace.gateway.errors import ApiError
+from millrace.gateway.idempotency import Answer, IdempotencyStore, Once, Replay
+from tenants.snapshot import KeySnapshot, Limits
+
+KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
+BODY = b"/v1/completions\0{}"
+
+
+@pytest_asyncio.fixture
+async def store(broker: redis.Redis) -> AsyncIterator[IdempotencyStore]:
+    store = IdempotencyStore(broker)
+    await store.start()
+    yield store
+    await store.stop()
+
+
+async def answer(once: Once, body: bytes = b"yes", request_id: str = "req_1") -> None:
+    once.began(200, [(b"content-type", b"text/plain")])
+    once.sent(body)
+    await once.keep(request_id)
+    await once.end()
+
+
+async def refused(store: IdempotencyStore, name: bytes = b"n", sent: bytes = BODY, key: KeySnapshot = KEY) -> ApiError:
+    with pytest.raises(ApiError) as fault:
+        await store.begin(key, name, sent, "req_other")
+    assert (fault.value.status, fault.value.code) == (409, "idempotency_conflict")
+    return fault.value
+
+
+async def replayed(store: IdempotencyStore, name: bytes = b"n") -> Answer:
+    with pytest.raises(Replay) as replay:
+        await store.begin(KEY, name, BODY, "req_other")
+    return replay.value.answer
+
+
+async def test_of_many_at_once_one_does_it(store: IdempotencyStore, broker: redis.Redis) -> None:
+    other = IdempotencyStore(broker)  # another gateway's
+    calls = [(store, other)[n % 2].begin(KEY, b"n", BODY, f"req_{n}") for n in range(50)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    (once,) = [each for each in found if isinstance(each, Once)]
+    assert all(isinstance(each, ApiError) and each.retry_after == 1 for each in found if each is not once)
+    await answer(once)
+    assert await replayed(other) == Answer("req_1", 200, [(b"content-type", b"text/plain")], b"yes")
+    assert (await refused(store, sent=BODY + b" ")).retry_after is None
+
+
+async def test_keys_are_an_api_keys_own(store: IdempotencyStore) -> None:
+    await answer(await store.begin(KEY, b"n", BODY, "req_1"))
+    for other in ({"key_id": 2}, {"key_id": 2, "tenant_id": 2}):
+        assert (await store.begin(msgspec.structs.replace(KEY, **other), b"n", b"other", "req_2")).left is None
+
+
+async def test_what_failed_may_be_done_again(store: IdempotencyStore) -> None:
+    once = await store.begin(KEY, b"n", BODY, "req_1")
+    once.failed = once.runs_on = True
+    await answer(once)
+    again = await store.begin(KEY, b"n", b"even another body", "req_2")
+    assert again.left is None
+    await again.end()  # its client left before anything ran
+    assert (await store.begin(KEY, b"n", BODY, "req_3")).left is None
+
+
+async def test_what_runs_on_is_gone_on_with(store: IdempotencyStore) -> None:
+    once = await store.begin(KEY, b"n", BODY, "req_1")
+    once.runs_on = True
+    await once.end()
+    await refused(store, sent=b"another body")
+    second = await store.begin(KEY, b"n", BODY, "req_2")
+    assert second.left == "req_1"
+    await refused(store)
+    second.runs_on = True
+    await second.end()  # it leaves as well
+    third = await store.begin(KEY, b"n", BODY, "req_3")
+    assert third.left == "req_1"
+    await third.anew("req_3")  # nothing came of that
+    third.runs_on = True
+    await third.end()
+    assert (await store.begin(KEY, b"n", BODY, "req_4")).left == "req_3"
+
+
+async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "LEASE_MS", 300)
+    dead, living = IdempotencyStore(broker), IdempotencyStore(broker)
+    await dead.start()
+    once = await dead.begin(KEY, b"n", BODY, "req_1")
+    await asyncio.sleep(0.7)
+    await refused(living)  # its lease is renewed
+    await dead.stop()
+    await asyncio.sleep(0.4)
+    taken = await living.begin(KEY, b"n", BODY, "req_2")
+    assert taken.left == "req_1"
+    with pytest.raises(ApiError):
+        await once.anew("req_9")
+    await answer(once, b"late")  # it lives after all
+    await refused(living)
+    await answer(taken, b"first")
+    assert (await replayed(living)).body == b"first"
+
+
+async def test_an_answer_too_long_is_not_kept_and_not_done_again(store: IdempotencyStore) -> None:
+    once = await store.begin(KEY, b"n", BODY, "req_1")
+    once.sent(b"x" * idempotency.MOST_BYTES)
+    await answer(once)
+    assert (await refused(store)).retry_after is None
+
+
+async def stored(broker: redis.Redis) -> int:
+    return len(await broker.keys("idem:*:answer"))
+
+
+async def test_the_oldest_answers_go_first(
+    store: IdempotencyStore, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "MOST_TENANT_BYTES", 350_000)
+    for n in range(6):
+        await answer(await store.begin(KEY, b"%d" % n, BODY, f"req_{n}"), os.urandom(100_000))
+    assert await stored(broker) == 3
+    for n in range(3):
+        await refused(store, b"%d" % n)  # and is not done again
+    for n in range(3, 6):
+        await replayed(store, b"%d" % n)
+    held = sum([await broker.strlen(name) for name in await broker.keys("idem:*:answer")])
+    assert held == int(await broker.get("idem:{1}:sum") or 0) <= 350_000
+    assert 0 < await broker.ttl("idem:{1}:sum") <= idempotency.KEPT_SECONDS
+    assert all([0 < await broker.ttl(name) <= idempotency.KEPT_SECONDS for name in await broker.keys("idem:*")])
+
+
+@pytest.mark.parametrize("name", [b"", b"x" * 256])
+async def test_a_name_has_a_length(store: IdempotencyStore, name: bytes) -> None:
+    with pytest.raises(ApiError) as fault:
+        await store.begin(KEY, name, BODY, "req_1")
+    assert (fault.value.status, fault.value.param) == (400, "Idempotency-Key")

@@ -1,0 +1,115 @@
+"""Prompts in a model's tokens, and where a cached prefix ends in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference_worker.engine.chat_template import ChatTemplate
+from inference_worker.engine.request import SamplingParams
+from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.model_source import ensure_model
+from inference_worker.settings import ModelSpec
+from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.errors import ApiError
+from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.prompts import tokenise
+
+# As Hermes and Qwen have it: tools in the system message, calls and results in places of their own.
+WITH_TOOLS = """{%- if tools %}<|im_start|>system
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TOOLS = (Tool("weather", "Tells the weather"), Tool("time", "Tells the time"))
+MESSAGES = [
+    {"role": "system", "content": "You are a helpful clerk of the museum."},
+    {"role": "user", "content": "First part. Second part."},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "When do you open?"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture
+def model(tokenizer: Tokenizer) -> ServedModel:
+    return ServedModel("m", tokenizer, 2048, tokenizer.vocab_size, 0)
+
+
+@pytest.fixture
+def tool_model(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
+    """The same, with a template that has a place for tools."""
+    monkeypatch.setattr(model.tokenizer, "_chat", ChatTemplate(WITH_TOOLS, {}))
+    return model
+
+
+def request(messages: Any = MESSAGES, **fields: Any) -> InferenceRequest:
+    return InferenceRequest("m", messages, SamplingParams(), **fields)
+
+
+async def text(model: ServedModel, **fields: Any) -> str:
+    prompt = await tokenise(model, request(**fields))
+    return model.tokenizer.decode(prompt.ids, skip_special_tokens=False)
+
+
+async def marked(model: ServedModel, at: Breakpoint, **fields: Any) -> str:
+    """The text before a breakpoint."""
+    prompt = await tokenise(model, request(breakpoints=(at,), **fields))
+    (place,) = prompt.breakpoints
+    assert place.seconds == at.seconds
+    return model.tokenizer.decode(prompt.ids[: place.num_tokens], skip_special_tokens=False)
+
+
+async def test_tools_are_told_by_the_template_or_in_words(model: ServedModel) -> None:
+    plain = await text(model)
+    told = await text(model, tools=TOOLS)
+    assert told.index('"name": "time"') < told.index("\n\nYou are a helpful clerk of the museum.<|im_end|>")
+    assert await text(model, tools=TOOLS, tool_choice="none") == plain
+
+
+async def test_a_template_with_a_place_for_tools_gets_them_as_they_are(tool_model: ServedModel) -> None:
+    told = await text(tool_model, tools=TOOLS)
+    assert told.startswith('<|im_start|>system{"type": "function", "function": {"name": "weather"')
+    assert "You can call functions" not in told
+    assert "tools" not in await text(tool_model)
+
+
+async def test_breakpoints_lie_where_the_prompt_would_go_on_otherwise(model: ServedModel) -> None:
+    whole = await text(model)
+    system = "<|im_start|>system\nYou are a helpful clerk of the museum.<|im_end|>\n"
+    assert await marked(model, Breakpoint(300, messages=1)) == system
+    assert await marked(model, Breakpoint(3600, messages=4)) == whole.removesuffix("<|im_start|>assistant\n")
+    part = await marked(model, Breakpoint(300, messages=2, characters=len("First part.")))
+    assert part == f"{system}<|im_start|>user\nFirst part."
+
+
+async def test_breakpoints_after_tools(tool_model: ServedModel) -> None:
+    first = await marked(tool_model, Breakpoint(300, tools=1), tools=TOOLS)
+    assert '"weather"' in first
+    assert '"time"' not in first
+    both = await marked(tool_model, Breakpoint(300, tools=2), tools=TOOLS)
+    assert '"time"' in both
+    assert "helpful clerk" not in both
+    # The same tools before another conversation: the same place, but for the next message's role.
+    other = await marked(tool_model, Breakpoint(300, tools=2), tools=TOOLS, messages=MESSAGES[1:2])
+    assert other.rpartition("<|im_start|>")[0] == both.rpartition("<|im_start|>")[0]
+
+
+async def test_token_ids_must_be_the_models(model: ServedModel) -> None:
+    assert (await tokenise(model, request([5, 6]))).ids == [5, 6]
+    with pytest.raises(ApiError) as caught:
+        await tokenise(model, request([model.vocab_size]))
+    assert (caught.value.status, caught.value.param) == (400, "prompt")

@@ -1,0 +1,45 @@
+"""Several prompts in one request are told as one request with more answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from inference_worker.engine.request import TokenUsage
+from inference_worker.protocol import AnswerEvent, End, Finished, Tokens
+from millrace.gateway.several import merged, part_id, whole_id
+
+
+async def events(*given: AnswerEvent) -> AsyncIterator[AnswerEvent]:
+    for event in given:
+        yield event
+
+
+def part(number: int) -> list[AnswerEvent]:
+    name = part_id("req_1", number)
+    return [
+        Tokens(name, 1, 0, [5], f"{number}a", index=0, prompt=TokenUsage(uncached=2, cache_read=3)),
+        Tokens(name, 1, 1, [6], f"{number}b", index=1),
+        Finished(name, 1, 2, 1, "stop", "x"),
+        End(name, 1, 3, "length", None, TokenUsage(uncached=2, cache_read=3, output=2)),
+    ]
+
+
+async def test_it_works() -> None:
+    told = [event async for event in merged([events(*part(0)), events(*part(1))], 2)]
+    tokens = [event for event in told if isinstance(event, Tokens)]
+    assert [(event.index, event.text) for event in tokens] == [(0, "0a"), (1, "0b"), (2, "1a"), (3, "1b")]
+    prompts = [event.prompt for event in tokens if event.prompt]
+    assert prompts == [TokenUsage(uncached=2, cache_read=3), TokenUsage(uncached=4, cache_read=6)]
+    ends = [(event.index, event.finish_reason, event.stop_reason) for event in told if isinstance(event, Finished)]
+    assert ends == [(1, "stop", "x"), (0, "length", None), (3, "stop", "x")]
+    (end,) = (event for event in told if isinstance(event, End))
+    assert end is told[-1]
+    assert end.usage == TokenUsage(uncached=4, cache_read=6, output=4)
+
+
+async def test_one_prompt_is_told_as_it_is() -> None:
+    assert [event async for event in merged([events(*part(0))], 2)] == part(0)
+
+
+def test_a_part_tells_whose_it_is() -> None:
+    assert {whole_id(part_id("req_1", number)) for number in range(3)} == {"req_1"}

@@ -1,0 +1,150 @@
+"""Tool calls are found in a model's text however it is cut, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_worker.engine.request import SamplingParams, StructuredSpec
+from millrace.gateway import tools
+from millrace.gateway.forms import InferenceRequest, Tool
+from millrace.gateway.tools import CallArguments, CallStart, Text, ToolCallParser
+
+NAMES = ("weather", "time")
+Found = list[tuple[str, str]]  # (name, arguments) of calls and ("", words), in order
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def parse(*texts: str) -> Found:
+    parser = ToolCallParser(NAMES)
+    pieces = [piece for text in texts for piece in parser.push(text)] + parser.close()
+    found: Found = []
+    for piece in pieces:
+        if isinstance(piece, CallStart):
+            assert piece.number == sum(bool(name) for name, _ in found)
+            found.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            name, arguments = found[-1]
+            assert piece.number == sum(bool(name) for name, _ in found) - 1
+            found[-1] = (name, arguments + piece.text)
+        else:
+            assert piece.text
+            if found and not found[-1][0]:
+                found[-1] = ("", found[-1][1] + piece.text)
+            else:
+                found.append(("", piece.text))
+    assert parser.calls == sum(bool(name) for name, _ in found)
+    return found
+
+
+PARIS = call("weather", '{"city": "Paris"}')
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("Hello", [("", "Hello")]),
+        (" Hello \n", [("", " Hello \n")]),
+        (PARIS, [("weather", '{"city": "Paris"}')]),
+        (f"Let me see.\n\n{PARIS}\n", [("", "Let me see."), ("weather", '{"city": "Paris"}')]),
+        (f"{PARIS}\n{call('time', '{}')}", [("weather", '{"city": "Paris"}'), ("time", "{}")]),
+        (f"{PARIS} Done.", [("weather", '{"city": "Paris"}'), ("", " Done.")]),
+        (call("weather", '{"a": {"b": "}\\"{</tool_call>"}}'), [("weather", '{"a": {"b": "}\\"{</tool_call>"}}')]),
+        ('<tool_call>{"name":"time","arguments":{}}</tool_call>', [("time", "{}")]),
+        ('<tool_call>{"arguments": {"x": 1}, "name": "time"}</tool_call>', [("time", '{"x": 1}')]),
+        # No calls: an unknown name, no JSON, arguments that are no object, a tag that is none, an end too early.
+        (call("rm", "{}"), [("", call("rm", "{}"))]),
+        ("<tool_call>time</tool_call>!", [("", "<tool_call>time</tool_call>!")]),
+        (call("time", "[]"), [("", call("time", "[]"))]),
+        ("a < b, <tool", [("", "a < b, <tool")]),
+        ('<tool_call>{"name": "ti', [("", '<tool_call>{"name": "ti')]),
+        # Cut off within its arguments, it is a call all the same.
+        ('<tool_call>{"name": "time", "arguments": {"x": "y', [("time", '{"x": "y')]),
+    ],
+)
+def test_it_works(text: str, found: Found) -> None:
+    assert parse(text) == found
+    assert parse(*text) == found
+
+
+_arguments = st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.integers(), max_size=3).map(json.dumps)
+_part = st.one_of(
+    st.text(max_size=8),
+    st.builds(call, st.sampled_from([*NAMES, "rm"]), _arguments),
+    st.sampled_from(["<tool_call>", "</tool_call>", "<tool", "{", '"', "\n", '{"name": "time", "arguments": {']),
+)
+
+
+@given(st.lists(_part, max_size=5).map("".join), st.lists(st.integers(0, 200), max_size=8))
+def test_how_the_text_is_cut_does_not_matter(text: str, cuts: list[int]) -> None:
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    assert parse(*(text[start:end] for start, end in itertools.pairwise(edges))) == parse(text)
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    parser = ToolCallParser(NAMES)
+    assert parser.push("Hm <tool_call>") == [Text("Hm")]
+    assert parser.push('{"name": "weather", "argum') == []
+    assert parser.push('ents": {"city"') == [CallStart(0, "weather"), CallArguments(0, '{"city"')]
+    assert parser.push(': "Pa') == [CallArguments(0, ': "Pa')]
+    assert parser.push('ris"}}</tool_') == [CallArguments(0, 'ris"}')]
+    assert parser.push("call>") == parser.close() == []
+
+
+def test_ids_are_the_same_each_time_and_no_two_alike() -> None:
+    ids = [tools.call_id("req_1", index, number) for index in range(3) for number in range(3)]
+    assert len(set(ids)) == 9
+    assert ids[0] == tools.call_id("req_1", 0, 0) != tools.call_id("req_2", 0, 0)
+
+
+def request(**fields: Any) -> InferenceRequest:
+    return InferenceRequest("m", [{"role": "user", "content": "?"}], SamplingParams(), **fields)
+
+
+def test_what_the_engine_is_told_of_tools() -> None:
+    schema = {"type": "object"}
+    tool = Tool("f", parameters=schema, strict=True)
+    assert tools.spec(request()) is None
+    assert tools.spec(request(tools=(tool,), tool_choice="none")) is None
+    spec = tools.spec(request(tools=(tool,), tool_choice="f"))
+    assert spec is not None
+    assert (spec.kind, spec.param) == ("tools", "tools")
+    told = {"tools": [{"name": "f", "parameters": schema, "strict": True}], "choice": "f", "parallel": False}
+    assert json.loads(spec.text) == told
+    for parallel in (True, False):
+        spec = tools.spec(request(tools=(tool,), parallel_tools=parallel))
+        assert spec is not None
+        assert json.loads(spec.text)["parallel"] is parallel
+    answered = tools.spec(request(tools=(tool,), structured=StructuredSpec("json_schema", '{"type":"string"}')))
+    assert answered is not None
+    assert json.loads(answered.text)["answer"] == {"type": "string"}
+
+
+def test_a_template_without_a_place_for_tools_gets_them_in_words() -> None:
+    made = {"id": "c", "type": "function", "function": {"name": "time", "arguments": {"zone": "é"}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "content": "noon", "tool_call_id": "c", "name": "time"},
+    ]
+    system, user, called, result = tools.in_words(messages, [tools.template_tool(Tool("time", "Tells the time"))])
+    assert system["content"].endswith("\n\nBe brief.")
+    assert '"name": "time", "description": "Tells the time"' in system["content"]
+    assert user == messages[1]
+    assert called == {
+        "role": "assistant",
+        "content": '<tool_call>\n{"name": "time", "arguments": {"zone": "é"}}\n</tool_call>',
+    }
+    assert result == {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"}
+    assert tools.in_words(messages[1:2], []) == messages[1:2]
+    assert [message["role"] for message in tools.in_words(messages[1:2], [{}])] == ["system", "user"]
