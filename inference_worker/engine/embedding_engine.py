@@ -89,13 +89,13 @@ class EmbeddingEngine:
             vectors = self._runner.embed([task.inputs[n] for task, n in chosen])
         except Exception:  # whatever broke the step, only those in it may suffer
             log.exception("a step of %d inputs failed", len(chosen))
-            broken = {task.request.request_id: task for task, _ in chosen}
-            return outputs + [self._end(task, _fault(name, "internal_error", _FAILED)) for name, task in broken.items()]
+            broken = dict.fromkeys(task for task, _ in chosen)
+            return outputs + [self._end(task, _fault(task.name, "internal_error", _FAILED)) for task in broken]
         computed = self._clock()
         for (task, n), vector in zip(chosen, vectors, strict=True):
             task.take(n, vector)
-        finished = {id(task): task for task, _ in chosen if task.complete}
-        outputs += [self._end(task, RequestOutput(task.name, finish_reason="stop")) for task in finished.values()]
+        finished = dict.fromkeys(task for task, _ in chosen if task.complete)
+        outputs += [self._end(task, RequestOutput(task.name, finish_reason="stop")) for task in finished]
         tokens = sum(len(task.inputs[n]) for task, n in chosen)
         self.metrics.step(len(chosen), tokens, scheduled - started, computed - scheduled, self._clock() - computed)
         return outputs

@@ -60,9 +60,9 @@ def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
-        max_items_in_row=1000,
-        step_lexer_fuel=100_000,  # for one mask: about 7 ms
-        step_max_items=20_000,
+        max_items_in_row=500,
+        step_lexer_fuel=50_000,  # for one mask: a few milliseconds, as the next
+        step_max_items=10_000,
         max_lexer_states=10_000,  # a kilobyte or two each
         max_grammar_size=100_000,
         verbose_errors=False,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from inference_worker.engine.request import RequestRejected, StructuredSpec
 from inference_worker.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ CACHE_BYTES = 256 << 20
 _CACHE_ENTRIES = 1024
 _ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
 _MOST_MESSAGE = 300
+_GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token
 _LOOSE_SECONDS = 2.0  # to find which tools they are
 _LACKING = re.compile(
     r"not supported|unimplemented|unknown format|not disjoint|unsatisfiable|registry|too (much|large|big)",
@@ -51,6 +52,13 @@ class Grammar:
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self.matcher = matcher
         self.vocab_size = vocab_size
+        self._seconds = _GRACE_SECONDS  # of the processor, that it may still take
+
+    def fill(self, mask: Masks) -> None:
+        """Set the bits of what may come next. One that fails here allows only the end, and `accept` says so."""
+        began = time.thread_time()
+        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._seconds -= time.thread_time() - began
 
     def accept(self, token_id: int) -> None:
         """Go on by one token of the answer.
@@ -58,8 +66,13 @@ class Grammar:
         Raises:
             GrammarFailed: the grammar does not allow it, or could not tell.
         """
-        if not self.matcher.consume_token(token_id):
+        began = time.thread_time()
+        accepted = self.matcher.consume_token(token_id)
+        self._seconds += _TOKEN_SECONDS - (time.thread_time() - began)
+        if not accepted:
             raise GrammarFailed(_tidy(self.matcher.get_error()))
+        if self._seconds < 0:
+            raise GrammarFailed("it takes too much time")
 
     @property
     def complete(self) -> bool:
@@ -68,22 +81,11 @@ class Grammar:
 
 
 def fill_masks(grammars: Sequence[Grammar]) -> Masks:
-    """What may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first.
-
-    A grammar that fails here allows only the end, and `accept` says so.
-    """
-    from llguidance.numpy import fill_next_token_bitmask_par
-
-    masks = np.zeros((len(grammars), -(-grammars[0].vocab_size // 32)), dtype=np.int32)
-    fill_next_token_bitmask_par(_executor(), [(grammar.matcher, i) for i, grammar in enumerate(grammars)], masks)
-    return masks.view(np.uint8)
-
-
-@cache
-def _executor() -> LLExecutor:
-    from llguidance import LLExecutor
-
-    return LLExecutor()
+    """What may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
+    masks = np.zeros((len(grammars), 4 * -(-grammars[0].vocab_size // 32)), dtype=np.uint8)
+    for grammar, mask in zip(grammars, masks, strict=True):
+        grammar.fill(mask)
+    return masks
 
 
 class Grammars:

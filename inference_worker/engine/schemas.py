@@ -38,10 +38,11 @@ _OPTIONS = {"whitespace_pattern": " |\n[ \t]{0,32}"}
 # What the library's formats leave out: days that are none, leap seconds at any time, the length of a whole name.
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])-|[0-9]{{4}}-02-(?:[01]|2[0-8])|{_LEAP_YEAR}-02-29)"
+_YEAR = "^0{0,3}[1-9]"  # few programs read a year 0
 _SECOND = "^[^:]*:[0-9]{2}:[0-5]"
 _FORMATS: dict[str, list[Schema]] = {
-    "date": [{"pattern": _DAY}],
-    "date-time": [{"pattern": _DAY}, {"pattern": _SECOND}],
+    "date": [{"pattern": _DAY}, {"pattern": _YEAR}],
+    "date-time": [{"pattern": _DAY}, {"pattern": _YEAR}, {"pattern": _SECOND}],
     "time": [{"pattern": _SECOND}],
     "hostname": [{"maxLength": 253}],
 }

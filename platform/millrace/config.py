@@ -127,6 +127,12 @@ class PlatformSettings(SharedSettings):
         default="localhost,127.0.0.1,[::1]",
         help="host names the console answers to, comma-separated",
     )
+    allowed_origins: tuple[str, ...] = env.env(
+        "MILLRACE_ALLOWED_ORIGINS",
+        env.words,
+        default="",
+        help="other sites whose pages may open WebSockets, https://host each, comma-separated; *: any",
+    )
     debug: bool = env.env(
         "MILLRACE_DEBUG", env.boolean, default="false", help="Django's debug pages; never in production"
     )

@@ -24,6 +24,8 @@ from millrace.gateway.batch_lines import Lines
 from millrace.gateway.endpoints.batches import cancel, find
 from millrace.gateway.errors import ApiError
 from millrace.gateway.rows import Rows
+from millrace.outcomes import tasks as outcomes
+from millrace.outcomes.models import Outcome
 from tenants.actions import do_create_tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -208,6 +210,13 @@ async def test_an_expired_batch_tells_so_of_each_line_not_run(desk: Desk) -> Non
     assert [each["error"] and each["error"]["code"] for each in found.values()] == [None, *["batch_expired"] * 2]
 
 
+async def test_a_batch_whose_file_is_gone_fails(desk: Desk) -> None:
+    batch = await desk.make(3)
+    storage().remove(batch.input_file)
+    batch = await desk.advance(batch)
+    assert (batch.status, batch.errors[0]["code"]) == ("failed", "file_not_found")
+
+
 async def test_anthropics_results_are_one_file(desk: Desk) -> None:
     batch = await desk.advance(await desk.make(3, dialect="anthropic", name=new_name("msgbatch_")))
     for line in await desk.only(desk.one, 2):
@@ -299,6 +308,10 @@ async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeyp
     await desk.run("UPDATE batches_file SET expires_at = now() WHERE name <> %s", purged.input_file)
     await desk.run("UPDATE batches_batch SET status = 'completed' WHERE id = %s", expired.pk)
     await desk.run("UPDATE tenants_tenant SET status = 'purged' WHERE id = %s", purged.tenant_id)
+    for tenant in (used.tenant_id, purged.tenant_id):
+        await desk.run(
+            "INSERT INTO outcomes_outcome (tenant_id, request_id, key_id, success) VALUES (%s, 'r', 1, true)", tenant
+        )
     stray = new_name("file-")
     storage().path(stray).write_bytes(b"of a crash")
     await sweep()
@@ -309,3 +322,5 @@ async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeyp
     names = await sync_to_async(lambda: {file.name for file in Everybody(File).all()})()
     assert names == {used.input_file}
     assert {each.pk for each in await sync_to_async(lambda: Everybody(Batch).all())()} == {used.pk, expired.pk}
+    assert await sync_to_async(outcomes.sweep)() == 1
+    assert [each.tenant_id for each in await sync_to_async(lambda: Everybody(Outcome).all())()] == [used.tenant_id]

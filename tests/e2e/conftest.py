@@ -129,6 +129,7 @@ def stack() -> Iterator[Stack]:
     settings = {
         # One that answers is enough here, and half the memory.
         "MILLRACE_MODELS": f"{MODEL}=embedded,{EMBEDDING_MODEL}=embedded:minilm",
+        "MILLRACE_MAX_BATCH": "128",
         "MILLRACE_DRAIN_SECONDS": "5",
         "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_KEEP_SECONDS": "120",

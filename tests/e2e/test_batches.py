@@ -93,6 +93,22 @@ def test_a_batch_by_openais_sdk(stack: Stack) -> None:
         client.files.retrieve(input_file)
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": ["Hello", "Bye"], "max_tokens": 2}, "text_completion"),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 16}, "response"),
+    ],
+)
+def test_a_batch_of_another_endpoint(stack: Stack, url: str, body: dict[str, Any], kind: str) -> None:
+    client = stack.client()
+    asked = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, **body}}
+    made = client.batches.create(input_file_id=upload(client, [asked]), endpoint=url, completion_window="24h")  # type: ignore[arg-type]
+    batch = finished(client, made.id)
+    response = results(client, batch.output_file_id)["a"]["response"]
+    assert (response["status_code"], response["body"]["object"]) == (200, kind)
+
+
 def test_a_file_that_is_no_batch_fails_it_line_by_line(stack: Stack) -> None:
     client = stack.client()
     text = b'{"custom_id": 1}\nno json\n' + json.dumps(line("a")).encode() + b"\n" + json.dumps(line("a")).encode()

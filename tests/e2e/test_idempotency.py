@@ -37,9 +37,13 @@ def name() -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_second_call_gets_the_firsts_answer(stack: Stack, name: str, stream: bool) -> None:
-    first = post(stack, name, body(stream=stream))
-    again = post(stack, name, body(stream=stream))
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/responses"])
+def test_the_second_call_gets_the_firsts_answer(stack: Stack, name: str, path: str, stream: bool) -> None:
+    asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 16} if path == "/v1/responses" else body()
+    if path == "/v1/messages":
+        del asked["ignore_eos"]
+    first = post(stack, name, {**asked, "stream": stream}, path)
+    again = post(stack, name, {**asked, "stream": stream}, path)
     assert (first.status_code, again.status_code) == (200, 200)
     assert again.content == first.content
     assert "idempotent-replayed" not in first.headers

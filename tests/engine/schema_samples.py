@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -38,7 +38,7 @@ def made_up(count: int) -> Iterator[Schema]:
 def faults(schema: Schema, text: str) -> list[str]:
     """What is wrong with the JSON `text` under `schema`, formats included."""
     kind = validator_for(schema, default=Draft202012Validator)
-    return [error.message for error in kind(schema, format_checker=FormatChecker()).iter_errors(json.loads(text))]
+    return [error.message for error in kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(json.loads(text))]
 
 
 class _Maker:

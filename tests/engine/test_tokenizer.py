@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,19 @@ def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer.from_dir(tmp_path)
+
+
+def test_a_long_text_keeps_no_other_thread_waiting(tokenizer: Tokenizer) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode(" " * 4_000_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    time.sleep(0.02)
+    assert not done.is_set()
+    thread.join()

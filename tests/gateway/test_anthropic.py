@@ -49,6 +49,7 @@ def block(text: str, mark: dict[str, str] | None = None) -> dict[str, Any]:
 def test_a_body_becomes_the_internal_form() -> None:
     request = read(
         system=[block("Be "), block("brief.")],
+        messages=[*HELLO, {"role": "system", "content": "And kind."}],
         stop_sequences=["END"],
         temperature=0.5,
         top_k=3,
@@ -58,7 +59,11 @@ def test_a_body_becomes_the_internal_form() -> None:
         service_tier="standard_only",
         thinking={"type": "disabled"},
     )
-    assert request.prompt == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert request.prompt == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": "And kind."},
+    ]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.stop) == (0.5, 3, 0.9, ("END",))
     assert (request.max_tokens, request.user, request.stream) == (5, "u", True)

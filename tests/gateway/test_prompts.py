@@ -76,8 +76,7 @@ async def marked(model: ServedModel, at: Breakpoint, **fields: Any) -> str:
 async def test_tools_are_told_by_the_template_or_in_words(model: ServedModel) -> None:
     plain = await text(model)
     told = await text(model, tools=TOOLS)
-    assert told.startswith("<|im_start|>system\nYou are a helpful clerk of the museum.\n\n")
-    assert '"name": "time"' in told
+    assert told.index('"name": "time"') < told.index("\n\nYou are a helpful clerk of the museum.<|im_end|>")
     assert await text(model, tools=TOOLS, tool_choice="none") == plain
 
 

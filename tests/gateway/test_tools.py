@@ -138,7 +138,7 @@ def test_a_template_without_a_place_for_tools_gets_them_in_words() -> None:
         {"role": "tool", "content": "noon", "tool_call_id": "c", "name": "time"},
     ]
     system, user, called, result = tools.in_words(messages, [tools.template_tool(Tool("time", "Tells the time"))])
-    assert system["content"].startswith("Be brief.\n\n")
+    assert system["content"].endswith("\n\nBe brief.")
     assert '"name": "time", "description": "Tells the time"' in system["content"]
     assert user == messages[1]
     assert called == {

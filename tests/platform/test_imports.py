@@ -28,7 +28,15 @@ GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
     *(
         f"inference_worker.engine.{name}"
-        for name in ("request", "tokenizer", "chat_template", "config", "metric_families")
+        for name in (
+            "request",
+            "checks",
+            "tokenizer",
+            "chat_template",
+            "config",
+            "encoder_config",
+            "metric_families",
+        )
     ),
     *(f"tenants.{name}" for name in ("access", "addresses", "changes", "policy", "roles", "snapshot")),
     *("billing.money", "billing.slices", "billing.status"),

@@ -66,8 +66,10 @@ def _read_in(batch: Batch) -> None:
     try:
         with storage().path(batch.input_file).open("rb") as file:
             found = read_lines(file, batch.endpoint, platform_settings().max_body_bytes)
-    except BadFile as fault:
-        _move(batch, Batch.Status.VALIDATING, status=Batch.Status.FAILED, failed_at=now, errors=fault.faults)
+    except (BadFile, FileNotFoundError) as fault:
+        gone = {"code": "file_not_found", "line": None, "message": "The file's contents are gone.", "param": None}
+        errors = fault.faults if isinstance(fault, BadFile) else [gone]
+        _move(batch, Batch.Status.VALIDATING, status=Batch.Status.FAILED, failed_at=now, errors=errors)
         return
     if _move(batch, Batch.Status.VALIDATING, status=Batch.Status.IN_PROGRESS, in_progress_at=now, total=len(found)):
         _insert_lines(batch, found)

@@ -34,12 +34,14 @@ from millrace.gateway.following import Following, Gone
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.responses import body as responses
 from millrace.gateway.service import InferenceService
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
+TOGETHER_SECONDS = 0.05  # lines that end within this make room together
 STORE_AGAIN_SECONDS = 1.0
 MOST_LOSSES = 5  # workers that may be lost with one line: then it is the line that kills them
 # Endpoint -> what reads a line's body, and its dialect.
@@ -47,6 +49,7 @@ READERS: Mapping[str, tuple[Callable[[bytes], InferenceRequest], str]] = {
     "/v1/chat/completions": (chat.read_chat, chat.DIALECT),
     "/v1/completions": (completions.read_completion, completions.DIALECT),
     "/v1/embeddings": (embeddings.read_embeddings, embeddings.DIALECT),
+    "/v1/responses": (responses.read_response, responses.DIALECT),
     "/v1/messages": (messages.read_messages, messages.DIALECT),
 }
 
@@ -96,9 +99,12 @@ class BatchRunner:
                 await self._look()
             except (ApiError, psycopg.Error) as fault:
                 log.warning("batches_not_read", error=str(fault))
+            except Exception:
+                log.exception("batches_not_read")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._ended.wait()
+                    await asyncio.sleep(TOGETHER_SECONDS)
             self._ended.clear()
 
     async def _look(self) -> None:
@@ -194,8 +200,7 @@ class BatchRunner:
             return _told(line, fault)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)
-            fault = ApiError("internal_error", "The server had an error with this request.")
-            return _told(line, fault)
+            return _told(line, ApiError("internal_error", "The server had an error with this request."))
 
     async def _go_on(self, line: Line) -> bytes:
         """With the request that another gateway began."""
@@ -218,7 +223,12 @@ class BatchRunner:
             raise fault
         died: list[ApiError] = []
         generating = asyncio.create_task(self._generate(line, key, died))
-        with self._live.listed(key, lambda fault: (died.append(fault), generating.cancel())):
+
+        def end(fault: ApiError) -> None:
+            died.append(fault)
+            generating.cancel()
+
+        with self._live.listed(key, end):
             try:
                 return await generating
             except asyncio.CancelledError:

@@ -23,9 +23,8 @@ class ServedModel:
     context_length: int  # tokens, prompt and answer together, or of one input to embed
     vocab_size: int
     created: int  # Unix seconds
-    vector_sizes: tuple[
-        int, ...
-    ] = ()  # of a model that embeds, and does not answer: numbers in a vector, the most last
+    # Of a model that embeds, and does not answer: how many numbers a vector may have, the most last.
+    vector_sizes: tuple[int, ...] = ()
     default_max_output: int = DEFAULT_MAX_OUTPUT
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,3 +74,4 @@ _TYPES = {
 }
 
 OPENAI, RESPONSES, ANTHROPIC = Dialect(), Responses(), Anthropic()
+WORDS: Mapping[str, Dialect] = {"openai.responses": RESPONSES, "anthropic.messages": ANTHROPIC}  # else OPENAI

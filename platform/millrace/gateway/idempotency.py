@@ -208,8 +208,10 @@ class IdempotencyStore:
         digest = hashlib.sha256(b"%d\0%s" % (key.key_id, name)).hexdigest()
         start = f"idem:{{{key.tenant_id}}}:"
         names = Names(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
-        arguments = [hashlib.sha256(sent).digest(), request_id, request_id, LEASE_MS, KEPT_SECONDS]
-        state, *more = await self._begin(keys=[names.record, names.answer], args=arguments)
+        state, *more = await self._begin(
+            keys=[names.record, names.answer],
+            args=[hashlib.sha256(sent).digest(), request_id, request_id, LEASE_MS, KEPT_SECONDS],
+        )
         if state == b"other":
             raise ApiError(CONFLICT, "This Idempotency-Key was used for another request.")
         if state == b"done":

@@ -22,7 +22,9 @@ from millrace.gateway.endpoints.message_batches import (
 from millrace.gateway.endpoints.messages import CountTokens, Messages
 from millrace.gateway.endpoints.models import Model, Models
 from millrace.gateway.endpoints.outcomes import ReportOutcome
+from millrace.gateway.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.endpoints.resume import ResumeStream
+from millrace.gateway.endpoints.websocket import realtime_chat, refuse_socket
 from millrace.gateway.endpoints.why import Why
 from millrace.gateway.http import HttpConsumer
 
@@ -53,6 +55,8 @@ ROUTES: list[Any] = [
     path("v1/batches", _by_method(CreateBatch, Batches)),
     path("v1/batches/<str:batch_id>", _application(Batch)),
     path("v1/batches/<str:batch_id>/cancel", _application(CancelBatch)),
+    path("v1/responses", _application(CreateResponse)),
+    path("v1/responses/<str:response_id>", _application(ResumeResponse)),
     path("v1/messages", _application(Messages)),
     path("v1/messages/count_tokens", _application(CountTokens)),
     path("v1/messages/batches", _by_method(CreateMessageBatch, MessageBatches)),
@@ -65,7 +69,11 @@ ROUTES: list[Any] = [
     path("v1/requests/<str:request_id>/why", _application(Why)),
     path("v1/requests/<str:request_id>/outcome", _application(ReportOutcome)),
     path("healthz", _application(Healthz)),
+    path("health", _application(Healthz)),  # where load clients look, as vLLM has it
     path("readyz", _application(Readyz)),
     path("metrics", _application(Metrics)),
     re_path(r"^v1/", _application(Unknown)),
 ]
+_realtime_chat: Any = realtime_chat  # applications where Django's types know views alone
+_refuse_socket: Any = refuse_socket
+SOCKETS: list[Any] = [path("v1/realtime/chat", _realtime_chat), re_path("", _refuse_socket)]

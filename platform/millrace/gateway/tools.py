@@ -203,7 +203,8 @@ def in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> lis
     if tools:
         told = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if plain and plain[0]["role"] == "system":
-            plain[0] = {"role": "system", "content": f"{plain[0]['content']}\n\n{told}"}
+            # Tools first, as in templates that know them: their change changes all that comes after.
+            plain[0] = {"role": "system", "content": f"{told}\n\n{plain[0]['content']}"}
         else:
             plain.insert(0, {"role": "system", "content": told})
     return plain

@@ -11,12 +11,15 @@ from millrace.gateway.forms import Form, Writer
 from millrace.gateway.openai import chat, completions, embeddings
 from millrace.gateway.openai.embeddings import EmbeddingsWriter
 from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
+from millrace.gateway.responses import body as responses
+from millrace.gateway.responses.writer import ResponsesWriter
 
 WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
     chat.DIALECT: ChatWriter,
     completions.DIALECT: CompletionWriter,
     embeddings.DIALECT: EmbeddingsWriter,
     messages.DIALECT: MessagesWriter,
+    responses.DIALECT: ResponsesWriter,
 }
 
 

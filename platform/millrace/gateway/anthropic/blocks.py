@@ -50,7 +50,11 @@ class Assistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", ta
     content: str | list[Text | ToolUse]
 
 
-Message = User | Assistant
+class System(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
+    content: str | list[Text]
+
+
+Message = User | Assistant | System
 
 
 class Conversation:

@@ -10,7 +10,7 @@ import msgspec
 
 from inference_worker.engine.checks import check_sampling
 from inference_worker.engine.request import RequestRejected, SamplingParams, StructuredSpec
-from millrace.gateway.anthropic.blocks import CacheControl, Conversation, Message, Text, User
+from millrace.gateway.anthropic.blocks import Assistant, CacheControl, Conversation, Message, Text
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.openai.parameters import MAX_TOKENS, read_body, within
@@ -115,14 +115,14 @@ def read_count(body: bytes) -> InferenceRequest:
 def _prompt(wanted: CountBody) -> dict[str, Any]:
     if not wanted.messages:
         raise invalid("messages", "messages must hold at least one message.")
-    if not isinstance(wanted.messages[-1], User):
+    if isinstance(wanted.messages[-1], Assistant):
         text = "The last message must be the user's: an answer cannot be begun for the model."
         raise invalid("messages", text, "unsupported_parameter")
     conversation = Conversation()
     if wanted.system:
         conversation.add("system", "system", wanted.system)
     for number, message in enumerate(wanted.messages):
-        role = "user" if isinstance(message, User) else "assistant"
+        role = str(type(message).__struct_config__.tag)
         conversation.add(f"messages[{number}].content", role, message.content)
     tools = _tools(wanted.tools or ())
     choice, parallel = _choice(wanted.tool_choice, tools)
@@ -163,7 +163,7 @@ def _choice(choice: Choice | None, tools: Sequence[Tool]) -> tuple[str, bool]:
 
 def _sampling(wanted: MessagesBody) -> SamplingParams:
     within("temperature", wanted.temperature, 0, 1)
-    given = {"temperature": wanted.temperature, "top_k": wanted.top_k, "top_p": wanted.top_p}
+    given: dict[str, Any] = {"temperature": wanted.temperature, "top_k": wanted.top_k, "top_p": wanted.top_p}
     params = SamplingParams(
         stop=tuple(wanted.stop_sequences or ()),
         max_tokens=wanted.max_tokens,

@@ -33,9 +33,10 @@ ONE = f"{SELECT} AND b.name = %(name)s"
 PAGE = f"{SELECT} AND (%(after)s::bigint IS NULL OR b.id < %(after)s) ORDER BY b.id DESC LIMIT %(limit)s"
 INSERT = """
 INSERT INTO batches_batch
-    (name, tenant_id, project_id, key_id, dialect, endpoint, input_file, metadata, output_seconds, total, expires_at)
+    (name, tenant_id, project_id, key_id, dialect, endpoint, input_file, metadata, output_seconds, total, created_at,
+    expires_at)
 VALUES (%(name)s, %(tenant)s, %(project)s, %(key)s, %(dialect)s, %(endpoint)s, %(input_file)s, %(metadata)s,
-    %(output_seconds)s, %(total)s, now() + make_interval(secs => %(window)s))
+    %(output_seconds)s, %(total)s, now(), now() + make_interval(secs => %(window)s))
 RETURNING *
 """
 CANCEL = """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from millrace.batches.reading import MOST_BYTES, MOST_LINES
-from millrace.batches.storage import new_name
+from millrace.batches.storage import Storage, new_name
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.http import HttpConsumer
 from millrace.gateway.queries import read_limit, read_query
@@ -75,6 +77,17 @@ async def insert_file(
     return row
 
 
+@contextmanager
+def unless_refused(storage: Storage, name: str) -> Iterator[None]:
+    """Drop a file's contents if it is refused. If it is not known whether its row was written, the sweep finds out."""
+    try:
+        yield
+    except ApiError as fault:
+        if fault.status < 500:
+            storage.remove(name)
+        raise
+
+
 def over_quota(quota: int) -> ApiError:
     return ApiError("quota_exceeded", f"Your files may have {quota} bytes in all: delete some first.")
 
@@ -87,21 +100,15 @@ class CreateFile(UploadConsumer):
         self.start_upload()
         key = await self.authenticate("inference")
         await self._require_room(key)
-        name, storage = new_name("file-"), self.gateway.storage
+        name, quota = new_name("file-"), self.gateway.settings.files_quota
         async with self.spooled() as spool:
             fields, filename, size = await asyncio.to_thread(self._write, spool, name)
-        try:
+        with unless_refused(self.gateway.storage, name):
             kept = _kept(fields)
-            async with self.gateway.rows.of(key.tenant_id) as connection:
+            async with self.gateway.rows.of(key.tenant_id) as rows:
                 row = await insert_file(
-                    connection,
-                    key,
-                    self.gateway.settings.files_quota,
-                    **{"name": name, "filename": filename, "purpose": "batch", "size": size, "kept": kept},
+                    rows, key, quota, name=name, filename=filename, purpose="batch", size=size, kept=kept
                 )
-        except BaseException:
-            storage.remove(name)
-            raise
         await self.respond_json(200, file_object(row))
 
     def _write(self, spool: Any, name: str) -> tuple[dict[str, str], str, int]:

@@ -15,7 +15,7 @@ from millrace.batches.reading import MOST_LINES, BadFile, read_lines
 from millrace.batches.storage import new_name
 from millrace.gateway.dialects import ANTHROPIC
 from millrace.gateway.endpoints.batches import PAGE, SELECT, WINDOW_SECONDS, cancel, find, insert
-from millrace.gateway.endpoints.files import KEPT_SECONDS, insert_file
+from millrace.gateway.endpoints.files import KEPT_SECONDS, insert_file, unless_refused
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.http import HttpConsumer
 from millrace.gateway.queries import read_limit, read_query
@@ -70,16 +70,25 @@ class CreateMessageBatch(UploadConsumer):
     async def handle(self, body: bytes) -> None:
         self.start_upload()
         key = await self.authenticate("inference")
-        settings, name = self.gateway.settings, new_name("file-")
+        settings, storage = self.gateway.settings, self.gateway.storage
+        name, batch = new_name("file-"), new_name("msgbatch_")
         async with self.spooled() as spool:
             total = await asyncio.to_thread(self._write, spool, name)
-        try:
-            async with self.gateway.rows.of(key.tenant_id) as connection:
-                batch, size = new_name("msgbatch_"), self.gateway.storage.path(name).stat().st_size
-                file = {"name": name, "filename": f"{batch}.jsonl", "purpose": "messages", "size": size}
-                await insert_file(connection, key, settings.files_quota, **file, kept=KEPT_SECONDS)
+        with unless_refused(storage, name):
+            size = storage.path(name).stat().st_size
+            async with self.gateway.rows.of(key.tenant_id) as rows:
+                await insert_file(
+                    rows,
+                    key,
+                    settings.files_quota,
+                    name=name,
+                    filename=f"{batch}.jsonl",
+                    purpose="messages",
+                    size=size,
+                    kept=KEPT_SECONDS,
+                )
                 row = await insert(
-                    connection,
+                    rows,
                     key,
                     name=batch,
                     dialect=DIALECT,
@@ -89,9 +98,6 @@ class CreateMessageBatch(UploadConsumer):
                     output_seconds=KEPT_SECONDS - WINDOW_SECONDS,
                     total=total,
                 )
-        except BaseException:
-            self.gateway.storage.remove(name)
-            raise
         await self.respond_json(200, message_batch(row, settings.base_url))
 
     def _write(self, spool: Path, name: str) -> int:

@@ -8,7 +8,8 @@ from millrace.gateway.endpoints.inference import InferenceConsumer
 from millrace.gateway.errors import invalid
 from millrace.gateway.http import HttpConsumer
 
-VERSIONS = (b"2023-06-01", b"2023-01-01")
+# The newest takes no sampling parameters at Anthropic's; here they are taken all the same.
+VERSIONS = ("2026-10-21", "2023-06-01", "2023-01-01")
 
 
 class Messages(InferenceConsumer):
@@ -34,5 +35,6 @@ class CountTokens(HttpConsumer):
 
 
 def _check_version(consumer: HttpConsumer) -> None:
-    if consumer.headers.get(b"anthropic-version", VERSIONS[0]) not in VERSIONS:
-        raise invalid("anthropic-version", f"anthropic-version must be {VERSIONS[0].decode()}.")
+    version = consumer.headers.get(b"anthropic-version")
+    if version is not None and version.decode("latin-1") not in VERSIONS:
+        raise invalid("anthropic-version", f"anthropic-version must be one of {', '.join(VERSIONS)}.")

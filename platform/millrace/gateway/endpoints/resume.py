@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 
 from inference_worker.protocol import End
+from millrace.gateway.dialects import OPENAI, WORDS
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.following import Following, Gone
+from millrace.gateway.forms import Form
 from millrace.gateway.http import HttpConsumer
 
 
@@ -22,19 +24,27 @@ class ResumeStream(HttpConsumer):
 
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("inference")
-        self._resumed = self.path_arguments["request_id"]
-        self._following = Following(self.gateway.dispatcher, self._resumed, key.tenant_id)
+        self._following = Following(self.gateway.dispatcher, self.stream_id, key.tenant_id)
         try:
-            await self._following.form()  # is it there, and theirs?
-            had = self._last_event_id()
-            async with self.gateway.readers.reading(self._resumed) as reader:
+            form = await self._following.form()  # is it there, and theirs?
+            self.check(form)
+            had = self.last_had()
+            async with self.gateway.readers.reading(self.stream_id) as reader:
                 await self._follow(had, reader)
         except Gone:
-            raise ApiError("not_found", f"There is no stream {self._resumed!r}, or it is no longer kept.") from None
+            raise ApiError("not_found", f"There is no stream {self.stream_id!r}, or it is no longer kept.") from None
 
     @property
     def stream_id(self) -> str:
-        return self._resumed
+        return self.path_arguments["request_id"]
+
+    def check(self, form: Form) -> None:
+        """May it be gone on with here, and in which words?
+
+        Raises:
+            Gone: it may not.
+        """
+        self.words = WORDS.get(form.dialect, OPENAI)
 
     async def _follow(self, had: int, reader: str) -> None:
         finished = False
@@ -57,14 +67,14 @@ class ResumeStream(HttpConsumer):
         finally:
             await self._leave(reader, finished)
 
-    def _last_event_id(self) -> int:
+    def last_had(self) -> int:
         """The number of the last event the client has had; -1 for none."""
         text = self.headers.get(b"last-event-id", b"").decode("latin-1")
         if not text:
             return -1
         name, _, number = text.rpartition(":")
-        if name != self._resumed or not number.isascii() or not number.isdigit() or len(number) > 9:
-            raise invalid("Last-Event-ID", f"Last-Event-ID must be {self._resumed}:<number>, as the stream gave it.")
+        if name != self.stream_id or not number.isascii() or not number.isdigit() or len(number) > 9:
+            raise invalid("Last-Event-ID", f"Last-Event-ID must be {self.stream_id}:<number>, as the stream gave it.")
         return int(number)
 
     async def _leave(self, reader: str, finished: bool) -> None:
@@ -73,7 +83,7 @@ class ResumeStream(HttpConsumer):
             await asyncio.shield(self._leave_to_others(reader, finished))
 
     async def _leave_to_others(self, reader: str, finished: bool) -> None:
-        alone = await self.gateway.readers.leave(self._resumed, reader)
+        alone = await self.gateway.readers.leave(self.stream_id, reader)
         returns = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
         if alone and not finished and not returns:
             await self._following.cancel()

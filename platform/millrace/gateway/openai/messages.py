@@ -116,13 +116,18 @@ def _calls(path: str, message: Assistant, names: dict[str, str]) -> dict[str, An
     calls = []
     for number, call in enumerate(message.tool_calls):
         names[call.id] = call.function.name
-        arguments = _arguments(f"{path}.tool_calls[{number}].function.arguments", call.function.arguments)
+        arguments = call_arguments(f"{path}.tool_calls[{number}].function.arguments", call.function.arguments)
         function = {"name": call.function.name, "arguments": arguments}
         calls.append({"id": call.id, "type": "function", "function": function})
     return {"tool_calls": calls}
 
 
-def _arguments(path: str, text: str) -> dict[str, Any]:
+def call_arguments(path: str, text: str) -> dict[str, Any]:
+    """A call's arguments, which stand at `path`.
+
+    Raises:
+        ApiError: 400, they are no JSON object.
+    """
     try:
         return dict(msgspec.json.decode(text or "{}", type=dict[str, Any]))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

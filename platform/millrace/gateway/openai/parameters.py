@@ -180,11 +180,7 @@ def common_fields(body: Common) -> dict[str, Any]:
     if options is not None and options.include_obfuscation:
         raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
     metadata = body.metadata or {}
-    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
-        raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")
-    for name in ("user", "safety_identifier", "prompt_cache_key"):
-        if len(getattr(body, name) or "") > 512:
-            raise invalid(name, f"{name} takes at most 512 characters.")
+    check_labels(metadata, {name: getattr(body, name) for name in LABELS})
     return {
         "model": body.model,
         "service_class": TIERS[body.service_tier or "auto"],
@@ -196,6 +192,22 @@ def common_fields(body: Common) -> dict[str, Any]:
         "include_usage": bool(options and options.include_usage),
         "continuous_usage": bool(options and options.continuous_usage_stats),
     }
+
+
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
+
+
+def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+    """Check the lengths of what the caller notes.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+        raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")
+    for name, label in labels.items():
+        if len(label or "") > 512:
+            raise invalid(name, f"{name} takes at most 512 characters.")
 
 
 def guided(body: Common) -> StructuredSpec | None:

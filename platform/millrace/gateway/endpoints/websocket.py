@@ -1,0 +1,253 @@
+"""WebSocket /v1/realtime/chat: a chat completion's body in each message, its chunks back; several at once.
+
+A browser cannot send a key in a header, so it may come in the first message. Cookies play no part, but a page of
+another site is refused all the same, unless MILLRACE_ALLOWED_ORIGINS names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import redis
+import structlog
+
+from inference_worker.protocol import AnswerEvent, End
+from millrace.gateway import tracing
+from millrace.gateway.app import running_gateway
+from millrace.gateway.cancelling import AGAIN_SECONDS, cancel_and_wait
+from millrace.gateway.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.http import STALLED_SECONDS
+from millrace.gateway.ids import new_request_id
+from millrace.gateway.openai import chat
+from millrace.gateway.openai.writer import DONE
+from millrace.gateway.service import Call
+from tenants.snapshot import KeySnapshot
+
+log = structlog.get_logger(__name__)
+
+ENDPOINT = "realtime.chat"
+AUTH_SECONDS = 10.0  # for the first message, where no header has a key
+MOST_AT_ONCE = 64
+MOST_ID_CHARACTERS = 64
+UNAUTHORISED, REFUSED = 4401, 1008  # close codes
+_encode = msgspec.json.Encoder().encode
+
+
+async def realtime_chat(scope: Any, receive: Any, send: Any) -> None:
+    """The ASGI application."""
+    await Socket(scope, receive, send).run()
+
+
+async def refuse_socket(scope: Any, receive: Any, send: Any) -> None:
+    """At every other path."""
+    await send({"type": "websocket.close", "code": REFUSED})
+
+
+class Socket:
+    """One connection."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._gateway = running_gateway()
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._address = (scope["client"] or ("",))[0]
+        self._receive, self._base_send = receive, send
+        self._main = asyncio.current_task()
+        self._sending = asyncio.Lock()
+        self._generations: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, ApiError] = {}  # by its client or with its key, and not told yet
+        self._stalled = False
+
+    async def run(self) -> None:
+        await self._receive()  # the wish to connect
+        if not self._from_allowed_origin():
+            await self._base_send({"type": "websocket.close", "code": REFUSED})
+            return
+        await self._base_send({"type": "websocket.accept"})
+        try:
+            await self._authenticate()
+            while (message := await self._next()) is not None:
+                await self._take(message)
+        except ApiError as fault:
+            await self._close(fault)
+        except asyncio.CancelledError:  # it does not read
+            if not self._stalled:
+                raise
+        finally:
+            await cancel_and_wait(list(self._generations.values()))
+
+    def _from_allowed_origin(self) -> bool:
+        origin = self._headers.get(b"origin", b"").decode("latin-1")
+        allowed = self._gateway.settings.allowed_origins
+        if not origin or "*" in allowed or origin in (*allowed, self._gateway.settings.base_url):
+            return True
+        return urlsplit(origin).netloc == self._headers.get(b"host", b"").decode("latin-1")
+
+    async def _authenticate(self) -> None:
+        """By header, or else by the first message.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        if not self._headers.keys() & {b"authorization", b"x-api-key"}:
+            try:
+                async with asyncio.timeout(AUTH_SECONDS):
+                    first = await self._next()
+            except TimeoutError:
+                first = None
+            fields = {} if first is None else _object(first)
+            if fields.get("type") != "auth" or not isinstance(fields.get("key"), str):
+                raise ApiError("invalid_api_key", 'The first message must be {"type": "auth", "key": "sk-…"}.')
+            self._headers[b"x-api-key"] = fields["key"].encode("utf-8", "replace")
+        await self._key()
+        await self._tell({"type": "ready"})
+
+    async def _key(self) -> KeySnapshot:
+        """As it is now."""
+        return await self._gateway.keys.authenticate(self._headers, "inference", self._address)
+
+    async def _next(self) -> bytes | None:
+        """The next message; None: there comes no more."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return None
+        text = message.get("text")
+        return bytes(message["bytes"] if text is None else text.encode("utf-8", "surrogatepass"))
+
+    async def _take(self, message: bytes) -> None:
+        name = None
+        try:
+            if len(message) > (most := self._gateway.settings.max_body_bytes):
+                raise ApiError("request_too_large", f"The message is larger than {most} bytes.")
+            fields = _object(message)
+            type_, name = fields.pop("type", "request"), _name(fields)
+            if type_ == "cancel":
+                self._cancel(name)
+            elif type_ == "request":
+                self._begin(name, fields)
+            else:
+                raise invalid("type", "type must be request or cancel.")
+        except ApiError as fault:
+            await self._tell_fault(name, fault)
+
+    def _cancel(self, name: str) -> None:
+        if name not in self._generations:
+            raise ApiError("not_found", f"Nothing runs under the id {name!r}.", "id")
+        self._end(name, ApiError("cancelled", "The request was cancelled."))
+
+    def _end(self, name: str, fault: ApiError) -> None:
+        if name not in self._ended:
+            self._ended[name] = fault
+            self._ending.add(task := asyncio.create_task(self._cancel_until_heard(name)))
+            task.add_done_callback(self._ending.discard)
+
+    async def _cancel_until_heard(self, name: str) -> None:
+        # Again and again: redis-py swallows a cancellation that arrives while it connects.
+        while name in self._ended:
+            self._generations[name].cancel()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _begin(self, name: str, fields: dict[str, Any]) -> None:
+        if name in self._generations:
+            raise ApiError("conflict", f"A request with the id {name!r} is under way.", "id")
+        if len(self._generations) >= MOST_AT_ONCE:
+            raise ApiError("rate_limit_exceeded", f"A socket takes {MOST_AT_ONCE} requests at once.", retry_after=1)
+        self._generations[name] = asyncio.create_task(self._run(name, fields))
+
+    # One generation.
+
+    async def _run(self, name: str, fields: dict[str, Any]) -> None:
+        request_id, told = new_request_id(), "200"
+        tracing.begin(request_id, self._headers.get(b"traceparent"))
+        try:
+            await self._generate(name, fields, request_id)
+        except asyncio.CancelledError:
+            fault = self._ended.pop(name, None)
+            if fault is None:
+                raise
+            told = await self._tell_fault(name, fault)
+        except ApiError as fault:
+            told = await self._tell_fault(name, fault)
+        except redis.RedisError as broken:
+            log.warning("broker_unreachable", error=str(broken))
+            told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."))
+        except Exception:
+            log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
+            told = await self._tell_fault(
+                name, ApiError("internal_error", "The server had an error; please try again.")
+            )
+        finally:
+            self._generations.pop(name, None)
+            self._ended.pop(name, None)
+            self._gateway.metrics.requests.labels(ENDPOINT, told).inc()
+            log.info("request", request_id=request_id, endpoint=ENDPOINT, status=told)
+
+    async def _generate(self, name: str, fields: dict[str, Any], request_id: str) -> None:
+        service, key = self._gateway.service, await self._key()
+        tracing.name_tenant(key)
+        if fields.setdefault("stream", True) is not True:
+            raise invalid("stream", "Answers on a socket are streamed.")
+        with self._gateway.live.listed(key, lambda fault: self._end(name, fault)):
+            call = await service.begin(key, chat.read_chat(_encode(fields)), chat.DIALECT, request_id)
+            try:
+                await self._forward(name, call)
+            finally:
+                service.let_go(call)
+
+    async def _forward(self, name: str, call: Call) -> None:
+        events = self._gateway.service.events(call)
+        event: AnswerEvent = await anext(events)
+        writer = call.writer()
+        await self._tell({"type": "started", "id": name, "request_id": call.request_id, "model": call.model})
+        while True:
+            for data in writer.stream(event):
+                if data != DONE:
+                    await self._tell({"type": "chunk", "id": name, "chunk": msgspec.Raw(data)})
+            if isinstance(event, End):
+                break
+            event = await anext(events)
+        await self._tell({"type": "done", "id": name})
+
+    # Out.
+
+    async def _tell_fault(self, name: str | None, fault: ApiError) -> str:
+        """The status it counts as."""
+        retry = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
+        await self._tell({"type": "error", "id": name, **fault.body(), **retry})
+        return str(fault.status)
+
+    async def _tell(self, content: dict[str, Any]) -> None:
+        """Send, and wait while the client reads slowly; give it up when it seems to have stopped."""
+        try:
+            async with asyncio.timeout(STALLED_SECONDS), self._sending:
+                await self._base_send({"type": "websocket.send", "text": _encode(content).decode()})
+        except TimeoutError:
+            self._stalled = True
+            if self._main is not None:
+                self._main.cancel()
+            raise asyncio.CancelledError from None
+
+    async def _close(self, fault: ApiError) -> None:
+        """The caller is not let in."""
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await self._tell_fault(None, fault)
+            await self._base_send({"type": "websocket.close", "code": UNAUTHORISED})
+
+
+def _object(message: bytes) -> dict[str, Any]:
+    try:
+        return dict(msgspec.json.decode(message, type=dict[str, Any]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise ApiError("invalid_json", "A message must be a JSON object.") from None
+
+
+def _name(fields: dict[str, Any]) -> str:
+    """What the client calls the request."""
+    name = fields.pop("id", None)
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
+        raise invalid("id", f"id must be a text of 1 to {MOST_ID_CHARACTERS} characters, of your choice.")
+    return name

@@ -1,0 +1,1 @@
+"""OpenAI's responses: text and function tools."""

@@ -1,0 +1,276 @@
+"""The anthropic SDK, unchanged, against the running platform."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import Message
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.e2e.test_openai_errors import make_key
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "Tells the weather at a place.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"place": {"type": "string", "enum": ["Paris", "Rome"]}},
+        "required": ["place"],
+        "additionalProperties": False,
+    },
+}
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # not among the SDK's own parameters any more
+WORDS = "Answer briefly. " + "apple pear plum cherry quince " * 30
+
+
+class Sdk:
+    """The SDK's two clients behind one face. A stream comes as its final message."""
+
+    def __init__(self, stack: Stack, kind: str) -> None:
+        self.kind = kind
+        self.options: dict[str, Any] = {"base_url": stack.url, "api_key": stack.key, "max_retries": 0}
+
+    def create(self, **options: Any) -> Any:
+        return self._call("create", {"max_tokens": 12, **GREEDY, **options})
+
+    def stream(self, **options: Any) -> Message:
+        """The message that the SDK puts together from the stream's events."""
+        options = {"model": MODEL, "messages": FRANCE, "max_tokens": 12, **GREEDY, **options}
+        if self.kind == "sync":
+            with anthropic.Anthropic(**self.options) as client, client.messages.stream(**options) as stream:
+                return stream.get_final_message()
+
+        async def call() -> Message:
+            async with anthropic.AsyncAnthropic(**self.options) as client, client.messages.stream(**options) as stream:
+                return await stream.get_final_message()
+
+        return asyncio.run(call())
+
+    def count(self, **options: Any) -> int:
+        return int(self._call("count_tokens", options).input_tokens)
+
+    def _call(self, method: str, options: dict[str, Any]) -> Any:
+        options = {"model": MODEL, "messages": FRANCE, **options}
+        if self.kind == "sync":
+            with anthropic.Anthropic(**self.options) as client:
+                return getattr(client.messages, method)(**options)
+
+        async def call() -> Any:
+            async with anthropic.AsyncAnthropic(**self.options) as client:
+                return await getattr(client.messages, method)(**options)
+
+        return asyncio.run(call())
+
+
+@pytest.fixture(params=["sync", "async"])
+def sdk(stack: Stack, request: pytest.FixtureRequest) -> Sdk:
+    return Sdk(stack, request.param)
+
+
+def prompt_tokens(message: Message) -> int:
+    usage = message.usage
+    return usage.input_tokens + (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_message_is_answered_and_metered(stack: Stack) -> None:
+    client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
+    raw = client.messages.with_raw_response.create(model=MODEL, messages=FRANCE, max_tokens=30, **GREEDY)  # type: ignore[arg-type]
+    message = raw.parse()
+    assert "Paris" in message.content[0].text  # type: ignore[union-attr]
+    assert (message.stop_reason, message.stop_sequence, message.usage.service_tier) == ("end_turn", None, "standard")
+    assert raw.headers["request-id"] == raw.headers["x-request-id"]
+    event = stack.event(raw.headers["request-id"])
+    assert (event["input"], event["output"]) == (prompt_tokens(message), message.usage.output_tokens)
+
+
+def test_a_stream_says_the_same(sdk: Sdk) -> None:
+    whole, streamed = sdk.create(), sdk.stream()
+    assert streamed.content[0].text == whole.content[0].text  # type: ignore[union-attr]
+    assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+    assert prompt_tokens(streamed) == prompt_tokens(whole)
+
+
+def test_events_are_named_by_their_types(stack: Stack) -> None:
+    body = {"model": MODEL, "messages": FRANCE, "max_tokens": 3, "stream": True}
+    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=30)
+    names = []
+    for block in answer.text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        assert fields["event"] == json.loads(fields["data"])["type"]
+        names.append(fields["event"])
+    assert (names[:2], names[-3:]) == (
+        ["message_start", "content_block_start"],
+        ["content_block_stop", "message_delta", "message_stop"],
+    )
+
+
+def test_a_stream_resumes_in_its_own_words(stack: Stack) -> None:
+    body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "stream": True}
+    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=30)
+    name, events = answer.headers["request-id"], answer.text.split("\n\n")
+    resumed = httpx.get(
+        f"{stack.url}/v1/streams/{name}", headers={**stack.headers, "last-event-id": f"{name}:2"}, timeout=30
+    )
+    assert resumed.text.split("\n\n") == events[3:]
+
+
+def test_a_stop_sequence(sdk: Sdk) -> None:
+    message = sdk.create(stop_sequences=["Paris"], max_tokens=30)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Paris")
+    assert "Paris" not in message.content[0].text
+
+
+def test_a_tool_is_called_and_its_result_taken_back(sdk: Sdk) -> None:
+    asked = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}, "max_tokens": 60}
+    for message in (sdk.create(**asked), sdk.stream(**asked)):
+        (use,) = [block for block in message.content if block.type == "tool_use"]
+        assert (message.stop_reason, use.name) == ("tool_use", "get_weather")
+        assert use.input["place"] in ("Paris", "Rome")
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Sunny"}
+    messages = [*FRANCE, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    assert sdk.create(messages=messages, tools=[WEATHER]).usage.output_tokens > 0
+
+
+def test_an_answer_follows_a_schema(sdk: Sdk) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    message = sdk.create(output_config={"format": {"type": "json_schema", "schema": schema}}, max_tokens=40)
+    assert json.loads(message.content[0].text)["n"] <= 9
+
+
+def test_a_count_is_what_a_call_counts(sdk: Sdk) -> None:
+    for fields in (
+        {},
+        {"system": "Be brief."},
+        {"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}], "tools": [WEATHER]},
+    ):
+        assert sdk.count(**fields) == prompt_tokens(sdk.create(max_tokens=1, **fields))
+
+
+def usage(sdk: Sdk, system: str, **options: Any) -> tuple[int, int, int, int]:
+    """Tokens uncached, written for 5 minutes, written for an hour, and read."""
+    parts = [
+        {"type": "text", "text": text, "cache_control": mark}
+        for text, mark in zip(system.split("|"), options.pop("marks"), strict=True)
+    ]
+    told = sdk.create(system=parts, max_tokens=1, **options).usage
+    made = told.cache_creation
+    assert told.cache_creation_input_tokens == made.ephemeral_5m_input_tokens + made.ephemeral_1h_input_tokens
+    return (
+        told.input_tokens,
+        made.ephemeral_5m_input_tokens,
+        made.ephemeral_1h_input_tokens,
+        told.cache_read_input_tokens,
+    )
+
+
+SHORT, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
+
+
+def test_the_first_call_writes_the_next_ones_read(sdk: Sdk) -> None:
+    system = f"{sdk.kind} {time.time()} {WORDS}"
+    _, short, long, read = usage(sdk, system, marks=[SHORT])
+    assert short > 100
+    assert (long, read) == (0, 0)
+    again = usage(sdk, system, marks=[SHORT])
+    assert again[1:3] == (0, 0)
+    assert again[3] >= short
+    other = [{"role": "user", "content": "And of Italy, then?"}]
+    _, short_again, _, read_again = usage(sdk, system, marks=[SHORT], messages=other)
+    assert (short_again, read_again) == (0, short)
+
+
+def test_two_breakpoints(sdk: Sdk) -> None:
+    system = f"{sdk.kind} {time.time()} {WORDS}|{WORDS}"
+    _, short, long, read = usage(sdk, system, marks=[LONG, SHORT])
+    assert short > 100
+    assert long > 100
+    assert read == 0
+    _, short_again, long_again, read_again = usage(sdk, system + " And kindly.", marks=[LONG, SHORT])
+    assert (long_again, read_again >= long) == (0, True)
+    assert short_again < short + 32
+
+
+def test_changed_tools_change_the_whole_prompt(sdk: Sdk) -> None:
+    system = f"{sdk.kind} {time.time()} {WORDS}"
+    tool = {**WEATHER, "description": f"{system[:20]} tells the weather."}
+    _, short, _, _ = usage(sdk, system, marks=[SHORT], tools=[tool])
+    other = {**WEATHER, "description": f"{system[:20]} says how the weather is."}
+    _, short_again, _, read_again = usage(sdk, system, marks=[SHORT], tools=[other])
+    assert (short_again, read_again < short_again) == (pytest.approx(short, abs=32), True)
+
+
+def test_the_beta_client_and_the_batches_speak_the_same(stack: Stack) -> None:
+    client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
+    assert client.beta.messages.create(model=MODEL, messages=FRANCE, max_tokens=3).content  # type: ignore[arg-type]
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.batches.retrieve("msgbatch_none")
+    assert missing.value.type == "not_found_error"
+
+
+def refused(stack: Stack, kind: str, *, key: str | None = None, **options: Any) -> tuple[anthropic.APIStatusError, int]:
+    """What the SDK raised, with its own retries, and how often it sent the request."""
+    sdk, sent = Sdk(stack, kind), 0
+    transport = anthropic._client.httpx2
+
+    def count(_: object) -> None:
+        nonlocal sent
+        sent += 1
+
+    async def count_async(_: object) -> None:
+        count(_)
+
+    if kind == "sync":
+        sdk.options["http_client"] = transport.Client(event_hooks={"request": [count]})
+    else:
+        sdk.options["http_client"] = transport.AsyncClient(event_hooks={"request": [count_async]})
+    sdk.options |= {"max_retries": 1, "api_key": key or stack.key}
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        sdk.create(**options)
+    body: Any = caught.value.body
+    assert (body["type"], body["request_id"]) == ("error", caught.value.request_id)
+    return caught.value, sent
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_errors_are_the_sdks_own(stack: Stack, kind: str) -> None:
+    def told(**options: Any) -> tuple[type, str | None, int]:
+        fault, sent = refused(stack, kind, **options)
+        return type(fault), fault.type, sent
+
+    bad = (anthropic.BadRequestError, "invalid_request_error", 1)
+    assert told(extra_body={"temperature": 3}) == bad
+    assert told(max_tokens=20_000) == bad
+    assert told(extra_body={"n": 2}) == bad
+    assert told(extra_headers={"anthropic-version": "2020-01-01"}) == bad
+    assert told(model="claude") == (anthropic.NotFoundError, "not_found_error", 1)
+    assert told(key="sk-mr-nobody") == (anthropic.AuthenticationError, "authentication_error", 1)
+    large = [{"role": "user", "content": "x" * (9 << 20)}]
+    assert told(messages=large) == (anthropic.RequestTooLargeError, "request_too_large", 1)
+    elsewhere = make_key(stack, f"{kind} elsewhere", allowed_models=["another"])
+    assert told(key=elsewhere) == (anthropic.PermissionDeniedError, "permission_error", 1)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_limits_are_told_in_anthropics_headers(stack: Stack, kind: str) -> None:
+    key = make_key(stack, f"{kind} one a day", {"requests_per_day": 1, "input_tokens_per_day": 10_000})
+    sdk = Sdk(stack, kind)
+    sdk.options["api_key"] = key
+    eventually(lambda: sdk.create(max_tokens=1).content is not None)
+    fault, sent = refused(stack, kind, key=key)
+    assert (type(fault), fault.type, sent) == (anthropic.RateLimitError, "rate_limit_error", 1)
+    headers = fault.response.headers
+    assert headers["anthropic-ratelimit-requests-limit"] == "1"
+    assert headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+    assert headers["anthropic-ratelimit-input-tokens-limit"] == "10000"
+    assert headers["x-should-retry"] == "false"
+    assert int(headers["retry-after"]) > 60
+    assert not [name for name in headers if name.startswith("x-ratelimit")]

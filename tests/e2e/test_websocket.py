@@ -1,0 +1,188 @@
+"""/v1/realtime/chat with the websockets library, as any browser's socket would."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from openai.types.chat import ChatCompletionChunk
+from websockets.sync.client import ClientConnection, connect
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.e2e.test_openai_errors import make_key
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+ENDLESS = {"max_tokens": 2000, "ignore_eos": True}
+
+
+class Client:
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    def say(self, **message: Any) -> None:
+        self.socket.send(json.dumps(message))
+
+    def ask(self, name: str, **options: Any) -> None:
+        self.say(id=name, **{"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0, **options})
+
+    def hear(self) -> dict[str, Any]:
+        return dict(json.loads(self.socket.recv(30)))
+
+    def hear_all(self, name: str) -> list[dict[str, Any]]:
+        """What is said of one request, to its end; the others must have ended."""
+        heard = [self.hear()]
+        while heard[-1]["type"] not in ("done", "error"):
+            heard.append(self.hear())
+        assert {each["id"] for each in heard} == {name}
+        return heard
+
+
+@contextmanager
+def socket(stack: Stack, **options: Any) -> Iterator[Client]:
+    with connect(f"{stack.url.replace('http', 'ws')}/v1/realtime/chat", **options) as opened:
+        yield Client(opened)
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[Client]:
+    with socket(stack, additional_headers=stack.headers) as opened:
+        assert opened.hear() == {"type": "ready"}
+        yield opened
+
+
+def text_of(heard: list[dict[str, Any]]) -> str:
+    chunks = [ChatCompletionChunk.model_validate(each["chunk"]) for each in heard if each["type"] == "chunk"]
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_it_answers_as_over_http_and_is_metered(stack: Stack, client: Client) -> None:
+    client.ask("a")
+    heard = client.hear_all("a")
+    assert (heard[0]["type"], heard[0]["model"], heard[-1]["type"]) == ("started", MODEL, "done")
+    body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0}
+    whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=30).json()
+    assert text_of(heard) == whole["choices"][0]["message"]["content"]
+    event = stack.event(heard[0]["request_id"])
+    assert (event["output"], event["verdict"]) == (whole["usage"]["completion_tokens"], "completed")
+
+
+def test_several_at_once_and_one_cancelled(stack: Stack, client: Client) -> None:
+    for name in "abc":
+        client.ask(name, **(ENDLESS if name == "b" else {"max_tokens": 12}))
+    heard: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
+    cancelled = False
+    while not all(told and told[-1]["type"] in ("done", "error") for told in heard.values()):
+        message = client.hear()
+        heard[message["id"]].append(message)
+        if message["id"] == "b" and len(heard["b"]) == 5 and not cancelled:
+            cancelled = True
+            client.say(type="cancel", id="b")
+    assert [heard[name][-1]["type"] for name in "abc"] == ["done", "error", "done"]
+    assert heard["b"][-1]["error"]["code"] == "cancelled"
+    assert text_of(heard["a"]) == text_of(heard["c"])
+    event = stack.event(heard["b"][0]["request_id"])
+    assert event["verdict"] == "cancelled"
+    assert 1 <= event["output"] < 500
+    client.ask("b")  # the name is free again
+    assert client.hear_all("b")[-1]["type"] == "done"
+
+
+def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
+    with socket(stack, additional_headers=stack.headers) as client:
+        client.hear()
+        client.ask("a", **ENDLESS)
+        started = client.hear()
+    assert stack.event(started["request_id"])["verdict"] == "cancelled"
+    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "code", "param"),
+    [
+        ("nonsense", None, "invalid_json", None),
+        ("[]", None, "invalid_json", None),
+        ("{}", None, "invalid_value", "id"),
+        ('{"id": "x", "type": "dance"}', "x", "invalid_value", "type"),
+        ('{"id": "x", "type": "cancel"}', "x", "not_found", "id"),
+        ('{"id": "x", "stream": false}', "x", "invalid_value", "stream"),
+        (f'{{"id": "x", "model": "{MODEL}"}}', "x", "missing_required_parameter", "messages"),
+        (
+            '{"id": "x", "model": "none", "messages": [{"role": "user", "content": "a"}]}',
+            "x",
+            "model_not_found",
+            "model",
+        ),
+        (json.dumps({"id": "x", "model": "x" * (9 << 20)}), None, "request_too_large", None),
+    ],
+)
+def test_what_is_wrong_is_told_and_the_socket_stays(
+    client: Client, message: str, name: str | None, code: str, param: str | None
+) -> None:
+    client.socket.send(message)
+    told = client.hear()
+    assert (told["type"], told["id"], told["error"]["code"], told["error"]["param"]) == ("error", name, code, param)
+    client.ask("a", max_tokens=1)
+    assert client.hear_all("a")[-1]["type"] == "done"
+
+
+def test_a_name_is_used_once_at_a_time(client: Client) -> None:
+    client.ask("a", **ENDLESS)
+    client.ask("a")
+    told = client.hear()
+    while told["type"] != "error":
+        told = client.hear()
+    assert told["error"]["code"] == "conflict"
+
+
+def test_the_key_may_come_in_the_first_message(stack: Stack) -> None:
+    with socket(stack) as client:
+        client.say(type="auth", key=stack.key)
+        assert client.hear() == {"type": "ready"}
+        client.ask("a", max_tokens=1)
+        assert client.hear_all("a")[-1]["type"] == "done"
+
+
+@pytest.mark.parametrize("message", ['{"type": "auth", "key": "sk-mr-nobody"}', '{"id": "a", "model": "m"}', "x"])
+def test_without_a_good_key_it_is_closed(stack: Stack, message: str) -> None:
+    with socket(stack) as client:
+        client.socket.send(message)
+        assert client.hear()["type"] == "error"
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            client.hear()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4401
+
+
+def test_a_revoked_key_ends_what_runs_and_begins_nothing(stack: Stack) -> None:
+    secret = make_key(stack, "for a socket")
+    with socket(stack, additional_headers={"x-api-key": secret}) as client:
+        client.hear()
+        client.ask("a", **ENDLESS)
+        assert client.hear()["type"] == "started"
+        keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=20).json()["results"]
+        (id_,) = [key["id"] for key in keys if key["name"] == "for a socket" and secret.startswith(key["prefix"])]
+        assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=20).status_code == 204
+        revoked = time.monotonic()
+        assert client.hear_all("a")[-1]["error"]["code"] == "invalid_api_key"
+        assert time.monotonic() - revoked < 5
+        client.ask("b")
+        assert client.hear_all("b")[-1]["error"]["code"] == "invalid_api_key"
+
+
+def test_pages_of_other_sites_are_refused(stack: Stack) -> None:
+    for origin in (stack.url, None):
+        with socket(stack, origin=origin, additional_headers=stack.headers) as client:
+            assert client.hear() == {"type": "ready"}
+    for origin in ("https://evil.example", "null", f"{stack.url}.evil.example"):
+        with pytest.raises(websockets.InvalidStatus) as refused, socket(stack, origin=origin):
+            pass
+        assert refused.value.response.status_code == 403
+    url = f"{stack.url.replace('http', 'ws')}/v1/elsewhere"
+    with pytest.raises(websockets.InvalidStatus), connect(url):
+        pass
