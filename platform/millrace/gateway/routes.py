@@ -74,4 +74,6 @@ ROUTES: list[Any] = [
     path("metrics", _application(Metrics)),
     re_path(r"^v1/", _application(Unknown)),
 ]
-SOCKETS: list[Any] = [path("v1/realtime/chat", realtime_chat), re_path("", refuse_socket)]
+_chat: Callable[..., Any] = realtime_chat
+_refused: Callable[..., Any] = refuse_socket
+SOCKETS: list[Any] = [path("v1/realtime/chat", _chat), re_path("", _refused)]
