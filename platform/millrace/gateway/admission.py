@@ -1,7 +1,7 @@
 """May it: limits and money, decided before dispatch and settled after.
 
 `Admission` is the interface the endpoints are written against. `LimitAdmission` keeps every limit of a key's snapshot;
-budget slices come behind the same calls.
+`millrace.gateway.money` adds budgets behind the same calls.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 import redis.asyncio as redis
 import structlog
 
+from billing.pricing import PriceSheet
 from inference_worker.engine.request import TokenUsage
 from millrace.gateway import rates
 from millrace.gateway.errors import OVERLOADED, ApiError, invalid
@@ -43,6 +44,8 @@ class Demand:
     prompt_tokens: int
     max_tokens: int | None  # None: the caller did not say
     sequences: int = 1  # answers to generate for the prompt (`n`)
+    writes_5m: bool = False  # it may write to the prefix cache, for so long
+    writes_1h: bool = False
 
     @property
     def limit_sets(self) -> list[LimitSet]:
@@ -58,6 +61,8 @@ class Terms:
     slice_id: int | None = None
     fence: int | None = None
     hold: int | None = None  # nano-USD
+    hold_tokens: int | None = None
+    sheet: PriceSheet | None = None  # of `price_version`
 
 
 class Ticket(Protocol):
@@ -136,7 +141,7 @@ class LimitAdmission:
 
     async def admit(self, demand: Demand) -> LimitTicket:
         sets = demand.limit_sets
-        terms = Terms(_max_tokens(demand, sets), demand.candidates[0].price_version)
+        terms = Terms(_max_tokens(demand, sets))
         cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
         checks = checks_of(demand.key.tenant_id, sets, cost)
         _refuse_what_never_fits(checks)

@@ -15,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from billing import status
+from billing.slices import SliceStore
 from millrace.config import PlatformSettings, platform_settings
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
@@ -23,6 +24,7 @@ from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
+from millrace.gateway.money import MoneyAdmission, Treasury
 from millrace.gateway.readers import Readers
 from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
@@ -54,7 +56,9 @@ class Gateway:
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
         self.live = LiveRequests()
-        self.changes = ChangeWatcher(self.database, self.patient_broker, self.keys, self.live)
+        slices = SliceStore(self.database, self.id, settings.request_seconds)
+        self.treasury = Treasury(slices, self.broker, self.patient_broker)
+        self.changes = ChangeWatcher(self.database, self.patient_broker, self.keys, self.live, self.treasury)
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,
@@ -65,7 +69,8 @@ class Gateway:
         )
         self.watch = Watch(self.dispatcher)
         self.readers = Readers(self.broker)
-        self.admission = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
+        limits = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
+        self.admission = MoneyAdmission(limits, self.treasury)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.service = InferenceService(
             self.router,

@@ -26,17 +26,21 @@ _BY_CODE = {
     "method_not_allowed": (405, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
+    "budget_exceeded": (429, "insufficient_quota"),
+    "quota_exceeded": (429, "insufficient_quota"),
+    "credit_balance_exhausted": (429, "insufficient_quota"),
     "cancelled": (499, "invalid_request_error"),
     "timeout": (504, "service_unavailable_error"),
     OVERLOADED: (503, "service_unavailable_error"),
+    "model_not_priced": (503, "service_unavailable_error"),
     "model_loading": (503, "service_unavailable_error"),
     "worker_lost": (503, "service_unavailable_error"),
     "stream_lost": (503, "service_unavailable_error"),
     "not_served": (500, "server_error"),
 }
 _RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
-_NOT_AGAIN = frozenset({"not_served"})  # it would do the same again
-_ABOUT_MONEY = frozenset({"tenant_suspended"})
+_NOT_AGAIN = frozenset({"not_served", "model_not_priced"})  # it would do the same again
+_ABOUT_MONEY = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 
 
 class ApiError(Exception):

@@ -32,6 +32,7 @@ class JobMaker:
             slice_id=terms.slice_id,
             fence=terms.fence,
             hold=terms.hold,
+            hold_tokens=terms.hold_tokens,
         )
         return Job(
             envelope=envelope,

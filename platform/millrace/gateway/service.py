@@ -204,9 +204,11 @@ class InferenceService:
             call.request.max_tokens,
         )
         ticket = await self._admission.admit(demand)
+        errand = self._errand(call, demand, ticket)
         try:
-            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket))
+            call.generation = self._dispatcher.submit(errand)
         except BaseException:
+            await self._dispatcher.never_ran(errand.job)
             await ticket.close(None)
             raise
         call.ticket = ticket

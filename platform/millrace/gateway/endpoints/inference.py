@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
+from billing.amounts import decimal
+from billing.pricing import Component, lines
 from inference_worker.protocol import End, Tokens
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import InferenceRequest
@@ -53,7 +55,7 @@ class InferenceConsumer(HttpConsumer):
             parts.append(event.text)
             event = await anext(events)
         answer = call.writer().whole("".join(parts), event)
-        await self.respond_json(200, answer, _headers(call, event))
+        await self.respond_json(200, answer, _headers(call, event) + _cost(call, event))
 
 
 def _headers(call: Call, event: Tokens | End) -> Headers:
@@ -62,6 +64,22 @@ def _headers(call: Call, event: Tokens | End) -> Headers:
         (b"x-millrace-model", call.model.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),
     ]
+
+
+def _cost(call: Call, end: End) -> Headers:
+    """What the answer costs, exactly, in USD."""
+    terms, usage = call.ticket.terms, end.usage
+    if terms.sheet is None:
+        return []
+    tokens = {
+        Component.UNCACHED: usage.uncached,
+        Component.CACHE_READ: usage.cache_read,
+        Component.CACHE_WRITE_5M: usage.cache_write_5m,
+        Component.CACHE_WRITE_1H: usage.cache_write_1h,
+        Component.OUTPUT: usage.output,
+    }
+    femto = sum(line.femto for line in lines(terms.sheet, tokens, call.admitted_at))
+    return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
 
 
 class ChatCompletions(InferenceConsumer):
