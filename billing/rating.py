@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from billing import pricing
 from billing.models import CompiledSheet
-from billing.pricing import COMPONENTS, Component, PriceSheet, UnknownPriceError, lines, saved
+from billing.pricing import COMPONENTS, Component, PriceSheet, UnknownPriceError
 from inference_worker.protocol import UsageEvent
 
 MOST_SHEETS = 10_000  # remembered; they are small and never change
@@ -51,17 +52,12 @@ def _rate(event: UsageEvent, known: dict[int, PriceSheet]) -> Rated | UnknownPri
     sheet = known.get(version)
     if sheet is None:
         return UnknownPriceError(f"there is no price version {version}")
-    usage = tokens(event)
     try:
-        rated = lines(sheet, usage, event.envelope.admitted_at)
-        price_of = {line.component: line.price_id for line in rated}
-        return Rated(
-            [price_of.get(component) for component in COMPONENTS],
-            sum(line.femto for line in rated),
-            saved(sheet, usage, event.envelope.admitted_at),
-        )
+        lines, saved = pricing.rate(sheet, tokens(event), event.envelope.admitted_at)
     except UnknownPriceError as fault:
         return fault
+    price_of = {line.component: line.price_id for line in lines}
+    return Rated([price_of.get(component) for component in COMPONENTS], sum([line.femto for line in lines]), saved)
 
 
 def tokens(event: UsageEvent) -> dict[Component, int]:
