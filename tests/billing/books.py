@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -51,13 +52,16 @@ def price(amount: str, component: str = "uncached", *, model: str = "alpha", num
         ).pk
 
 
-def use(tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1) -> None:
-    """Settle `times` events of (price id, tokens) each, as the settler does."""
+def use(
+    tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1, stamped: Callable[[], object] = int
+) -> None:
+    """Settle `times` events of (price id, tokens) each, as the settler does; calls `stamped` once they are stamped."""
     with system(SystemUse.SETTLER), connection.cursor() as cursor:
         prices = Price.objects.in_bulk([pk for pk, _ in used])
         tokens = {prices[pk].component: count for pk, count in used}
         ids = {prices[pk].component: pk for pk, _ in used}
         (period,) = stamps(cursor, [(tenant.pk, at)])
+        stamped()
         UsageEvent.objects.all_tenants().bulk_create(
             UsageEvent(
                 admitted_at=at,
