@@ -9,23 +9,25 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core import mail
 from django.db import connection
 
+from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment
 from billing.ingest import Message, settle
-from billing.invoicing import document
+from billing.invoicing import document, mails
 from billing.invoicing.lines import lines_of
 from billing.invoicing.runs import invoice_months
-from billing.models import Account, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
+from billing.models import Account, BillingProfile, CreditGrant, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
 from billing.periods import default_entity, ensure_periods, month_bounds, stamps
 from inference_worker.protocol import encode
 from tenants.actions import do_create_tenant
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
-from tests.billing.books import OCTOBER, make_months, period, price, use
+from tests.billing.books import NOVEMBER, OCTOBER, make_months, period, price, use
 from tests.billing.test_rating import A, publish
 from tests.seeing import Everybody
 
@@ -121,6 +123,31 @@ def test_one_payment_told_many_times_at_once(october):
     answers = at_once([lambda: do_record_payment(told)[1]] * 12)
     assert sorted(answers) == [False] * 11 + [True]
     assert Everybody(Invoice).get().state == "paid"
+
+
+def test_a_mail_is_claimed_by_one(october):
+    (draft,) = drafts(october, 1)
+    with system(SystemUse.BILLING):
+        BillingProfile.objects.create(
+            tenant=draft.tenant, entity=draft.entity, name="T", country="DE", emails=["bills@acme.example"]
+        )
+    do_finalise(draft)
+    assert sum(at_once([mails.send_all] * 6)) == 1
+    assert len(mail.outbox) == 1
+
+
+def test_credit_is_not_burnt_twice(october):
+    """Two months' invoices of one tenant are made final at once, and want the same credit."""
+    acme, cheap = do_create_tenant("acme", "Acme"), price("1")
+    do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 150 * 10**7, starts_at=OCTOBER)
+    waiting = []
+    for at in (OCTOBER, NOVEMBER):
+        use(acme, at, (cheap, MILLION))
+        month = period(at)
+        do_close_period(month, now=month.ends_at)
+        waiting += do_draft(month)
+    totals = sorted(done.total for done in at_once([lambda row=row: do_finalise(row) for row in waiting]))
+    assert totals == [0, 50]
 
 
 def test_closing_waits_for_what_bears_its_stamp_already(october):
