@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 200, 1000], help="batch sizes")
     options = parser.parse_args()
     with ExitStack() as running:
-        _set_up(running)
+        set_up(running)
         print(f"{'batch':>6} {'events':>8} {'seconds':>8} {'events/s':>9} {'CPU us':>7} {'repeats/s':>9}")
         sheet = _set_up_money()
         for batch in options.batches:
@@ -43,7 +43,7 @@ def main() -> None:
             print(f"{batch:>6} {events:>8} {first:>8.2f} {events / first:>9.0f} {a_event:>7.1f} {events / again:>9.0f}")
 
 
-def _set_up(running: ExitStack) -> None:
+def set_up(running: ExitStack) -> None:
     state = Path(tempfile.mkdtemp(prefix="millrace-settler-"))
     running.callback(shutil.rmtree, state, ignore_errors=True)
     state.chmod(0o711)
@@ -68,7 +68,7 @@ def _set_up(running: ExitStack) -> None:
     from django.db import connections
 
     django.setup()
-    call_command("migrate", "billing", verbosity=0)
+    call_command("migrate", verbosity=0)
     running.callback(connections.close_all)
 
 

@@ -19,7 +19,8 @@ from psycopg.conninfo import make_conninfo
 
 from billing import holds, slices
 from billing.ingest import Message, Outcome, settle
-from billing.models import Adjustment, Budget, Slice, UsageEvent, Window
+from billing.models import Adjustment, Budget, Correction, Slice, UsageEvent, Window
+from billing.reconciler import reconcile
 from inference_worker.protocol import encode
 from millrace.config import platform_settings
 from millrace.gateway.cancelling import cancel_and_wait
@@ -382,4 +383,29 @@ async def test_a_caller_who_leaves_while_a_slice_is_leased_leaves_nothing_held(g
     await asyncio.sleep(1.0)
     assert (await sync_to_async(window)(made)).held == HOLD
     await take_up(mine, 1)
+    await see()
+
+
+async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)()
+    mine = await gateway()
+    one, _ = await take_up(mine, 2)
+    await sync_to_async(tell)(one.event())
+    report = await sync_to_async(reconcile)()
+    assert report.is_clean
+    assert report.windows == 1
+
+    def meddle() -> None:
+        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+            cursor.execute("UPDATE billing_window SET held = held + 5, used = used - 7")
+
+    before = await sync_to_async(window)(made)
+    await sync_to_async(meddle)()
+    report = await sync_to_async(reconcile)()
+    assert (report.corrected, report.differences[0]["held"], report.differences[0]["used"]) == (1, -5, "7")
+    after = await sync_to_async(window)(made)
+    assert (after.held, after.used) == (before.held, before.used)
+    (correction,) = await sync_to_async(Everybody(Correction).all)()
+    assert (correction.held, correction.used) == (-5, 7)
+    assert (await sync_to_async(reconcile)()).is_clean
     await see()

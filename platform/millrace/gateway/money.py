@@ -34,7 +34,7 @@ from tenants.snapshot import KeySnapshot
 log = structlog.get_logger(__name__)
 
 RECALL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
-RECALL_SECONDS = 0.15  # from the first asking to the refusal
+RECALL_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
 PRICES_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
