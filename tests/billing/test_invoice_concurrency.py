@@ -17,7 +17,7 @@ from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment
 from billing.ingest import Message, settle
-from billing.invoicing import document, mails
+from billing.invoicing import document, mails, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.runs import invoice_months
 from billing.models import Account, BillingProfile, CreditGrant, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
@@ -102,6 +102,24 @@ def test_a_finalisation_that_is_killed_leaves_nothing(october, monkeypatch, step
     row = Everybody(Invoice).get()
     assert (row.state, row.number, Everybody(LedgerEntry).count()) == ("draft", None, 0)
     assert do_finalise(draft, now=october.ends_at).number == "INV-2026-000001"
+
+
+def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
+    waiting = drafts(october, 3)
+    whole = pdf.rendered
+    broken = waiting[0].tenant.name
+
+    def rendered(said: dict) -> bytes:
+        if said["buyer"]["name"] == broken:
+            raise ValueError("no such font")
+        return whole(said)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("billing.invoicing.pdf.rendered", rendered)
+        report = invoice_months(month="2026-10", now=october.ends_at)
+    assert (report.finalised, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such font"]),)
+    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalised == ["INV-2026-000003"]
+    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalised == []
 
 
 def test_the_same_run_many_times_at_once(october):
