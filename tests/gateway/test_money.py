@@ -11,15 +11,17 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import namedtuple_row
 
 from billing import holds, slices
 from billing.ingest import Message, Outcome, settle
-from billing.models import Adjustment, Budget, Correction, Slice, UsageEvent, Window
+from billing.models import Adjustment, Budget, Correction, Slice, Window
 from billing.reconciler import reconcile
 from inference_worker.protocol import encode
 from millrace.config import platform_settings
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 HOLD = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
 COST = 13_200_000  # 1,000 in, 9,000 read, 500 out
 DOLLAR = 10**9
+TABLES = ("budget", "window", "slice", "usageevent", "adjustment")
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,10 @@ def key() -> KeySnapshot:
 
 @pytest.fixture
 def url() -> str:
+    return database_url()
+
+
+def database_url() -> str:
     return make_conninfo(
         roles.as_role(platform_settings().database_url, roles.SYSTEM), dbname=connection.settings_dict["NAME"]
     )
@@ -100,21 +107,24 @@ def window(budget_id: int) -> Window:
 
 
 def check_invariants() -> None:
-    """1 to 4 and 6 of the specification, over everything that stands in the database."""
-    slices_, events, adjustments = (Everybody(model).all() for model in (Slice, UsageEvent, Adjustment))
-    budgets = {each.pk: each for each in Everybody(Budget).all()}
-    for each in Everybody(Window).all():
-        mine = [slice_ for slice_ in slices_ if each.pk in slice_.windows]
-        ids = {slice_.pk for slice_ in mine}
+    """1 to 4 and 6 of the specification, over everything that stands in the database at one moment."""
+    with psycopg.connect(database_url(), row_factory=namedtuple_row) as snapshot:
+        snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        read = {name: snapshot.execute(f"SELECT * FROM billing_{name}").fetchall() for name in TABLES}  # noqa: S608
+    budgets = {each.id: each for each in read["budget"]}
+    rows = [*read["usageevent"], *read["adjustment"]]
+    for each in read["window"]:
+        mine = [slice_ for slice_ in read["slice"] if each.id in slice_.windows]
+        ids = {slice_.id for slice_ in mine}
         assert each.held == sum(getattr(slice_, each.unit) for slice_ in mine)
         settled = sum(getattr(slice_, f"settled_{each.unit}") for slice_ in mine)
         assert each.used == (settled if each.unit == "money" else settled * 10**6)
         if each.unit == "money":
-            assert each.used == sum(row.cost_femto for row in [*events, *adjustments] if row.slice_id in ids)
+            assert each.used == sum(row.cost_femto for row in rows if row.slice_id in ids)
         limit = budgets[each.budget_id]
         if limit.mode == "hard":
             assert each.used + each.held * 10**6 <= (limit.amount + each.carried) * 10**6
-    assert all(event.cost_femto <= event.hold * 10**6 for event in events if event.hold is not None)
+    assert all(event.cost_femto <= event.hold * 10**6 for event in read["usageevent"] if event.hold is not None)
 
 
 see = sync_to_async(check_invariants)
