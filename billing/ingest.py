@@ -129,8 +129,7 @@ def settle(messages: Sequence[Message]) -> Outcome:
 
 def _rate(decoded: Sequence[tuple[Message, UsageEvent, datetime]], outcome: Outcome) -> list[Row]:
     """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
-    with system(SystemUse.SETTLER):
-        rated = rate([event for _, event, _ in decoded])
+    rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
         fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)

@@ -9,6 +9,8 @@ from billing import pricing
 from billing.models import CompiledSheet
 from billing.pricing import COMPONENTS, Component, PriceSheet, UnknownPriceError
 from inference_worker.protocol import UsageEvent
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 MOST_SHEETS = 10_000  # remembered; they are small and never change
 
@@ -27,17 +29,18 @@ FREE = Rated(None, 0, 0)
 
 
 def sheets(versions: Iterable[int]) -> dict[int, PriceSheet]:
-    """The sheets of these versions; of one that there is none of, nothing. Inside `system(…)`."""
+    """The sheets of these versions; of one that there is none of, nothing."""
     wanted = set(versions)
     if missing := wanted - _sheets.keys():
         if len(_sheets) + len(missing) > MOST_SHEETS:
             _sheets.clear()
-        _sheets.update((row.pk, row.decoded()) for row in CompiledSheet.objects.filter(pk__in=wanted))
+        with system(SystemUse.SETTLER):
+            _sheets.update((row.pk, row.decoded()) for row in CompiledSheet.objects.filter(pk__in=wanted))
     return {version: _sheets[version] for version in wanted if version in _sheets}
 
 
 def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:
-    """What each event costs. One that has no price is told by a fault in its place. Inside `system(…)`.
+    """What each event costs. One that has no price is told by a fault in its place.
 
     A failed leg costs nothing, nor does one that was admitted before there were prices.
     """
