@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -130,8 +130,7 @@ def settle(messages: Sequence[Message]) -> Outcome:
 
 def _rate(decoded: Sequence[tuple[Message, UsageEvent, datetime]], outcome: Outcome) -> list[Row]:
     """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
-    with system(SystemUse.SETTLER):
-        rated = rate([event for _, event, _ in decoded])
+    rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
         fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)
@@ -191,14 +190,23 @@ def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any
         event.miss_reason,
         event.changed_at,
         event.unpinned_tokens,
-        rated.price_ids and _array(rated.price_ids),
+        rated.price_ids and _array("bigint", rated.price_ids),
         rated.cost_femto,
         rated.saved_femto,
     )
 
 
-def _array(ids: Sequence[int | None]) -> str:
-    return f"{{{','.join('NULL' if each is None else str(each) for each in ids)}}}"
+def _array(kind: str, values: Iterable[Any]) -> str:
+    """As PostgreSQL reads arrays. NOTE: psycopg's own way took a third of the settler's time."""
+    if kind == "text":
+        return f"{{{','.join(['NULL' if value is None else _quoted(value) for value in values])}}}"
+    return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
+
+
+def _quoted(text: str) -> str:
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
 
 
 def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
@@ -227,8 +235,9 @@ def _store(rows: Sequence[Row]) -> list[Row]:
     """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
         periods = stamps(cursor, [(row.event.envelope.tenant_id, row.key[0]) for row in rows])
-        columns = [list(column) for column in zip(*(row.values for row in rows), strict=True)]
-        cursor.execute(_INSERT, [*columns, periods])
+        columns = [*zip(*(row.values for row in rows), strict=True), periods]
+        arrays = [_array(kind, column) for kind, column in zip(_COLUMNS.values(), columns, strict=True)]
+        cursor.execute(_INSERT, arrays)
         new = _first_of(rows, Counter(cursor.fetchall()))
         late = holds.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
         for row in new:

@@ -32,7 +32,7 @@ _SUMS = ", ".join((*COUNTS, "cost_femto", "saved_femto"))
 _KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
 _EVENT = f"""
-SELECT admitted_at, request_id, leg, verdict, attempt, price_ids, slice_id, {_SUMS} FROM billing_usageevent
+SELECT admitted_at, request_id, leg, verdict, price_ids, slice_id, {_SUMS} FROM billing_usageevent
 WHERE (admitted_at, request_id, leg) IN ({_KEYS})
 """  # noqa: S608  (column names from above, nothing from outside)
 _ADJUSTMENTS = f"""
@@ -51,7 +51,6 @@ class Leg:
     """A leg as it stands in the database, adjustments added."""
 
     verdict: str
-    attempt: int
     price_ids: list[int | None] | None
     slice_id: int | None
     event_sums: tuple[int, ...]  # as it was first settled
@@ -82,7 +81,7 @@ def merge(cursor: Any, arrivals: Sequence[Arrival]) -> list[bool]:
 def _merge(cursor: Any, leg: Leg, arrival: Arrival) -> bool:
     event, rated = arrival.event, arrival.rated
     rank = RANK[event.verdict]
-    if event.verdict == leg.verdict and event.attempt == leg.attempt and _sums(event, rated) == leg.event_sums:
+    if event.verdict == leg.verdict and _sums(event, rated) == leg.event_sums:
         return True
     if rank > leg.rank or (rank == leg.rank and event.verdict != leg.verdict):
         return True  # what outranks it is known
@@ -127,9 +126,9 @@ def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, Leg]:
     columns = [list(column) for column in zip(*keys, strict=True)]
     cursor.execute(_EVENT, columns)
     legs = {}
-    for admitted_at, request_id, number, verdict, attempt, price_ids, slice_id, *sums in cursor.fetchall():
+    for admitted_at, request_id, number, verdict, price_ids, slice_id, *sums in cursor.fetchall():
         counts = tuple(int(each) for each in sums)
-        legs[admitted_at, request_id, number] = Leg(verdict, attempt, price_ids, slice_id, counts, counts, {verdict})
+        legs[admitted_at, request_id, number] = Leg(verdict, price_ids, slice_id, counts, counts, {verdict})
     cursor.execute(_ADJUSTMENTS, columns)
     for admitted_at, request_id, number, verdict, *sums in cursor.fetchall():
         leg = legs[admitted_at, request_id, number]

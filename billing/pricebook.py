@@ -123,7 +123,7 @@ def compile_sheets(book: PriceBook, tenant_id: int | None, kinds: Iterable[Kind]
     wanted = set(kinds)
     prices, known = _prices(wanted, at), _known(wanted)
     books = dict(BookAssignment.objects.all_tenants().values_list("tenant_id", "book_id"))
-    listed = PriceBook.objects.get(name=PriceBook.LIST).pk
+    listed = PriceBook.objects.get_or_create(name=PriceBook.LIST)[0].pk
     sheets = []
     for kind in sorted(wanted):
         for owner in _owners(book, tenant_id, kind, known, books, listed):
@@ -193,5 +193,37 @@ def _sheet(owner: int | None, kind: Kind, at: datetime, stack: Iterable[Price]) 
     ]
     own = {row.pk for row in stack if row.tenant_id is not None}
     rates.sort(key=lambda r: (r.price_id not in own, _ORDER[r.component], r.from_tokens, r.from_minute))
+    rates = [rate for place, rate in enumerate(rates) if not any(_covers(first, rate) for first in rates[:place])]
     model, tier = kind
     return CompiledSheet(tenant_id=owner, model=model, tier=tier, effective_from=at, rates=encode_rates(tuple(rates)))
+
+
+def _covers(one: Rate, other: Rate) -> bool:
+    """Wherever the other applies, the one does."""
+    tokens = one.from_tokens <= other.from_tokens and other.until_tokens <= one.until_tokens
+    minutes = one.from_minute <= other.from_minute and other.until_minute <= one.until_minute
+    return one.component == other.component and tokens and minutes
+
+
+def in_force(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:
+    """What the tenant pays at that moment, of one model or all; the tenant's scope, or everybody's, must be open."""
+    rows = CompiledSheet.objects.filter(Q(tenant_id=tenant_id) | Q(tenant_id=None), effective_from__lte=at)
+    if model is not None:
+        rows = rows.filter(model=model)
+    newest = rows.order_by("tenant_id", "model", "tier", "-effective_from", "-pk").distinct(
+        "tenant_id", "model", "tier"
+    )
+    found: dict[Kind, CompiledSheet] = {}
+    for row in newest:
+        kind = row.model, Tier(row.tier)
+        if row.tenant_id is not None or kind not in found:
+            found[kind] = row
+    return [
+        NewPrice(*kind, rate.component, rate.nano_per_million, *_ranges(rate))
+        for kind, row in sorted(found.items())
+        for rate in row.decoded().rates
+    ]
+
+
+def _ranges(rate: Rate) -> tuple[int, int, int, int]:
+    return rate.from_tokens, rate.until_tokens, rate.from_minute, rate.until_minute

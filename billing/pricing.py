@@ -34,6 +34,7 @@ class Component(StrEnum):
 COMPONENTS = tuple(Component)  # NOTE: in the order of `UsageEvent.price_ids`; append, never reorder
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
 INPUTS = tuple(component for component in COMPONENTS if component not in OUTPUTS)
+_PLAIN = {each: Component.OUTPUT if each in OUTPUTS else Component.UNCACHED for each in COMPONENTS}  # without a cache
 
 
 class Tier(StrEnum):
@@ -77,6 +78,13 @@ class RatedLine(NamedTuple):
     femto: int
 
 
+class RatedLeg(NamedTuple):
+    """What a leg cost."""
+
+    lines: list[RatedLine]
+    saved_femto: int  # against uncached tokens and a new answer; below zero if writing to the cache cost more
+
+
 class UnknownPriceError(Exception):
     """A component that may apply has no price: the request is refused, never free."""
 
@@ -116,7 +124,7 @@ def hold_nano(
     """
     found = prices(sheet, prompt_tokens, at)
     femto = prompt_tokens * _dearest_input(sheet, found, writes_5m, writes_1h)
-    if max_output:
+    if max_output * n:
         femto += max_output * n * _price(sheet, found, Component.OUTPUT).nano_per_million
     return nano(femto)
 
@@ -144,30 +152,26 @@ def affordable_output(
     return left // a_token if a_token else UNBOUNDED
 
 
-def lines(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> list[RatedLine]:
+def rate(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> RatedLeg:
     """What a leg's tokens cost, a line for each component used, in the order of COMPONENTS.
 
     Raises:
         UnknownPriceError: a component used has no price.
     """
-    found = prices(sheet, sum(usage.get(component, 0) for component in INPUTS), at)
-    rated = []
+    found = prices(sheet, sum([usage.get(component, 0) for component in INPUTS]), at)
+    rated, saved = [], 0
     for component in COMPONENTS:
         if tokens := usage.get(component, 0):
-            rate = _price(sheet, found, component)
-            rated.append(RatedLine(rate.price_id, component, tokens, tokens * rate.nano_per_million))
-    return rated
+            price = _price(sheet, found, component)
+            rated.append(RatedLine(price.price_id, component, tokens, tokens * price.nano_per_million))
+            plain = found.get(_PLAIN[component], price)
+            saved += tokens * (plain.nano_per_million - price.nano_per_million)
+    return RatedLeg(rated, saved)
 
 
-def saved(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> int:
-    """What caches made the leg cheaper by, in femto-USD; below zero if writing to them cost more than they gave."""
-    found = prices(sheet, sum(usage.get(component, 0) for component in INPUTS), at)
-    total = 0
-    for component, tokens in usage.items():
-        plain = found.get(Component.OUTPUT if component in OUTPUTS else Component.UNCACHED)
-        if tokens and plain is not None:
-            total += tokens * (plain.nano_per_million - _price(sheet, found, component).nano_per_million)
-    return total
+def lines(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> list[RatedLine]:
+    """The same without what was saved."""
+    return rate(sheet, usage, at).lines
 
 
 def nano(femto: int) -> int:

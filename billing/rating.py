@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from billing import pricing
 from billing.models import CompiledSheet
-from billing.pricing import COMPONENTS, Component, PriceSheet, UnknownPriceError, lines, saved
+from billing.pricing import COMPONENTS, Component, PriceSheet, UnknownPriceError
 from inference_worker.protocol import UsageEvent
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 MOST_SHEETS = 10_000  # remembered; they are small and never change
 
@@ -26,17 +29,18 @@ FREE = Rated(None, 0, 0)
 
 
 def sheets(versions: Iterable[int]) -> dict[int, PriceSheet]:
-    """The sheets of these versions; of one that there is none of, nothing. Inside `system(…)`."""
+    """The sheets of these versions; of one that there is none of, nothing."""
     wanted = set(versions)
     if missing := wanted - _sheets.keys():
         if len(_sheets) + len(missing) > MOST_SHEETS:
             _sheets.clear()
-        _sheets.update((row.pk, row.decoded()) for row in CompiledSheet.objects.filter(pk__in=wanted))
+        with system(SystemUse.SETTLER):
+            _sheets.update((row.pk, row.decoded()) for row in CompiledSheet.objects.filter(pk__in=wanted))
     return {version: _sheets[version] for version in wanted if version in _sheets}
 
 
 def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:
-    """What each event costs. One that has no price is told by a fault in its place. Inside `system(…)`.
+    """What each event costs. One that has no price is told by a fault in its place.
 
     A failed leg costs nothing, nor does one that was admitted before there were prices.
     """
@@ -51,17 +55,12 @@ def _rate(event: UsageEvent, known: dict[int, PriceSheet]) -> Rated | UnknownPri
     sheet = known.get(version)
     if sheet is None:
         return UnknownPriceError(f"there is no price version {version}")
-    usage = tokens(event)
     try:
-        rated = lines(sheet, usage, event.envelope.admitted_at)
-        price_of = {line.component: line.price_id for line in rated}
-        return Rated(
-            [price_of.get(component) for component in COMPONENTS],
-            sum(line.femto for line in rated),
-            saved(sheet, usage, event.envelope.admitted_at),
-        )
+        lines, saved = pricing.rate(sheet, tokens(event), event.envelope.admitted_at)
     except UnknownPriceError as fault:
         return fault
+    price_of = {line.component: line.price_id for line in lines}
+    return Rated([price_of.get(component) for component in COMPONENTS], sum([line.femto for line in lines]), saved)
 
 
 def tokens(event: UsageEvent) -> dict[Component, int]:

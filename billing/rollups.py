@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import LiteralString, cast
+from datetime import UTC, datetime, timedelta
 
 from django.db import connection
 
@@ -21,25 +21,23 @@ _SUMS = ", ".join(f"sum({name})" for name in SUMMED)
 _KEPT = ", ".join(f"{name} = excluded.{name}" for name in SUMMED)
 _INTO = f"INSERT INTO billing_usagerollup (bucket, start, {_COLUMNS})"
 _UPSERT = f"""
-GROUP BY dirty.start, {", ".join(GROUPED)}
+GROUP BY 2, {", ".join(GROUPED)}
 ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE SET {_KEPT}
 """
 _TOUCHED = """
 SELECT DISTINCT date_trunc('hour', admitted_at, 'UTC') FROM billing_usagechange
 WHERE settled_at < %(before)s AND (%(since)s::timestamptz IS NULL OR settled_at >= %(since)s)
 """
+# NOTE: one statement a range, with its ends as constants: a join with the ranges would read every event for each.
 _HOURS = f"""
-{_INTO} SELECT 'hour', dirty.start, {", ".join(GROUPED)}, {_SUMS}
-FROM unnest(%(hours)s::timestamptz[]) AS dirty (start)
-JOIN billing_usagechange used ON used.admitted_at >= dirty.start AND used.admitted_at < dirty.start + interval '1 hour'
-WHERE used.settled_at < %(before)s {_UPSERT}
+{_INTO} SELECT 'hour', date_trunc('hour', admitted_at, 'UTC'), {", ".join(GROUPED)}, {_SUMS}
+FROM billing_usagechange
+WHERE admitted_at >= %(start)s AND admitted_at < %(end)s AND settled_at < %(before)s {_UPSERT}
 """  # noqa: S608  (column names from above, nothing from outside)
 _DAYS = f"""
-{_INTO} SELECT 'day', dirty.start, {", ".join(GROUPED)}, {_SUMS}
-FROM (SELECT DISTINCT date_trunc('day', hour, 'UTC') FROM unnest(%(hours)s::timestamptz[]) AS hour) AS dirty (start)
-JOIN billing_usagerollup used ON used.bucket = 'hour' AND used.start >= dirty.start
-    AND used.start < dirty.start + interval '24 hours'
-{_UPSERT}
+{_INTO} SELECT 'day', date_trunc('day', start, 'UTC'), {", ".join(GROUPED)}, {_SUMS}
+FROM billing_usagerollup
+WHERE bucket = 'hour' AND start >= %(start)s AND start < %(end)s {_UPSERT}
 """  # noqa: S608
 
 
@@ -61,7 +59,25 @@ def build() -> Built:
         since = None if state is None else state.settled_before - OVERLAP
         cursor.execute(_TOUCHED, {"before": before, "since": since})
         hours = [hour for (hour,) in cursor.fetchall()]
-        for statement in (_HOURS, _DAYS):
-            cursor.execute(statement, {"before": before, "hours": hours})
+        days = sorted({hour.astimezone(UTC).replace(hour=0) for hour in hours})
+        for statement, starts, length in (
+            (_HOURS, sorted(hours), timedelta(hours=1)),
+            (_DAYS, days, timedelta(days=1)),
+        ):
+            for start, end in _ranges(starts, length):
+                cursor.execute(statement, {"start": start, "end": end, "before": before})
         RollupState.objects.update_or_create(pk=1, defaults={"settled_before": before})
     return Built(before, len(hours))
+
+
+def _ranges(starts: Iterable[datetime], length: timedelta) -> Iterator[tuple[datetime, datetime]]:
+    """The spans that begin at `starts`, those that touch together. Half-open."""
+    first = end = None
+    for start in starts:
+        if start != end:
+            if first is not None and end is not None:
+                yield first, end
+            first = start
+        end = start + length
+    if first is not None and end is not None:
+        yield first, end

@@ -14,4 +14,5 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-remind": {"task": "billing.remind", "schedule": crontab(hour="9", minute="0")},
     "billing-expire-credits": {"task": "billing.expire_credits", "schedule": crontab(hour="4", minute="41")},
     "billing-collect-payments": {"task": "billing.collect_payments", "schedule": crontab(minute="*/10")},
+    "billing-reconcile": {"task": "billing.reconcile", "schedule": crontab(minute="*/5")},
 }

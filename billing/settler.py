@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import django.db
@@ -20,7 +21,7 @@ from django.db import connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from billing import status
+from billing import holds, status
 from billing.ingest import Message, Outcome, settle
 from billing.partitions import ensure_partitions
 from inference_worker.protocol import USAGE_GROUP, USAGE_STREAM, encode
@@ -69,7 +70,7 @@ class Settler:
         self._claim_idle_ms = claim_idle_ms
         self._faults = 0  # in a row
         self._last_batch_at: int | None = None
-        self._report_at = self._claim_at = self._partitions_at = 0.0
+        self._reap_at = self._report_at = self._claim_at = self._partitions_at = 0.0
 
     def run(self) -> None:
         """Settle until told to stop, through any outage of the database or the broker."""
@@ -114,7 +115,10 @@ class Settler:
         if started >= self._partitions_at:
             self._make_partitions()
         if messages or started >= self._report_at:
-            self._report()
+            told = self._report()
+            if started >= self._reap_at:
+                self._reap(told)
+                self._reap_at = started + REPORT_SECONDS
             self._report_at = started + REPORT_SECONDS
         if 0 < len(messages) < self._batch:
             self._stopping.wait(max(0.0, started + PACE_SECONDS - time.monotonic()))
@@ -172,7 +176,13 @@ class Settler:
         if made:
             log.info("partitions_made", names=made)
 
-    def _report(self) -> None:
+    def _reap(self, told_ms: int) -> None:
+        """Take back what is held for requests that cannot run any more; all that was told until then is settled."""
+        if reaped := holds.reap(datetime.fromtimestamp(told_ms / 1000, UTC)):
+            log.warning("slices_reaped", slices=reaped)
+
+    def _report(self) -> int:
+        """Tell how it goes; returns until when (in milliseconds) all that was told is settled."""
         pipe = self._broker.pipeline(transaction=False)
         pipe.time()
         pipe.xlen(USAGE_STREAM)
@@ -192,6 +202,7 @@ class Settler:
             lag_ms=max(0, now // 1000 - since),
         )
         self._broker.set(status.STATUS_KEY, status.encode(report))
+        return since
 
     def _back_off(self, fault: Exception) -> None:
         """Wait a little longer with each fault in a row, and by chance, so that many do not come back at once."""

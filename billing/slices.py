@@ -5,6 +5,7 @@ Windows live in Postgres and move by the functions of migration 0006; a request 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ _LEASE: LiteralString = """
 SELECT * FROM billing_lease(%s, %s, %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, %s::bigint,
     %s::integer, %s::bigint[])
 """
-_RETURN: LiteralString = "SELECT billing_return(%s::bigint, %s::integer, %s::bigint[])"
+_RETURN: LiteralString = """
+SELECT billing_return(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::boolean[])
+"""
 _SHEETS: LiteralString = """
 SELECT id, tenant_id, model, tier, effective_from, rates FROM billing_pricesheet WHERE id > %s ORDER BY id
 """
@@ -65,8 +68,12 @@ class Slice:
 
     id: int
     fence: int
-    left: Amount
+    granted: Amount
     until: float  # monotonic: nothing is admitted from it afterwards
+    left: Amount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.granted
 
     def take(self, amount: Amount, now: float) -> bool:
         """Take the amount, if it is there and the lease has not ended."""
@@ -98,6 +105,7 @@ class Path:
     tenant_id: int
     windows: tuple[Window, ...]
     slice: Slice | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one lease at a time
     ids: list[int] = field(init=False)
     starts: int = field(init=False)  # microseconds: admissions in [starts, ends) belong here
     ends: int = field(init=False)
@@ -158,9 +166,10 @@ class SliceStore:
             for *_, window_id, room, elsewhere, until in rows
         ]
 
-    async def give_back(self, slice_: Slice) -> None:
-        """Return what is left of a slice that nothing is admitted from any more."""
-        await self._ask(_RETURN, [slice_.id, slice_.fence, list(slice_.left)])
+    async def give_back(self, slices: Sequence[Slice]) -> None:
+        """Return what is left of slices that nothing is admitted from any more."""
+        rows = [(each.id, each.fence, *each.left, each.left == each.granted) for each in slices]
+        await self._ask(_RETURN, [list(column) for column in zip(*rows, strict=True)])
 
     async def load_prices(self, index: PriceIndex) -> None:
         """Add the price sheets that are new."""

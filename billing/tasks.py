@@ -10,6 +10,7 @@ from billing.actions.credits import do_expire_credits
 from billing.invoicing import mails, runs
 from billing.partitions import ensure_partitions
 from billing.payments.file_drop import collect
+from billing.reconciler import reconcile
 from millrace.config import platform_settings
 
 log = structlog.get_logger(__name__)
@@ -60,3 +61,9 @@ def expire_credits() -> int:
 def collect_payments() -> int:
     """Record payments from files in the state folder's `payments`; returns how many were new."""
     return collect(platform_settings().state_dir / "payments")
+
+
+@shared_task(name="billing.reconcile")
+def run_reconciler() -> bool:
+    """Compare windows, slices and events; whether all agreed."""
+    return reconcile().is_clean

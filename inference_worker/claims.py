@@ -1,7 +1,8 @@
 """The claim record: who answers for a leg, decided by compare-and-set in the broker.
 
 `claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner` (replica),
-`gateway`, `tenant`, `job` (msgpack) and `form` (what another gateway needs to write the same stream). Each step of a
+`gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream) and `void` (the usage
+event of a leg that nobody ever worked on: it lets the settler give its hold back). Each step of a
 leg's life is one script that does nothing unless the record still is what its caller believes, so a doorbell, an end
 or a failure that comes twice, late or from a replica given up for dead changes nothing. A usage event is written by
 the same script that ends the leg: there is no moment at which one is done and the other is not.
@@ -56,19 +57,24 @@ redis.call('XADD', KEYS[2], '*', 'e', ARGV[2])
 return 1
 """
 
-# KEYS claim. The replica to be told and its attempt, or nil if none works on it: then it is cancelled by this, and
-# nothing was used.
+# KEYS claim, usage stream. The replica to be told and its attempt, or nil if none works on it: then it is cancelled by
+# this, and nothing was used.
 CANCEL = """
-local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt')
-if claim[1] == 'queued' then redis.call('HSET', KEYS[1], 'state', 'cancelled') end
+local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt', 'void')
+if claim[1] == 'queued' then
+    redis.call('HSET', KEYS[1], 'state', 'cancelled')
+    if claim[4] then redis.call('XADD', KEYS[2], '*', 'e', claim[4]) end
+end
 if claim[1] ~= 'running' then return false end
 redis.call('HSET', KEYS[1], 'cancel', 1)
 return {claim[2], claim[3]}
 """
 
-# KEYS claim. 1 if the leg was still waiting for a worker and now no longer is, else 0.
+# KEYS claim, usage stream. 1 if the leg was still waiting for a worker and now no longer is, else 0.
 WITHDRAW = """
-if redis.call('HGET', KEYS[1], 'state') ~= 'queued' then return 0 end
+local claim = redis.call('HMGET', KEYS[1], 'state', 'void')
+if claim[1] ~= 'queued' then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'cancelled')
+if claim[2] then redis.call('XADD', KEYS[2], '*', 'e', claim[2]) end
 return 1
 """

@@ -54,7 +54,7 @@ class TenantView(GenericAPIView[Any]):
 
     authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
     permission_classes = (HasTenant,)
-    pagination_class = NewestFirst
+    pagination_class: type[NewestFirst] | None = NewestFirst
     parser_classes = (StrictJSONParser,)
     permissions: ClassVar[dict[str, Permission]] = {}
     access: Access

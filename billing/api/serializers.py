@@ -187,7 +187,7 @@ class ReasonIn(Strict):
     reason = serializers.CharField(max_length=200)
 
 
-class AmountIn(Strict):
+class AmountIn(serializers.Serializer[Any]):
     description = serializers.CharField(max_length=200)
     cents = _cents(help_text="before tax")
 

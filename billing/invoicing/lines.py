@@ -138,13 +138,12 @@ def wanted(kind: str, uses: Iterable[Use]) -> list[Use]:
 
 def line(invoice: Invoice, position: int, use: Use) -> InvoiceLine:
     """The line of an invoice, or of a credit note, where what is given back is positive."""
-    given_back = invoice.kind == Invoice.Kind.CREDIT_NOTE
-    sign = -1 if given_back else 1
+    sign = -1 if invoice.gives_back else 1
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
         position=position,
-        kind=InvoiceLine.Kind.CREDIT if given_back else InvoiceLine.Kind.USAGE,
+        kind=InvoiceLine.Kind.CREDIT if invoice.gives_back else InvoiceLine.Kind.USAGE,
         model=use.model,
         tier=use.tier,
         component=use.component,

@@ -36,7 +36,7 @@ def rendered(document: Mapping[str, Any]) -> bytes:
         metadata = file.Root.Metadata
         metadata.write(_with_factur_x(metadata.read_bytes().decode()).encode())
         out = io.BytesIO()
-        file.save(out, deterministic_id=True)
+        file.save(out, deterministic_id=True, fix_metadata_version=False)
     return out.getvalue()
 
 

@@ -41,7 +41,7 @@ def invoice_months(*, month: str | None = None, tenant: Tenant | None = None, no
         for draft in do_draft(period, tenant):
             try:
                 report.finalised.append(str(do_finalise(draft, now)))
-            except Conflict as fault:
+            except Exception as fault:  # noqa: BLE001  (one tenant's fault must not hold up the others)
                 _leave(report, f"{draft.tenant.slug} {period.label}", fault)
         if tenant is None and len(report.left) == left:
             with system(SystemUse.BILLING):

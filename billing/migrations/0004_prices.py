@@ -278,7 +278,7 @@ class Migration(migrations.Migration):
             ['CREATE TYPE billing_textrange AS RANGE (subtype = text, collation = "C")', NO_OVERLAP],
             ["ALTER TABLE billing_price DROP CONSTRAINT price_no_overlap", "DROP TYPE billing_textrange"],
         ),
-        migrations.RunSQL([GUARD_PRICE, GUARD_VERSION, *TRIGGERS], UNDO_TRIGGERS),
+        migrations.RunSQL([GUARD_PRICE, GUARD_VERSION, *TRIGGERS], [*UNDO_TRIGGERS]),
         migrations.RunSQL([RATED_LINE], ["DROP VIEW billing_rated_line"]),
         readable("billing_price"),
         readable("billing_pricesheet"),

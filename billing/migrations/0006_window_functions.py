@@ -64,22 +64,27 @@ END
 $$
 """
 
-# A gateway gives back what it has not admitted from a slice, which is sealed by it. Done at most once.
+# Gateways give back what they have not admitted from slices, which are sealed by it. Done at most once for each: what is
+# sealed is given back only untouched, that is whole.
 RETURN = f"""
-CREATE FUNCTION billing_return(slice bigint, its_fence integer, rest bigint[]) RETURNS boolean
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION billing_return(ids bigint[], fences integer[], moneys bigint[], tokenses bigint[], requestses bigint[],
+    untouched boolean[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    its_windows bigint[];
+    moved bigint[];
+    amounts bigint[];
 BEGIN
-    UPDATE billing_slice SET money = money - rest[1], tokens = tokens - rest[2], requests = requests - rest[3],
-        sealed = true, open = requests > rest[3]
-    WHERE id = slice AND fence = its_fence AND NOT sealed RETURNING windows INTO its_windows;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM billing_move(array_agg(w.id), array_agg(-rest[{UNIT}]), array_agg(0::numeric))
-    FROM billing_window w WHERE w.id = ANY(its_windows);
-    RETURN true;
+    PERFORM 1 FROM billing_slice s WHERE s.id = ANY(ids) ORDER BY s.id FOR NO KEY UPDATE;
+    WITH done AS (
+        UPDATE billing_slice s SET money = s.money - n.money, tokens = s.tokens - n.tokens,
+            requests = s.requests - n.requests, sealed = true, open = s.requests > n.requests
+        FROM unnest(ids, fences, moneys, tokenses, requestses, untouched)
+            AS n (id, fence, money, tokens, requests, untouched)
+        WHERE s.id = n.id AND s.fence = n.fence AND (NOT s.sealed OR n.untouched AND s.requests = n.requests)
+        RETURNING s.windows, n.money, n.tokens, n.requests
+    )
+    SELECT array_agg(w.id), array_agg(-(ARRAY[d.money, d.tokens, d.requests])[{UNIT}]) INTO moved, amounts
+    FROM done d JOIN billing_window w ON w.id = ANY(d.windows);
+    PERFORM billing_move(moved, amounts, array_fill(0::numeric, ARRAY[cardinality(moved)]));
 END
 $$
 """
@@ -108,7 +113,7 @@ DECLARE
     short boolean := false;
 BEGIN
     IF old IS NOT NULL THEN
-        PERFORM billing_return(old, old_fence, rest);
+        PERFORM billing_return(ARRAY[old], ARRAY[old_fence], rest[1:1], rest[2:2], rest[3:3], ARRAY[false]);
     END IF;
     FOR w IN
         SELECT w.id, {UNIT} AS unit, b.mode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.db import connection
 
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
-from billing.models import CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
+from billing.models import Adjustment, CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
 from billing.pricing import COMPONENTS, Component, Rate, encode_rates
 from tenants.models import Tenant
@@ -51,13 +52,16 @@ def price(amount: str, component: str = "uncached", *, model: str = "alpha", num
         ).pk
 
 
-def use(tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1) -> None:
-    """Settle `times` events of (price id, tokens) each, as the settler does."""
+def use(
+    tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1, stamped: Callable[[], object] = int
+) -> None:
+    """Settle `times` events of (price id, tokens) each, as the settler does; calls `stamped` once they are stamped."""
     with system(SystemUse.SETTLER), connection.cursor() as cursor:
         prices = Price.objects.in_bulk([pk for pk, _ in used])
         tokens = {prices[pk].component: count for pk, count in used}
         ids = {prices[pk].component: pk for pk, _ in used}
         (period,) = stamps(cursor, [(tenant.pk, at)])
+        stamped()
         UsageEvent.objects.all_tenants().bulk_create(
             UsageEvent(
                 admitted_at=at,
@@ -82,6 +86,23 @@ def use(tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1) ->
                 settled_at=datetime.now(UTC),
             )
             for _ in range(times)
+        )
+
+
+def take_back(event: UsageEvent, at: datetime) -> None:
+    """Reverse an event by an adjustment made at that time, as the settler does when a leg turns out to have failed."""
+    counts = {name: -getattr(event, name) for name in COMPONENTS}
+    kept = ("admitted_at", "request_id", "leg", "tenant_id", "project_id", "key_id", "model", "price_ids")
+    with system(SystemUse.SETTLER), connection.cursor() as cursor:
+        (period,) = stamps(cursor, [(event.tenant_id, event.admitted_at)])
+        Adjustment.objects.create(
+            **{name: getattr(event, name) for name in kept},
+            **counts,
+            verdict="failed",
+            cost_femto=-event.cost_femto,
+            saved_femto=-event.saved_femto,
+            invoice_period=period,
+            made_at=at,
         )
 
 

@@ -12,7 +12,7 @@ from billing.actions.corrections import do_issue_credit_note, do_void, do_write_
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment, outstanding
-from billing.invoicing import document, pdf
+from billing.invoicing import checks, document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule, tax_for
 from billing.ledger import balance
@@ -26,13 +26,14 @@ from billing.models import (
     InvoiceLine,
     LedgerEntry,
     TaxRule,
+    UsageEvent,
 )
 from billing.periods import default_entity
 from tenants.actions import Conflict, do_create_tenant
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
-from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, period, price, use
+from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, period, price, take_back, use
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db
@@ -103,6 +104,40 @@ def recomputed(invoice: Invoice) -> bytes:
     with system(SystemUse.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         return pdf.rendered(document.described(row, lines_of(row)))
+
+
+def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:
+    """October's invoice of 4 dollars, and November's correction by 1."""
+    one = price("1")
+    use(tenant, OCTOBER, (one, MILLION), times=4)
+    october = invoiced(tenant, OCTOBER)
+    take_back(Everybody(UsageEvent).all()[0], NOVEMBER)
+    use(tenant, NOVEMBER, (price("1", number=2), MILLION))
+    month = period(NOVEMBER)
+    do_close_period(month, now=month.ends_at)
+    invoice, note = do_draft(month)
+    assert do_finalise(invoice, now=month.ends_at).total == 100
+    return october, do_finalise(note, now=month.ends_at)
+
+
+def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
+    october, note = corrected(acme)
+    assert (note.kind, note.total, note.refers_to_id) == ("correction", 100, october.pk)
+    assert [(line.late_from, line.tokens, line.cents) for line in lines(note)] == [("2026-10", MILLION, 100)]
+    assert owed(october) == 300
+    for row in (october, note):
+        with system(SystemUse.BILLING):
+            whole = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=row.pk)
+            found = checks.check(whole)
+        assert (found.ledger_difference, found.same_data, found.same_pdf) == (0, True, True)
+
+
+def test_what_was_paid_by_credit_is_credit_again(acme):
+    credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 350 * CENT, starts_at=OCTOBER, expires_at=NOVEMBER)
+    october, note = corrected(acme)
+    assert (note.subtotal, note.credits, note.total) == (*(100, [{"label": "Given back as credit", "cents": 50}], 50),)
+    assert owed(october) == 0
+    assert -booked(acme, Account.CREDITS) == 50 * CENT
 
 
 def test_nothing_is_drafted_without_use(acme):

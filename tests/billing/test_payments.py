@@ -8,7 +8,10 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from billing.actions.credits import burnt
 from billing.actions.payments import Received, do_record_payment, outstanding
 from billing.ledger import Entry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
@@ -205,3 +208,15 @@ def test_a_transaction_that_is_booked_takes_no_more_entries():
     with pytest.raises(IntegrityError, match="is complete"), system(SystemUse.BILLING):
         for nano in (1, -1):
             LedgerEntry.objects.create(transaction=done, tenant_id=tenant.pk, account=Account.CASH, nano=nano)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=8), st.integers(0, 500))
+def test_burning_takes_what_is_there_in_order_and_no_more(rests, cents):
+    grants = [CreditGrant(nano=rest + 1) for rest in rests]
+    for grant, rest in zip(grants, rests, strict=True):
+        grant.rest = rest
+    parts = burnt(grants, cents)
+    assert sum(part for _, part in parts) == min(cents, sum(rest // CENT for rest in rests))
+    assert [grant for grant, _ in parts] == [grant for grant in grants if any(grant is other for other, _ in parts)]
+    assert all(0 < part * CENT <= grant.rest for grant, part in parts)
+    assert all(grant.rest - part * CENT < CENT for grant, part in parts[:-1])

@@ -23,7 +23,7 @@ from billing.pricing import (
     encode_rates,
     hold_nano,
     lines,
-    saved,
+    rate,
 )
 
 C = Component
@@ -131,10 +131,10 @@ def test_without_output_no_price_of_it_is_needed():
 
 def test_savings_are_against_uncached_tokens():
     usage = {C.UNCACHED: 1000, C.CACHE_READ: 10_000, C.CACHE_WRITE_5M: 1000, C.OUTPUT: 5}
-    assert saved(A, usage, 0) == 10_000 * 2_700_000_000 - 1000 * 750_000_000
+    assert rate(A, usage, 0).saved_femto == 10_000 * 2_700_000_000 - 1000 * 750_000_000
     answers = sheet(*A.rates, *rates(answer_hit_input="0.3", answer_hit_output="1"))
     hit = {C.ANSWER_HIT_INPUT: 10, C.ANSWER_HIT_OUTPUT: 100}
-    assert saved(answers, hit, 0) == 10 * 2_700_000_000 + 100 * 14_000_000_000
+    assert rate(answers, hit, 0).saved_femto == 10 * 2_700_000_000 + 100 * 14_000_000_000
 
 
 def test_rates_survive_their_encoding():

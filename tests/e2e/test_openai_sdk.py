@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from decimal import Decimal
 
 import httpx
 import openai
@@ -30,6 +31,7 @@ def test_a_chat_completion_is_answered_and_metered(stack: Stack) -> None:
     assert raw.headers["x-millrace-model"] == MODEL
     assert raw.headers["x-millrace-cache"] in ("miss", "prefix")
     assert int(raw.headers["openai-processing-ms"]) >= 0
+    assert Decimal(raw.headers["x-millrace-cost-usd"]) > 0
 
     event = stack.event(request_id(raw.headers))
     assert event["input"] == answer.usage.prompt_tokens

@@ -134,8 +134,8 @@ def test_an_end_makes_no_stream_for_a_gateway_that_is_gone(broker: redis.Redis, 
 def test_cancel_tells_who_works_on_it(broker: redis.Redis, queued: Queued) -> None:
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     claim(broker, running, 1, "r")
-    assert broker.eval(claims.CANCEL, 1, waiting) is None
-    assert broker.eval(claims.CANCEL, 1, running) == [b"r", b"1"]
+    assert broker.eval(claims.CANCEL, 2, waiting, USAGE_STREAM) is None
+    assert broker.eval(claims.CANCEL, 2, running, USAGE_STREAM) == [b"r", b"1"]
     assert claim(broker, waiting, 1, "r") is None  # cancelled before anybody began
     assert broker.hget(running, "cancel") == b"1"
 
@@ -143,6 +143,6 @@ def test_cancel_tells_who_works_on_it(broker: redis.Redis, queued: Queued) -> No
 def test_only_a_waiting_leg_can_be_withdrawn(broker: redis.Redis, queued: Queued) -> None:
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     claim(broker, running, 1, "r")
-    assert broker.eval(claims.WITHDRAW, 1, waiting) == 1
-    assert broker.eval(claims.WITHDRAW, 1, running) == 0
+    assert broker.eval(claims.WITHDRAW, 2, waiting, USAGE_STREAM) == 1
+    assert broker.eval(claims.WITHDRAW, 2, running, USAGE_STREAM) == 0
     assert broker.hget(running, "state") == b"running"

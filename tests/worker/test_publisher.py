@@ -13,7 +13,14 @@ import pytest
 import redis
 
 from inference_worker import claims
-from inference_worker.engine.request import RequestFault, RequestOutput, SamplingParams, TokenLogprobs, TokenUsage
+from inference_worker.engine.request import (
+    CacheReport,
+    RequestFault,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+    TokenUsage,
+)
 from inference_worker.engine_client import Delivery, HandedOver, Live
 from inference_worker.journal import Journal, leg_key
 from inference_worker.protocol import (
@@ -110,6 +117,16 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     (usage,) = usage_events(broker)
     assert (usage.usage, usage.verdict, usage.envelope) == (USAGE, "completed", live.job.envelope)
     assert 0 < broker.ttl(request_log("req_1", 1)) <= 50
+
+
+def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64)
+    output = RequestOutput(live.engine_id, [7], "<7>", finish_reason="stop", usage=USAGE, cache=report)
+    publisher.deliver([(live, output)])
+    assert live.ended.wait(5)
+    (usage,) = usage_events(broker)
+    assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
 
 
 def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:

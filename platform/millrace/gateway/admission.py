@@ -1,7 +1,7 @@
 """May it: limits and money, decided before dispatch and settled after.
 
 `Admission` is the interface the endpoints are written against. `LimitAdmission` keeps every limit of a key's snapshot;
-budget slices come behind the same calls.
+`millrace.gateway.money` adds budgets behind the same calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Protocol
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.engine.request import TokenUsage
+from billing.pricing import PriceSheet
+from inference_worker.engine.request import ServiceClass, TokenUsage
 from millrace.gateway import rates
 from millrace.gateway.errors import OVERLOADED, ApiError, invalid
 from millrace.gateway.limits import ENFORCED, LEASE_MS, Check, Cost, LimitStore, Standing, Taken, checks_of
@@ -42,8 +43,11 @@ class Demand:
     candidates: list[Candidate]
     prompt_tokens: int
     max_tokens: int | None  # None: the caller did not say
-    sequences: int = 1  # answers to generate for the prompt (`n`)
+    sequences: int = 1  # answers to generate for the prompt (`n`); 0: it is only embedded
     prompt_param: str = "messages"  # what its callers call the prompt
+    writes_5m: bool = False  # it may write to the prefix cache, for so long
+    writes_1h: bool = False
+    service_class: ServiceClass = ServiceClass.DEFAULT
 
     @property
     def limit_sets(self) -> list[LimitSet]:
@@ -59,6 +63,8 @@ class Terms:
     slice_id: int | None = None
     fence: int | None = None
     hold: int | None = None  # nano-USD
+    hold_tokens: int | None = None
+    sheet: PriceSheet | None = None  # of `price_version`
 
 
 class Ticket(Protocol):
@@ -137,7 +143,7 @@ class LimitAdmission:
 
     async def admit(self, demand: Demand) -> LimitTicket:
         sets = demand.limit_sets
-        terms = Terms(_max_tokens(demand, sets), demand.candidates[0].price_version)
+        terms = Terms(_max_tokens(demand, sets))
         cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
         checks = checks_of(demand.key.tenant_id, sets, cost)
         _refuse_what_never_fits(demand, checks)
@@ -237,7 +243,7 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     # Nobody asked for a length: what the windows could never give is not reserved.
     bounds = [room, model.default_max_output, longest, _least(enforced, *_TOKENS_OUT)]
     whole = _least(enforced, *_TOKENS_ALL)
-    bounds.append(None if whole is None else whole // demand.sequences - prompt)
+    bounds.append(None if whole is None else whole // (demand.sequences or 1) - prompt)
     return max(1, min(bound for bound in bounds if bound is not None))
 
 

@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from billing import status
+from billing.slices import SliceStore
 from millrace.batches.storage import Storage
 from millrace.config import PlatformSettings, platform_settings
 from millrace.gateway.admission import LimitAdmission
@@ -28,6 +29,7 @@ from millrace.gateway.idempotency import IdempotencyStore
 from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
+from millrace.gateway.money import MoneyAdmission, Treasury
 from millrace.gateway.readers import Readers
 from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
@@ -60,7 +62,9 @@ class Gateway:
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
         self.live = LiveRequests()
-        self.changes = ChangeWatcher(self.database, self.patient_broker, self.keys, self.live)
+        slices = SliceStore(self.database, self.id, settings.request_seconds)
+        self.treasury = Treasury(slices, self.broker, self.patient_broker)
+        self.changes = ChangeWatcher(self.database, self.patient_broker, self.keys, self.live, self.treasury)
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,
@@ -74,7 +78,8 @@ class Gateway:
         self.rows = Rows(settings.database_url)
         self.storage = Storage(settings.state_dir)
         self.idempotency = IdempotencyStore(self.broker)
-        self.admission = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
+        limits = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
+        self.admission = MoneyAdmission(limits, self.treasury)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.service = InferenceService(
             self.router,

@@ -234,14 +234,18 @@ class Dispatcher:
     async def cancel(self, generation: Generation) -> bool:
         """Stop the leg, wherever it is. A worker stops within two steps and settles what it generated: then its end is
         still to come, and this is True."""
-        if generation.queued or generation.over:
-            self.finish(generation)
+        if generation.over:
             return False
+        if generation.queued:
+            self.finish(generation)
+            if not generation.written:
+                await self.never_ran(generation.job)
+                return False
         return await self.cancel_claim(generation.request_id, generation.leg)
 
     async def cancel_claim(self, request_id: str, leg: int) -> bool:
         """The same, of a leg this gateway need not have dispatched."""
-        running = await self._cancel_script(keys=[claim_key(request_id, leg)])
+        running = await self._cancel_script(keys=[claim_key(request_id, leg), USAGE_STREAM])
         if running is None:
             return False
         owner, attempt = running
@@ -259,6 +263,22 @@ class Dispatcher:
         usage = UsageEvent(job.envelope, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
         keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
         return bool(await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1)
+
+    async def never_ran(self, *jobs: Job) -> None:
+        """Tell the settler of legs that no worker was ever asked to do: their holds go back. Lost with the broker, they
+        go back when their slices are reaped."""
+        try:
+            async with self.broker.pipeline(transaction=False) as pipe:
+                for job in jobs:
+                    pipe.xadd(USAGE_STREAM, {"e": self._void(job)})
+                await pipe.execute()
+        except (redis.RedisError, OSError) as fault:
+            log.warning("holds_not_returned", legs=len(jobs), error=str(fault))
+
+    def _void(self, job: Job) -> bytes:
+        return encode(
+            UsageEvent(job.envelope, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
+        )
 
     def _queue(self, model: str, batch: bool) -> FairQueue[Generation]:
         queue = self.queues.get((model, batch))
@@ -286,7 +306,10 @@ class Dispatcher:
             batch, self._outbox = self._outbox[:WRITTEN_AT_ONCE], self._outbox[WRITTEN_AT_ONCE:]
             if not self._outbox:
                 self._to_send.clear()
-            batch = [generation for generation in batch if not generation.over]  # the rest has left already
+            left = [generation.job for generation in batch if generation.over and not generation.written]
+            if left:
+                await self.never_ran(*left)
+            batch = [generation for generation in batch if not generation.over]
             try:
                 await self._write(batch)
             except (redis.RedisError, OSError) as fault:
@@ -318,6 +341,7 @@ class Dispatcher:
                         "tenant": generation.tenant,
                         "job": encode(job),
                         "form": errand.form,
+                        "void": self._void(job),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)

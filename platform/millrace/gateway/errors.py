@@ -42,13 +42,14 @@ _BY_CODE = {
     "timeout": (504, "service_unavailable_error"),
     "request_expired": (504, "service_unavailable_error"),
     OVERLOADED: (503, "service_unavailable_error"),
+    "model_not_priced": (503, "service_unavailable_error"),
     "model_loading": (503, "service_unavailable_error"),
     "worker_lost": (503, "service_unavailable_error"),
     "stream_lost": (503, "service_unavailable_error"),
     "not_served": (500, "server_error"),
 }
 _RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
-_NOT_AGAIN = frozenset({"not_served"})  # it would do the same again
+_NOT_AGAIN = frozenset({"not_served", "model_not_priced"})  # it would do the same again
 _ABOUT_MONEY = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 
 

@@ -34,6 +34,7 @@ class JobMaker:
             slice_id=terms.slice_id,
             fence=terms.fence,
             hold=terms.hold,
+            hold_tokens=terms.hold_tokens,
             traceparent=tracing.current(),
         )
         return Job(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
+from typing import Protocol
 
 import psycopg
 import redis.asyncio as redis
@@ -29,10 +31,27 @@ ANSWER_SECONDS = 0.5  # a poll that takes longer has failed
 USES_SECONDS = 10.0  # how often the keys' last uses are written down
 
 
+class Remembers(Protocol):
+    """Something that is to forget what has changed."""
+
+    def drop(self, changes: Collection[Change]) -> None: ...
+
+    def forget(self) -> None: ...
+
+
 class ChangeWatcher:
     """Reads the change log for one gateway."""
 
-    def __init__(self, database: AsyncConnectionPool, broker: redis.Redis, keys: KeyStore, live: LiveRequests) -> None:
+    def __init__(
+        self,
+        database: AsyncConnectionPool,
+        broker: redis.Redis,
+        keys: KeyStore,
+        live: LiveRequests,
+        *others: Remembers,
+    ) -> None:
+        """`others` remember things of tenants and keys as well."""
+        self._others = others
         self._database = database
         self._broker = broker
         self._keys = keys
@@ -78,14 +97,16 @@ class ChangeWatcher:
             if self._cursor is None or now - self._polled_at > changes.RETENTION_SECONDS / 2:
                 row = await (await connection.execute(changes.NOW)).fetchone()
                 assert row is not None  # noqa: S101  (a SELECT of one value)
-                self._keys.forget()
+                for each in (self._keys, *self._others):
+                    each.forget()
                 self._cursor = Cursor(int(row[0]))
                 self._open = [Change(0, "unseen", tenant_id, key_id) for tenant_id, key_id in self._live.under_way()]
             rows = await (await connection.execute(changes.POLL, [self._cursor.horizon])).fetchall()
         self._polled_at = now
         self._open += self._cursor.take(rows)
         if self._open:
-            self._keys.drop(self._open)
+            for each in (self._keys, *self._others):
+                each.drop(self._open)
             await self._end_the_dead()
             self._open = []
 

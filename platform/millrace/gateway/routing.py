@@ -20,10 +20,9 @@ EVERY_FALLBACK = ("error", "overload", "context")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A deployment that may serve the request, and the price version that would be charged."""
+    """A deployment that may serve the request."""
 
     model: ServedModel
-    price_version: int | None = None
 
 
 @dataclass(frozen=True)

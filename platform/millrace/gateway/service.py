@@ -247,14 +247,19 @@ class InferenceService:
             [call.candidate, *call.untried],
             len(call.prompt.ids),
             call.request.max_tokens,
-            call.request.sampling.n,
+            0 if call.prompt.input_lengths else call.request.sampling.n,
             call.request.prompt_param,
+            writes_5m=any(each.seconds == 300 for each in call.prompt.breakpoints),
+            writes_1h=any(each.seconds == 3600 for each in call.prompt.breakpoints),
+            service_class=call.request.service_class,
         )
         echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
+        errand = self._errand(call, demand, ticket, echo)
         try:
-            call.generation = self._dispatcher.submit(self._errand(call, demand, ticket, echo))
+            call.generation = self._dispatcher.submit(errand)
         except BaseException:
+            await self._dispatcher.never_ran(errand.job)
             await ticket.close(None)
             raise
         call.ticket = ticket

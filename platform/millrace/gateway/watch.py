@@ -15,6 +15,7 @@ from inference_worker import claims
 from inference_worker.protocol import (
     HEARTBEAT_SECONDS,
     REPLICAS_KEY,
+    USAGE_STREAM,
     claim_key,
     control_channel,
     encode,
@@ -134,9 +135,11 @@ class Watch:
     async def _withdraw(self, generation: Generation) -> bool:
         """Take back what nobody has claimed. False: somebody has."""
         if not generation.written:
+            if generation.queued:
+                await self._dispatcher.never_ran(generation.job)
             return generation.queued
         key = claim_key(generation.request_id, generation.leg)
-        return bool(await self._withdraw_script(keys=[key]))
+        return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
 
     async def _ring_again(self) -> None:
         """For what nobody has claimed: its doorbell may lie, taken but unread, in a replica that is gone."""

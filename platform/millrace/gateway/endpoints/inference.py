@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import structlog
 
+from billing.amounts import decimal
+from billing.pricing import Component, lines
 from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.errors import ApiError
 from millrace.gateway.following import Following, Gone
@@ -13,6 +15,7 @@ from millrace.gateway.forms import InferenceRequest, Writer
 from millrace.gateway.http import Headers, HttpConsumer
 from millrace.gateway.idempotency import Once
 from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.service import Call
 from tenants.snapshot import KeySnapshot
 
 
@@ -35,7 +38,7 @@ class InferenceConsumer(HttpConsumer):
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
             first = await anext(events)
             self.standings = call.ticket.standings
-            await self._write(request, call.writer(), call.model, first, events)
+            await self._write(request, call.writer(), call.model, first, events, lambda: _cost(call))
         finally:
             returns = self.headers.get(b"x-millrace-resume") == b"1"
             if self.once is not None and call.generation.written:
@@ -68,13 +71,15 @@ class InferenceConsumer(HttpConsumer):
         model: str,
         first: AnswerEvent,
         events: AsyncIterator[AnswerEvent],
+        cost: Callable[[], Headers] = lambda: [],
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
         headers = _headers(model, first)
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
-            await self.respond_json(200, writer.whole([first, *[later async for later in events]]), headers)
+            answer = writer.whole([first, *[later async for later in events]])
+            await self.respond_json(200, answer, headers + cost())
 
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
@@ -97,6 +102,18 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
         (b"x-millrace-model", model.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),
     ]
+
+
+def _cost(call: Call) -> Headers:
+    """What the answer costs, exactly, in USD."""
+    femto = 0
+    for part in (call, *call.more):
+        sheet, usage = part.ticket.terms.sheet, part.usage
+        if sheet is None or usage is None:
+            return []
+        tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
+        femto += sum(line.femto for line in lines(sheet, tokens, part.admitted_at))
+    return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
 
 
 class ChatCompletions(InferenceConsumer):

@@ -1,0 +1,111 @@
+"""What budgets cost an admission, in CPU time of the gateway: `python benchmarks/holds.py`.
+
+One treasury on a PostgreSQL and a Valkey of its own, in a temporary folder. The same requests are admitted without any
+budget and with three (a day's, a month's, a lifetime's); slices are leased as they are spent. Then, with four gateways
+that hold slices, how long a request waits that needs all they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from benchmarks.settler import set_up  # noqa: E402  (after the path it needs)
+
+REQUESTS = 20_000
+ROUNDS = 10
+DOLLAR = 10**9
+RECALLED = 100 * DOLLAR
+
+
+def main() -> None:
+    with ExitStack() as running:
+        set_up(running)
+        url, key = _prepare(), _make_key("bench")
+        without = asyncio.run(_admissions(url, key))
+        _set_budgets(key.tenant_id, 90_000_000 * DOLLAR)
+        budgeted = asyncio.run(_admissions(url, key))
+        print(f"CPU an admission, us: {without:.1f} without budgets, {budgeted:.1f} with three")
+        keys = [_make_key(f"bench-{number}") for number in range(ROUNDS)]
+        for each in keys:
+            _set_budgets(each.tenant_id, RECALLED)
+        waits = [wait * 1000 for wait in asyncio.run(_recalls(url, keys))]
+        print(f"recall from 4 gateways, ms: median {statistics.median(waits):.1f}, worst of {ROUNDS} {max(waits):.1f}")
+
+
+def _prepare() -> str:
+    from millrace.config import platform_settings
+    from tenants import roles
+    from tests.billing.books import sheet
+
+    sheet()
+    return roles.as_role(platform_settings().database_url, roles.SYSTEM)
+
+
+def _make_key(name: str) -> Any:
+    from tenants import actions
+    from tenants.models import Project
+    from tenants.scoping import tenant_scope
+    from tests.gateway.purse import key_of
+
+    tenant = actions.do_create_tenant(name, name)
+    with tenant_scope(tenant):
+        project = Project.objects.for_tenant(tenant).get()
+    made, _ = actions.do_create_api_key(project, "k")
+    return key_of(tenant.pk, project.pk, made.pk)
+
+
+def _set_budgets(tenant_id: int, amount: int) -> None:
+    from billing.models import Budget
+    from tenants.roles import SystemUse
+    from tenants.scoping import system
+
+    with system(SystemUse.COMMAND):
+        for period in ("day", "month", "lifetime"):
+            Budget.objects.create(tenant_id=tenant_id, name=period, unit="money", period=period, amount=amount)
+
+
+async def _admissions(url: str, key: Any) -> float:
+    from tests.gateway.purse import purse
+
+    async with purse(url, key) as gateway:
+        await gateway.admit()
+        rounds = []
+        for _ in range(ROUNDS):
+            began = time.process_time()
+            for _ in range(REQUESTS // ROUNDS):
+                await gateway.admit()
+            rounds.append((time.process_time() - began) / (REQUESTS // ROUNDS) * 1e6)
+        await gateway.treasury.stop()
+    return statistics.median(rounds)
+
+
+async def _recalls(url: str, keys: Sequence[Any]) -> list[float]:
+    """How long it takes to admit what needs all that four others hold and have not admitted; a tenant each time."""
+    from tests.gateway.purse import Admitted, purse
+
+    waits = []
+    for key in keys:
+        async with AsyncExitStack() as running:
+            others = [await running.enter_async_context(purse(url, key, f"gw-{n}")) for n in range(4)]
+            mine = await running.enter_async_context(purse(url, key, "gw-mine"))
+            admitted = [await other.admit() for other in others]
+            left = RECALLED - sum(each.terms.hold for each in admitted)
+            began = time.perf_counter()
+            found = await mine.admit(max_tokens=(left - 30_000_000) // 15_000)
+            waits.append(time.perf_counter() - began)
+            assert isinstance(found, Admitted)
+    return waits
+
+
+if __name__ == "__main__":
+    main()

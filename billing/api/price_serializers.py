@@ -1,0 +1,219 @@
+"""What the API of prices takes and gives. Prices are decimals in USD a million tokens, as text, exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from billing.amounts import decimal
+from billing.models import PriceBook, PriceVersion
+from billing.price_files import minute
+from billing.pricebook import LONGEST_NAME, nano_per_million, parse
+from billing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.serializers import InstantField, usd
+from tenants.api.serializers import MOST, Query, Strict
+
+_TIERS = [tier.value for tier in Tier]
+_COMPONENTS = [each.value for each in Component]
+LONGEST_FILE = 8_000_000  # characters
+
+
+class _Part(serializers.Serializer[Any]):
+    """A part of what was sent: a name that is not known is refused here too."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if unknown := sorted(set(data) - set(self.fields) if isinstance(data, Mapping) else ()):
+            raise serializers.ValidationError({str(name): ["There is no such field."] for name in unknown})
+        return super().to_internal_value(data)
+
+
+class DecimalText(serializers.CharField):
+    """A decimal as text: a JSON number would have been through a float."""
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            raise serializers.ValidationError('Give it as text, for example "3.75".')
+        return str(super().to_internal_value(data))
+
+
+class PriceIn(_Part):
+    """A price, for prompts and times of day in half-open ranges."""
+
+    model = serializers.CharField(max_length=LONGEST_NAME)
+    tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
+    component = serializers.ChoiceField(_COMPONENTS)
+    usd_per_million = DecimalText(max_length=40, help_text="For example 3.75.")
+    from_tokens = serializers.IntegerField(min_value=0, max_value=NO_END, default=0, help_text="Of the whole prompt.")
+    until_tokens = serializers.IntegerField(min_value=1, max_value=NO_END, default=NO_END)
+    from_time = serializers.CharField(default="00:00", help_text="Of the UTC day, HH:MM.")
+    until_time = serializers.CharField(default="24:00")
+
+    def validate_usd_per_million(self, value: str) -> int:
+        return _checked(nano_per_million, value)
+
+    def validate_from_time(self, value: str) -> int:
+        return _checked(minute, value)
+
+    def validate_until_time(self, value: str) -> int:
+        return _checked(minute, value)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        names = {"usd_per_million": "nano_per_million", "from_time": "from_minute", "until_time": "until_minute"}
+        found = {names.get(name, name): value for name, value in attrs.items()}
+        return found | {"tier": Tier(found["tier"]), "component": Component(found["component"])}
+
+
+def _checked(read: Any, value: str) -> int:
+    try:
+        return int(read(value))
+    except ValueError as fault:
+        raise serializers.ValidationError(f"{fault}.") from fault
+
+
+class KindIn(_Part):
+    """A model in a service tier."""
+
+    model = serializers.CharField(max_length=LONGEST_NAME)
+    tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
+
+    def validate_tier(self, value: str) -> Tier:
+        return Tier(value)
+
+
+class DraftIn(Strict):
+    tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MOST, help_text="Its own prices.")
+    book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
+    effective_from = serializers.DateTimeField(required=False, help_text="Default: when it is published.")
+    note = serializers.CharField(max_length=200, required=False)
+
+
+class ProposalIn(DraftIn):
+    prices = PriceIn(many=True, required=False)
+    withdrawn = KindIn(many=True, required=False, help_text="What is to have no price any more.")
+
+
+class ImportIn(DraftIn):
+    kind = serializers.ChoiceField(["json", "csv"])
+    content = serializers.CharField(max_length=LONGEST_FILE, trim_whitespace=False, help_text="The file's text.")
+    models = serializers.ListField(
+        child=serializers.CharField(), required=False, help_text="Only these, of a public price file."
+    )
+    round = serializers.BooleanField(required=False, help_text="Round what is not whole nano-USD a million tokens.")
+
+
+class VersionQuery(Query):
+    state = serializers.ChoiceField(PriceVersion.State.choices, required=False)
+    tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MOST)
+    book = serializers.SlugField(required=False, max_length=50)
+    names = {"book": "book__name"}  # noqa: RUF012
+
+
+class VersionOut(serializers.ModelSerializer[PriceVersion]):
+    book = serializers.CharField(source="book.name")
+    created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
+    decided_by = serializers.EmailField(source="decided_by.email", default=None, allow_null=True)
+
+    class Meta:
+        model = PriceVersion
+        fields: tuple[str, ...] = (
+            *("id", "book", "tenant_id", "number", "state", "note", "effective_from"),
+            *("created_at", "created_by", "decided_at", "decided_by"),
+        )
+        read_only_fields = fields
+
+
+class PriceOut(serializers.Serializer[Any]):
+    """A price. Ranges are half-open."""
+
+    model = serializers.CharField()
+    tier = serializers.ChoiceField(_TIERS)
+    component = serializers.ChoiceField(_COMPONENTS)
+    usd_per_million = serializers.CharField()
+    from_tokens = serializers.IntegerField()
+    until_tokens = serializers.IntegerField(allow_null=True)
+    from_time = serializers.CharField()
+    until_time = serializers.CharField()
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        return {
+            "model": instance.model,
+            "tier": str(instance.tier),
+            "component": str(instance.component),
+            "usd_per_million": decimal(instance.nano_per_million, 9, 2),
+            "from_tokens": instance.from_tokens,
+            "until_tokens": None if instance.until_tokens == NO_END else instance.until_tokens,
+            "from_time": _time(instance.from_minute),
+            "until_time": _time(instance.until_minute),
+        }
+
+
+def _time(at: int) -> str:
+    return f"{at // 60:02}:{at % 60:02}" if at < MINUTES_A_DAY else "24:00"
+
+
+class VersionDetailOut(VersionOut):
+    prices = serializers.SerializerMethodField()
+    withdrawn = serializers.SerializerMethodField()
+
+    class Meta(VersionOut.Meta):
+        fields = (*VersionOut.Meta.fields, "prices", "withdrawn")
+        read_only_fields = fields
+
+    @extend_schema_field(PriceOut(many=True))
+    def get_prices(self, version: PriceVersion) -> list[dict[str, Any]]:
+        return [dict(row) for row in PriceOut(parse(version.body).prices, many=True).data]
+
+    @extend_schema_field(KindIn(many=True))
+    def get_withdrawn(self, version: PriceVersion) -> list[dict[str, str]]:
+        return [{"model": model, "tier": str(tier)} for model, tier in parse(version.body).withdrawn]
+
+
+class LeftOutOut(serializers.Serializer[Any]):
+    not_whole = serializers.ListField(child=serializers.CharField(), help_text="Not whole nano-USD a million tokens.")
+    rounded = serializers.BooleanField(help_text="They are taken, rounded.")
+    refused = serializers.ListField(child=serializers.CharField(), help_text="No prices at all.")
+    unpriced = serializers.ListField(child=serializers.CharField(), help_text="Models without a price per token.")
+    free = serializers.ListField(child=serializers.CharField(), help_text="Models that are free, as the file says.")
+    other_fields = serializers.DictField(child=serializers.IntegerField(), help_text="Prices of what is not metered.")
+
+
+class ImportOut(serializers.Serializer[Any]):
+    version = VersionOut()
+    left_out = LeftOutOut()
+
+
+class PreviewQuery(Query):
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return super().get_fields() | {"from": InstantField(required=False), "to": InstantField(required=False)}
+
+
+class PricesQuery(Query):
+    model = serializers.CharField(required=False, max_length=LONGEST_NAME)
+
+
+class ComparisonOut(serializers.Serializer[Any]):
+    """A tenant's usage of a model."""
+
+    tenant_id = serializers.IntegerField()
+    model = serializers.CharField()
+    events = serializers.IntegerField()
+    was_usd = serializers.CharField()
+    would_be_usd = serializers.CharField()
+    unpriced = serializers.IntegerField(help_text="Events that would have been refused; in neither sum.")
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        return {
+            "tenant_id": instance.tenant_id,
+            "model": instance.model,
+            "events": instance.events,
+            "was_usd": usd(instance.was_femto),
+            "would_be_usd": usd(instance.would_be_femto),
+            "unpriced": instance.unpriced,
+        }
+
+
+class BookIn(Strict):
+    book = serializers.SlugField(max_length=50)

@@ -1,0 +1,191 @@
+"""The price book: operators propose, compare and publish; tenants see what they pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
+from billing.api import price_serializers as s
+from billing.models import BookAssignment, PriceBook, PriceVersion
+from billing.price_files import Imported, read_csv, read_public
+from billing.pricebook import NewPrice, Proposal, in_force
+from billing.rerating import last_month, preview
+from tenants.access import Permission
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.operators import OperatorView
+from tenants.models import Tenant, User
+from tenants.views import TenantView, given, person
+
+FATES: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
+_NAMED = ("book", "created_by", "decided_by")
+LONGEST_PREVIEW = timedelta(days=62)
+
+
+@extend_schema(tags=["prices"])
+class Prices(TenantView):
+    serializer_class = s.PriceOut
+    pagination_class = None
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+
+    @extend_schema(operation_id="prices", parameters=[s.PricesQuery], responses=s.PriceOut(many=True))
+    def get(self, request: Request) -> Response:
+        """What the tenant pays now: its own prices where it has them, else its price list's."""
+        asked = given(s.PricesQuery, request.query_params.dict())
+        with self.scope():
+            found = in_force(self.access.tenant.pk, datetime.now(UTC), asked.get("model"))
+        return Response(s.PriceOut(found, many=True).data)
+
+
+class _BookView(OperatorView):
+    def version(self, pk: int) -> PriceVersion:
+        with self.scope():
+            found: PriceVersion | None = PriceVersion.objects.select_related(*_NAMED).filter(pk=pk).first()
+        if found is None:
+            raise exceptions.NotFound
+        return found
+
+    def answer(self, version: PriceVersion, status: int = 200) -> Response:
+        return Response(s.VersionOut(self.version(version.pk)).data, status=status)
+
+
+@extend_schema(tags=["operators"])
+class PriceVersions(_BookView):
+    serializer_class = s.VersionOut
+
+    @extend_schema(operation_id="operator_prices", parameters=[s.VersionQuery], responses=s.VersionOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Drafts and published versions, newest first."""
+        asked = s.VersionQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        rows = PriceVersion.objects.select_related(*_NAMED).defer("body")
+        with self.scope():
+            page = self.paginate_queryset(rows.filter(**asked.filters()))
+        return self.get_paginated_response(s.VersionOut(page or [], many=True).data)
+
+    @extend_schema(
+        operation_id="operator_prices_propose",
+        parameters=[HEADER],
+        request=s.ProposalIn,
+        responses={201: s.VersionOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Draft prices. They replace, as a whole, those of the models and tiers they name."""
+        fields = given(s.ProposalIn, request.data)
+        prices = tuple(NewPrice(**price) for price in fields.pop("prices", ()))
+        withdrawn = tuple((each["model"], each["tier"]) for each in fields.pop("withdrawn", ()))
+        return self.answer(_propose(self, request, Proposal(prices, withdrawn), fields), 201)
+
+
+@extend_schema(tags=["operators"])
+class PriceImport(_BookView):
+    serializer_class = s.ImportOut
+
+    @extend_schema(
+        operation_id="operator_prices_import",
+        parameters=[HEADER],
+        request=s.ImportIn,
+        responses={201: s.ImportOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Draft the prices of the public price file (`json`) or a CSV, and tell what of it was left out."""
+        fields = given(s.ImportIn, request.data)
+        kind, content = fields.pop("kind"), fields.pop("content")
+        rounding, models = fields.pop("round", False), fields.pop("models", None)
+        try:
+            if kind == "json":
+                imported = read_public(content, rounding=rounding, models=models)
+            else:
+                imported = Imported(prices=list(read_csv(content.splitlines()).prices))
+        except ValueError as fault:
+            raise exceptions.ValidationError({"content": [str(fault)]}) from fault
+        version = _propose(self, request, imported.proposal, fields)
+        return Response(s.ImportOut({"version": self.version(version.pk), "left_out": imported}).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class PriceVersionOne(_BookView):
+    serializer_class = s.VersionDetailOut
+
+    @extend_schema(operation_id="operator_prices_one")
+    def get(self, request: Request, pk: int) -> Response:
+        """A version with its prices."""
+        return Response(s.VersionDetailOut(self.version(pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class PricePreview(_BookView):
+    serializer_class = s.ComparisonOut
+    pagination_class = None
+
+    @extend_schema(
+        operation_id="operator_prices_preview", parameters=[s.PreviewQuery], responses=s.ComparisonOut(many=True)
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        """What the usage of a time, by default of last month, would have cost at the draft's prices."""
+        asked = given(s.PreviewQuery, request.query_params.dict())
+        start, end = last_month()
+        start, end = asked.get("from") or start, asked.get("to") or end
+        if not start < end <= start + LONGEST_PREVIEW:
+            raise exceptions.ValidationError({"from": [f"Give a time of up to {LONGEST_PREVIEW.days} days."]})
+        return Response(s.ComparisonOut(preview(self.version(pk), start, end), many=True).data)
+
+
+@extend_schema(tags=["operators"])
+class PriceVerb(_BookView):
+    """POST /api/operator/prices/{id}/{fate}."""
+
+    fate: ClassVar[str] = ""
+    serializer_class = s.VersionOut
+
+    @extend_schema(parameters=[HEADER], request=None, responses=s.VersionOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        return self.answer(FATES[self.fate](self.version(pk), by=_operator(request)))
+
+
+@extend_schema(tags=["operators"])
+class TenantBook(_BookView):
+    serializer_class = s.BookIn
+
+    @extend_schema(operation_id="operator_tenant_price_book")
+    def get(self, request: Request, pk: int) -> Response:
+        """Which price list the tenant has."""
+        tenant = self.find(pk)
+        with self.scope():
+            assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
+        return Response({"book": assigned.book.name if assigned else PriceBook.LIST})
+
+    @extend_schema(operation_id="operator_tenant_price_book_set", request=s.BookIn, responses=s.BookIn)
+    def put(self, request: Request, pk: int) -> Response:
+        """Let the tenant have the prices of this book from now on; its own still beat them."""
+        book = given(s.BookIn, request.data)["book"]
+        do_assign_book(self.find(pk), book)
+        return Response({"book": book})
+
+
+def _propose(view: OperatorView, request: Request, proposal: Proposal, fields: dict[str, Any]) -> PriceVersion:
+    tenant_id = fields.pop("tenant_id", None)
+    tenant: Tenant | None = None
+    if tenant_id is not None:
+        try:
+            tenant = view.find(tenant_id)
+        except exceptions.NotFound:
+            raise exceptions.ValidationError({"tenant_id": ["There is no such tenant."]}) from None
+    return do_propose_prices(proposal, tenant=tenant, created_by=_operator(request), **fields)
+
+
+def _operator(request: Request) -> User:
+    """Who proposes and publishes must be known: the one is not to be the other."""
+    operator = person(request)
+    if operator is None:
+        raise exceptions.PermissionDenied
+    return operator

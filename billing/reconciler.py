@@ -1,0 +1,102 @@
+"""Compares windows with slices, and slices with events; repairs windows, and only by rows that say so.
+
+Each step of a hold's life is one transaction, so there is nothing to find unless a fault of ours or a hand in the
+database made it. Then it is found within minutes and stands in a report on the operators' first screen.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from django.db import connection
+
+from billing.models import Correction, Reconciliation, UsageQuarantine
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+log = structlog.get_logger(__name__)
+
+LOOKS_BACK = timedelta(days=2)  # at windows that ended and slices that were made
+OVERDUE = timedelta(minutes=5)  # that the settler may take to reap a slice
+
+# What windows should hold and have used, by their slices; only those that differ. One statement sees one moment.
+_WINDOWS = """
+WITH looked AS (
+    SELECT w.* FROM billing_window w WHERE (w.id = %(only)s::bigint OR %(only)s::bigint IS NULL)
+        AND (w.period_end IS NULL OR w.period_end > %(since)s)
+), sums AS (
+    SELECT part.id, sum(s.money) AS money, sum(s.tokens) AS tokens, sum(s.requests) AS requests,
+        sum(s.settled_money) AS used_money, 1000000 * sum(s.settled_tokens) AS used_tokens,
+        1000000 * sum(s.settled_requests) AS used_requests
+    FROM billing_slice s CROSS JOIN LATERAL unnest(s.windows) AS part (id)
+    WHERE part.id IN (SELECT id FROM looked) GROUP BY part.id
+), compared AS (
+    SELECT l.id, l.tenant_id,
+        coalesce(CASE l.unit WHEN 'money' THEN s.money WHEN 'tokens' THEN s.tokens ELSE s.requests END, 0) - l.held
+            AS held,
+        coalesce(CASE l.unit WHEN 'money' THEN s.used_money WHEN 'tokens' THEN s.used_tokens
+            ELSE s.used_requests END, 0) - l.used AS used
+    FROM looked l LEFT JOIN sums s ON s.id = l.id
+)
+SELECT id, tenant_id, held::bigint, used FROM compared WHERE held <> 0 OR used <> 0
+"""
+_SLICES = """
+SELECT s.id, s.tenant_id, coalesce(e.cost, 0) + coalesce(a.cost, 0) - s.settled_money
+FROM billing_slice s
+LEFT JOIN (SELECT slice_id, sum(cost_femto) AS cost FROM billing_usageevent
+    WHERE admitted_at > %(since)s - interval '1 day' GROUP BY slice_id) e ON e.slice_id = s.id
+LEFT JOIN (SELECT slice_id, sum(cost_femto) AS cost FROM billing_adjustment GROUP BY slice_id) a ON a.slice_id = s.id
+WHERE s.made_at > %(since)s AND coalesce(e.cost, 0) + coalesce(a.cost, 0) <> s.settled_money
+"""
+_OVERDUE = "SELECT count(*) FROM billing_slice WHERE open AND reap_at < %s"
+_COUNT = "SELECT count(*) FROM billing_window WHERE period_end IS NULL OR period_end > %s"
+_LOCK = "SELECT 1 FROM billing_window WHERE id = %s FOR NO KEY UPDATE"
+_MOVE = "SELECT billing_move(ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::numeric])"
+
+
+def reconcile() -> Reconciliation:
+    """Compare everything of the last days, repair what differs, and write the report."""
+    now = datetime.now(UTC)
+    since = now - LOOKS_BACK
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+        windows = _differing(cursor, since)
+        cursor.execute(_SLICES, {"since": since})
+        slices = [{"slice": pk, "tenant": tenant_id, "used": str(used)} for pk, tenant_id, used in cursor.fetchall()]
+    corrected = [fixed for window_id, *_ in windows if (fixed := _correct(window_id, since)) is not None]
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+        cursor.execute(_COUNT, [since])
+        compared = cursor.fetchone()[0]
+        cursor.execute(_OVERDUE, [now - OVERDUE])
+        report = Reconciliation.objects.create(
+            at=now,
+            windows=compared,
+            differences=[*corrected, *slices],
+            corrected=len(corrected),
+            overdue_slices=cursor.fetchone()[0],
+            quarantined=UsageQuarantine.objects.filter(resolved_at__isnull=True).count(),
+        )
+    if not report.is_clean:
+        log.error("reconciliation_found", differences=report.differences, overdue_slices=report.overdue_slices)
+    return report
+
+
+def _differing(cursor: Any, since: datetime, only: int | None = None) -> list[tuple[int, int, int, Any]]:
+    cursor.execute(_WINDOWS, {"since": since, "only": only})
+    return list(cursor.fetchall())
+
+
+def _correct(window_id: int, since: datetime) -> dict[str, Any] | None:
+    """Make a window agree with its slices. None: it does by now."""
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+        cursor.execute(_LOCK, [window_id])
+        found = _differing(cursor, since, window_id)
+        if not found:
+            return None
+        ((_, tenant_id, held, used),) = found
+        cursor.execute(_MOVE, [window_id, held, used])
+        Correction.objects.create(
+            made_at=datetime.now(UTC), tenant_id=tenant_id, window_id=window_id, used=used, held=held
+        )
+    return {"window": window_id, "tenant": tenant_id, "held": held, "used": str(used)}

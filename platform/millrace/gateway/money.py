@@ -1,0 +1,366 @@
+"""May it cost that: prices pinned, holds taken from budget slices in memory, and in Postgres when a slice is spent.
+
+All windows on a key's way are taken together or not at all, for the dearest candidate. Before a refusal the other
+gateways are asked to return what they have not admitted (`RECALL`); they do so within milliseconds. What a gateway that
+does not answer might have admitted stays held until nothing of it can run any more: if only that is in the way, the
+answer is "later" (503) and not "no" (429).
+
+The gateway never gives a hold back: the usage event of the leg, whoever writes it, lets the settler do that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import psycopg
+import redis.asyncio as redis
+import structlog
+from psycopg_pool import PoolTimeout
+
+from billing.pricing import PriceIndex, PriceSheet, Tier, UnknownPriceError, affordable_output, hold_nano
+from billing.slices import Amount, Path, Shortage, Slice, SliceStore
+from inference_worker.engine.request import ServiceClass
+from millrace.gateway import refusals
+from millrace.gateway.admission import Admission, Demand, Terms, Ticket
+from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.errors import OVERLOADED, ApiError
+from millrace.gateway.limits import Standing
+from tenants.changes import Change
+from tenants.snapshot import KeySnapshot
+
+log = structlog.get_logger(__name__)
+
+RECALL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
+RECALL_SECONDS = 0.19  # from the first asking to the refusal
+ASK_AGAIN_SECONDS = 0.01
+PRICES_SECONDS = 1.0
+SWEEP_SECONDS = 0.5
+TIERS = {
+    ServiceClass.PRIORITY: Tier.PRIORITY,
+    ServiceClass.DEFAULT: Tier.STANDARD,
+    ServiceClass.FLEX: Tier.FLEX,
+    ServiceClass.BATCH: Tier.BATCH,
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a request may cost, for a number of output tokens."""
+
+    demand: Demand
+    sheets: tuple[PriceSheet, ...]  # of each candidate that has one; the first is pinned
+
+    def amount(self, max_tokens: int) -> Amount:
+        """What must be held so that no candidate can cost more."""
+        demand = self.demand
+        money = max(
+            hold_nano(
+                sheet,
+                demand.prompt_tokens,
+                max_tokens,
+                demand.admitted_at,
+                n=demand.sequences,
+                writes_5m=demand.writes_5m,
+                writes_1h=demand.writes_1h,
+            )
+            for sheet in self.sheets
+        )
+        return Amount(money, demand.prompt_tokens + max_tokens * demand.sequences, 1)
+
+    def affordable(self, left: Amount) -> int:
+        """How many output tokens what is left is enough for."""
+        demand = self.demand
+        money = min(
+            affordable_output(
+                sheet,
+                demand.prompt_tokens,
+                left.money,
+                demand.admitted_at,
+                n=demand.sequences,
+                writes_5m=demand.writes_5m,
+                writes_1h=demand.writes_1h,
+            )
+            for sheet in self.sheets
+        )
+        return min(money, (left.tokens - demand.prompt_tokens) // demand.sequences)
+
+
+class Treasury:
+    """The prices, paths and slices of one gateway."""
+
+    def __init__(self, store: SliceStore, broker: redis.Redis, patient: redis.Redis) -> None:
+        self._store = store
+        self._broker = broker
+        self._patient = patient
+        self.prices = PriceIndex()
+        self._by_key: dict[int, Path] = {}  # key -> its path
+        self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
+        self._unreturned: list[tuple[Slice, float]] = []  # and when it stops to matter
+        self._changes = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
+
+    async def stop(self) -> None:
+        """Return everything: whoever admits from now on does it elsewhere."""
+        await cancel_and_wait(self._tasks)
+        await asyncio.gather(*self._leasing, return_exceptions=True)
+        self._seal(list(self._paths.values()))
+        await self._return_all()
+
+    def drop(self, changes: Collection[Change]) -> None:
+        """Budgets may have changed for these keys or tenants."""
+        self._changes += 1
+        tenants = {change.tenant_id for change in changes}
+        self._by_key = {key: path for key, path in self._by_key.items() if path.tenant_id not in tenants}
+
+    def forget(self) -> None:
+        """Changes may have gone by unseen."""
+        self._changes += 1
+        self._by_key.clear()
+
+    def bill(self, demand: Demand) -> Bill:
+        """Pin the price.
+
+        Raises:
+            ApiError: 503, nobody has set one. It is never free.
+        """
+        find, tenant, at = self.prices.find, demand.key.tenant_id, demand.admitted_at
+        sheets = [
+            find(tenant, candidate.model.name, TIERS[demand.service_class], at) for candidate in demand.candidates
+        ]
+        if sheets[0] is None:
+            raise refusals.unpriced(demand.candidates[0].model.name)
+        return Bill(demand, tuple(sheet for sheet in sheets if sheet is not None))
+
+    async def take(self, bill: Bill, max_tokens: int) -> Terms:
+        """Hold what the request may cost.
+
+        Raises:
+            ApiError: 429, a budget does not allow it; 503, it cannot be known, or what is in the way may come back.
+        """
+        demand = bill.demand
+        try:
+            amount = bill.amount(max_tokens)
+        except UnknownPriceError:
+            raise refusals.unpriced(demand.candidates[0].model.name) from None
+        path = self._by_key.get(demand.key.key_id)
+        if path is None or not path.starts <= demand.admitted_at < path.ends:
+            path = await self._open(demand)
+        if not path.windows:
+            return self._terms(bill, max_tokens, amount, None)
+        slice_ = path.slice
+        if slice_ is None or not slice_.take(amount, time.monotonic()):
+            slice_, max_tokens, amount = await self._take_slowly(bill, path, max_tokens, amount)
+        return self._terms(bill, max_tokens, amount, slice_)
+
+    def _terms(self, bill: Bill, max_tokens: int, amount: Amount, slice_: Slice | None) -> Terms:
+        sheet = bill.sheets[0]
+        if slice_ is None:
+            return Terms(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
+        return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet)
+
+    async def _open(self, demand: Demand) -> Path:
+        """Find the windows on the key's way at that instant."""
+        key, at = demand.key, _EPOCH + timedelta(microseconds=demand.admitted_at)
+        while True:
+            changes = self._changes
+            try:
+                windows = await self._store.open_windows(key.tenant_id, key.project_id, key.key_id, at)
+            except _UNREACHABLE as fault:
+                raise _unavailable(fault) from fault
+            ids = tuple(window.id for window in windows)
+            path = Path(key.tenant_id, windows)
+            if windows:
+                known = self._paths.get(ids)
+                if known is not None:
+                    known.windows = windows  # their names and modes may have changed
+                    path = known
+                else:
+                    self._paths[ids] = path
+            if changes == self._changes:
+                current = self._by_key.get(key.key_id)
+                if current is None or current.starts <= path.starts:  # not back to the period before
+                    self._by_key[key.key_id] = path
+                return path
+
+    async def _take_slowly(self, bill: Bill, path: Path, max_tokens: int, amount: Amount) -> tuple[Slice, int, Amount]:
+        """Take the amount from a new slice, after recalling others' if need be; or as much as there is, where a shorter
+        answer will do."""
+        found = await self._recall_until(path, amount)
+        if isinstance(found, Slice):
+            return found, max_tokens, amount
+        floor = bill.amount(1)
+        if bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp):
+            leased = await self._lease(path, amount, floor, take=False)
+            if isinstance(leased, Slice):
+                max_tokens = min(max_tokens, bill.affordable(leased.left))
+                amount = bill.amount(max_tokens)
+                self._keep(path, leased, amount)
+                return leased, max_tokens, amount
+            found = leased
+        raise refusals.refusal(found)
+
+    async def _recall_until(self, path: Path, amount: Amount) -> Slice | list[Shortage]:
+        ends = time.monotonic() + RECALL_SECONDS
+        asked = float("-inf")
+        while True:
+            found = await self._lease(path, amount, amount, take=True)
+            if isinstance(found, Slice) or not all(shortage.recallable for shortage in found):
+                return found
+            now = time.monotonic()
+            if now >= ends:
+                return found
+            if now - asked > RECALL_SECONDS / 3:
+                asked = now
+                await self._ask_for(found)
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    async def _ask_for(self, shortages: Sequence[Shortage]) -> None:
+        try:
+            await self._broker.publish(RECALL, msgspec.msgpack.encode([each.window.id for each in shortages]))
+        except redis.RedisError as fault:
+            log.warning("recall_not_sent", error=str(fault))
+
+    async def _lease(self, path: Path, amount: Amount, floor: Amount, *, take: bool) -> Slice | list[Shortage]:
+        """Lease a slice, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
+        async with path.lock:
+            slice_ = path.slice
+            if take and slice_ is not None and slice_.take(amount, time.monotonic()):
+                return slice_
+            path.slice = None  # what is left of it goes back with the same step
+            # Whoever waits may leave; a slice that was leased all the same is kept for others.
+            leasing = asyncio.ensure_future(self._store.lease(path, amount, floor, slice_))
+            self._leasing.add(leasing)
+            leasing.add_done_callback(self._leasing.discard)
+            try:
+                found = await asyncio.shield(leasing)
+            except asyncio.CancelledError:
+                leasing.add_done_callback(lambda done: self._keep_unwanted(path, done))
+                raise
+            except _UNREACHABLE as fault:
+                if slice_ is not None:
+                    self._return_later(slice_)
+                raise _unavailable(fault) from fault
+            if isinstance(found, Slice) and take:
+                self._keep(path, found, amount)
+            return found
+
+    def _keep(self, path: Path, leased: Slice, amount: Amount) -> None:
+        """Take the amount from a slice just leased; what is left of it serves the next."""
+        left = Amount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
+        leased.left = left
+        if any(left):
+            if path.slice is not None:
+                self._return_later(path.slice)
+            path.slice = leased
+
+    def _keep_unwanted(self, path: Path, leasing: asyncio.Future[Slice | list[Shortage]]) -> None:
+        if not leasing.cancelled() and leasing.exception() is None and isinstance(found := leasing.result(), Slice):
+            self._return_later(found)
+
+    # Back.
+
+    def _return_later(self, slice_: Slice) -> None:
+        self._unreturned.append((slice_, slice_.until + 1))
+
+    def _seal(self, paths: Collection[Path]) -> None:
+        """Admit nothing more from their slices."""
+        for path in paths:
+            if path.slice is not None:
+                self._return_later(path.slice)
+                path.slice = None
+
+    async def _return_all(self) -> None:
+        """Give back what is left of slices that are done with. What cannot be told is taken back by the reaper."""
+        returning, self._unreturned = self._unreturned, []
+        if not returning:
+            return
+        try:
+            await self._store.give_back([slice_ for slice_, _ in returning])
+        except _UNREACHABLE as fault:
+            log.warning("slices_not_returned", slices=len(returning), error=str(fault) or type(fault).__name__)
+            now = time.monotonic()
+            self._unreturned += [(each, ends) for each, ends in returning if ends > now]
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now, wall = time.monotonic(), time.time_ns() // 1000
+            over = [path for path in self._paths.values() if path.slice and now >= path.slice.until]
+            self._seal(over)
+            for ids, path in list(self._paths.items()):
+                if path.slice is None and wall >= path.ends + 60_000_000:
+                    del self._paths[ids]
+            await self._return_all()
+
+    async def _listen(self) -> None:
+        """Return what is not admitted as soon as another gateway asks for it."""
+        while True:
+            try:
+                async with self._patient.pubsub(ignore_subscribe_messages=True) as pubsub:
+                    await pubsub.subscribe(RECALL)
+                    while True:
+                        message = await pubsub.get_message(timeout=30)
+                        if message is not None:
+                            await self._recalled(set(msgspec.msgpack.decode(message["data"], type=list[int])))
+            except (redis.RedisError, OSError) as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                await asyncio.sleep(1)
+
+    async def _recalled(self, windows: set[int]) -> None:
+        self._seal([path for path in self._paths.values() if not windows.isdisjoint(path.ids)])
+        await self._return_all()
+
+    async def _keep_prices(self) -> None:
+        while True:
+            try:
+                await self._store.load_prices(self.prices)
+            except _UNREACHABLE as fault:
+                log.warning("prices_unreadable", error=str(fault) or type(fault).__name__)
+            await asyncio.sleep(PRICES_SECONDS)
+
+
+class MoneyAdmission:
+    """Admits what every limit and every budget on a key's way allows."""
+
+    def __init__(self, limits: Admission, treasury: Treasury) -> None:
+        self._limits = limits
+        self._treasury = treasury
+
+    async def start(self) -> None:
+        await self._limits.start()
+        await self._treasury.start()
+
+    async def stop(self) -> None:
+        await self._limits.stop()
+        await self._treasury.stop()
+
+    async def admit(self, demand: Demand) -> Ticket:
+        bill = self._treasury.bill(demand)
+        ticket = await self._limits.admit(demand)
+        try:
+            ticket.terms = await self._treasury.take(bill, ticket.terms.max_tokens)
+        except BaseException as fault:
+            await ticket.close(None)
+            if isinstance(fault, ApiError):
+                fault.standings = ticket.standings
+            raise
+        return ticket
+
+    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
+        return await self._limits.standing(key)
+
+
+def _unavailable(fault: Exception) -> ApiError:
+    log.warning("budgets_unreachable", error=str(fault) or type(fault).__name__)
+    return ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1)

@@ -1,0 +1,113 @@
+"""Gateways' money without the rest of them, in this process or in others, and a look at what stands in Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio as redis
+from psycopg_pool import AsyncConnectionPool
+
+from billing.slices import SliceStore
+from inference_worker.engine.request import TokenUsage
+from inference_worker.protocol import Envelope, UsageEvent, encode
+from millrace.gateway.admission import Demand, Terms
+from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.errors import ApiError
+from millrace.gateway.money import Treasury
+from millrace.gateway.routing import Candidate
+from tenants.snapshot import KeySnapshot, Limits
+
+MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
+REQUEST_SECONDS = 2.0
+
+
+@dataclass
+class Admitted:
+    """A request that was let pass."""
+
+    demand: Demand
+    terms: Terms
+
+    def event(self, verdict: str = "completed", **usage: int) -> UsageEvent:
+        demand, terms, key = self.demand, self.terms, self.demand.key
+        envelope = Envelope(
+            demand.admitted_at,
+            demand.request_id,
+            0,
+            key.tenant_id,
+            key.project_id,
+            key.key_id,
+            demand.candidates[0].model.name,
+            terms.price_version,
+            terms.slice_id,
+            terms.fence,
+            terms.hold,
+            terms.hold_tokens,
+        )
+        counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
+        return UsageEvent(envelope, 1, verdict, "stop", counts, "r", 32)
+
+
+@dataclass
+class Purse:
+    """One gateway's treasury."""
+
+    treasury: Treasury
+    key: KeySnapshot
+    name: str
+    count: int = 0
+    times: list[float] = field(default_factory=list)
+
+    async def admit(self, prompt: int = 10_000, max_tokens: int | None = 4096, **more: Any) -> Admitted | ApiError:
+        """The admission, or the refusal; a request without `max_tokens` would like 4,096."""
+        self.count += 1
+        at = more.pop("at", time.time_ns() // 1000)
+        name = f"req_{self.name}_{self.count}"
+        demand = Demand(name, at, self.key, MODEL.name, [Candidate(MODEL)], prompt, max_tokens, **more)
+        began = time.perf_counter()
+        try:
+            return Admitted(demand, await self.treasury.take(self.treasury.bill(demand), max_tokens or 4096))
+        except ApiError as fault:
+            return fault
+        finally:
+            self.times.append(time.perf_counter() - began)
+
+
+def key_of(tenant_id: int, project_id: int, key_id: int) -> KeySnapshot:
+    return KeySnapshot(key_id, tenant_id, project_id, "t", ("inference",), None, None, False, False, Limits(()), 1)
+
+
+@asynccontextmanager
+async def purse(url: str, key: KeySnapshot, name: str = "gw-a") -> AsyncIterator[Purse]:
+    """A gateway's money; it is not returned at the end: the gateway just dies."""
+    broker = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
+        store = SliceStore(pool, name, REQUEST_SECONDS)
+        treasury = Treasury(store, broker, broker)
+        await store.load_prices(treasury.prices)
+        await treasury.start()
+        await asyncio.sleep(0.05)  # it listens now
+        try:
+            yield Purse(treasury, key, name)
+        finally:
+            await cancel_and_wait(treasury._tasks)
+            await broker.aclose()
+
+
+def admit_elsewhere(url: str, key: KeySnapshot, name: str, number: int, start_at: float) -> Sequence[Any]:
+    """What becomes of so many requests at once in a process of its own: usage events of 500 tokens, or refusals."""
+
+    async def run() -> list[Any]:
+        async with purse(url, key, name) as gateway:
+            await asyncio.sleep(max(0.0, start_at - time.time()))
+            found = await asyncio.gather(*(gateway.admit() for _ in range(number)))
+            return [encode(each.event()) if isinstance(each, Admitted) else each.code for each in found]
+
+    return asyncio.run(run())
