@@ -273,14 +273,25 @@ def test_limits_are_told_in_anthropics_headers(stack: Stack, kind: str) -> None:
     assert headers["anthropic-ratelimit-input-tokens-limit"] == "10000"
     assert headers["x-should-retry"] == "false"
     assert int(headers["retry-after"]) > 60
-    assert not [name for name in headers if name.startswith("x-ratelimit")]
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+
+
+ENDLESS = {"type": "json_schema", "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 900}}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "kinds"),
     [
-        ("messages", {"messages": FRANCE, "max_tokens": 2000}, ["message_start", "content_block_start"]),
-        ("responses", {"input": "Count to a million.", "max_output_tokens": 2000}, ["response.created"]),
+        (
+            "messages",
+            {"messages": FRANCE, "max_tokens": 2000, "output_config": {"format": ENDLESS}},
+            ["message_start", "content_block_start"],
+        ),
+        (
+            "responses",
+            {"input": "?", "max_output_tokens": 2000, "text": {"format": {"name": "n", **ENDLESS}}},
+            ["response.created"],
+        ),
     ],
 )
 def test_a_stream_that_fails_says_so_in_its_own_words(
