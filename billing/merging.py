@@ -30,7 +30,7 @@ COUNTS = (*TOKEN_CLASSES, *ANSWER_HITS)  # in the order of pricing.COMPONENTS
 LegKey = tuple[datetime, str, int]
 _SUMS = ", ".join((*COUNTS, "cost_femto", "saved_femto"))
 _KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(id, 0)) FROM unnest(%s::text[]) AS id"
 _EVENT = f"""
 SELECT admitted_at, request_id, leg, verdict, price_ids, slice_id, {_SUMS} FROM billing_usageevent
 WHERE (admitted_at, request_id, leg) IN ({_KEYS})
@@ -72,17 +72,19 @@ class Arrival(NamedTuple):
 
 def merge(cursor: Any, arrivals: Sequence[Arrival]) -> list[bool]:
     """Bring in what came later. False for one that contradicts what is stored and does not outrank it."""
-    for request_id in sorted({arrival.key[1] for arrival in arrivals}):
-        cursor.execute(_LOCK, [request_id])
     legs = _stored(cursor, [arrival.key for arrival in arrivals])
+    odd = [arrival for arrival in arrivals if not _repeats(legs[arrival.key], arrival)]
+    if odd:  # one after the other, and as they stand then
+        cursor.execute(_LOCK, [sorted({arrival.key[1] for arrival in odd})])
+        legs |= _stored(cursor, [arrival.key for arrival in odd])
     return [_merge(cursor, legs[arrival.key], arrival) for arrival in arrivals]
 
 
 def _merge(cursor: Any, leg: Leg, arrival: Arrival) -> bool:
+    if _repeats(leg, arrival):
+        return True
     event, rated = arrival.event, arrival.rated
     rank = RANK[event.verdict]
-    if event.verdict == leg.verdict and _sums(event, rated) == leg.event_sums:
-        return True
     if rank > leg.rank or (rank == leg.rank and event.verdict != leg.verdict):
         return True  # what outranks it is known
     if rank == leg.rank:
@@ -98,6 +100,10 @@ def _merge(cursor: Any, leg: Leg, arrival: Arrival) -> bool:
     leg.sums = wanted
     leg.verdicts.add(event.verdict)
     return True
+
+
+def _repeats(leg: Leg, arrival: Arrival) -> bool:
+    return arrival.event.verdict == leg.verdict and _sums(arrival.event, arrival.rated) == leg.event_sums
 
 
 def reverse_late(cursor: Any, key: LegKey, event: UsageEvent, rated: Rated) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import redis
 
 from inference_worker import claims
@@ -146,3 +147,15 @@ def test_only_a_waiting_leg_can_be_withdrawn(broker: redis.Redis, queued: Queued
     assert broker.eval(claims.WITHDRAW, 2, waiting, USAGE_STREAM) == 1
     assert broker.eval(claims.WITHDRAW, 2, running, USAGE_STREAM) == 0
     assert broker.hget(running, "state") == b"running"
+
+
+@pytest.mark.parametrize("script", [claims.CANCEL, claims.WITHDRAW])
+def test_a_leg_nobody_worked_on_is_told_to_the_settler_once(broker: redis.Redis, queued: Queued, script: str) -> None:
+    """So that its hold goes back. One that somebody works on is for its worker to tell."""
+    waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
+    for key in (waiting, running):
+        broker.hset(key, "void", b"nothing was used")
+    claim(broker, running, 1, "r")
+    for key in (waiting, waiting, running):
+        broker.eval(script, 2, key, USAGE_STREAM)
+    assert [fields for _, fields in broker.xrange(USAGE_STREAM)] == [{b"e": b"nothing was used"}]
