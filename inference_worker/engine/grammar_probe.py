@@ -44,7 +44,9 @@ class Vocabulary:
     def load(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.eos_token_ids))
+        # Tokens of letters alone are looked at as one where a word is allowed: some masks take a third less time.
+        slices = [*LLTokenizer.general_slices(), "[a-zA-Z]{1,30}"]
+        return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.eos_token_ids), slices=slices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ the device runs the forward pass. The library is loaded when first needed: an en
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +35,7 @@ _CACHE_ENTRIES = 1024
 _ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
 _MOST_MESSAGE = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token
+_MOST_THREADS, _THREAD_ROWS = 8, 4  # that fill masks, and how many a thread is worth its while for
 _LOOSE_SECONDS = 2.0  # to find which tools they are
 _LACKING = re.compile(
     r"not supported|unimplemented|unknown format|not disjoint|unsatisfiable|registry|too (much|large|big)",
@@ -83,9 +86,23 @@ class Grammar:
 def fill_masks(grammars: Sequence[Grammar]) -> Masks:
     """What may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
     masks = np.zeros((len(grammars), 4 * -(-grammars[0].vocab_size // 32)), dtype=np.uint8)
-    for grammar, mask in zip(grammars, masks, strict=True):
-        grammar.fill(mask)
+    work = list(zip(grammars, masks, strict=True))
+    parts = max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(work) // _THREAD_ROWS))
+    others = [_threads().submit(_fill_all, work[i::parts]) for i in range(1, parts)]
+    _fill_all(work[::parts])
+    for other in others:
+        other.result()
     return masks
+
+
+def _fill_all(work: Iterable[tuple[Grammar, Masks]]) -> None:
+    for grammar, mask in work:
+        grammar.fill(mask)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MOST_THREADS - 1, thread_name_prefix="masks")
 
 
 class Grammars:

@@ -273,4 +273,48 @@ def test_limits_are_told_in_anthropics_headers(stack: Stack, kind: str) -> None:
     assert headers["anthropic-ratelimit-input-tokens-limit"] == "10000"
     assert headers["x-should-retry"] == "false"
     assert int(headers["retry-after"]) > 60
-    assert not [name for name in headers if name.startswith("x-ratelimit")]
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+
+
+ENDLESS = {"type": "json_schema", "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 900}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kinds"),
+    [
+        (
+            "messages",
+            {"messages": FRANCE, "max_tokens": 2000, "output_config": {"format": ENDLESS}},
+            ["message_start", "content_block_start"],
+        ),
+        (
+            "responses",
+            {"input": "?", "max_output_tokens": 2000, "text": {"format": {"name": "n", **ENDLESS}}},
+            ["response.created"],
+        ),
+    ],
+)
+def test_a_stream_that_fails_says_so_in_its_own_words(
+    stack: Stack, path: str, body: dict[str, Any], kinds: list[str]
+) -> None:
+    secret = make_key(stack, f"{path} for a moment")
+    body = {"model": MODEL, "stream": True, "tools": None, **body}
+    with httpx.stream("POST", f"{stack.url}/v1/{path}", json=body, headers={"x-api-key": secret}, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        events = [json.loads(next(lines).removeprefix("data: ")) for _ in range(5)]
+        assert [event["type"] for event in events[: len(kinds)]] == kinds
+        revoke(stack, f"{path} for a moment", secret)
+        events += [json.loads(line.removeprefix("data: ")) for line in lines]
+    last = events[-1]
+    assert last["type"] == "error"
+    if path == "messages":
+        assert last["error"]["type"] == "authentication_error"
+        assert last["request_id"] == answer.headers["request-id"]
+    else:
+        assert (last["code"], last["sequence_number"]) == ("invalid_api_key", len(events) - 1)
+
+
+def revoke(stack: Stack, name: str, secret: str) -> None:
+    keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=20).json()["results"]
+    (id_,) = [key["id"] for key in keys if key["name"] == name and secret.startswith(key["prefix"])]
+    assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=20).status_code == 204

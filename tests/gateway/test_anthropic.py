@@ -10,12 +10,14 @@ import anthropic
 import msgspec
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from inference_worker.engine.request import ServiceClass, TokenUsage
 from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway import rates
-from millrace.gateway.anthropic.messages import read_count, read_messages
+from millrace.gateway.anthropic.messages import MessagesBody, read_count, read_messages
 from millrace.gateway.anthropic.writer import MessagesWriter
 from millrace.gateway.dialects import ANTHROPIC
 from millrace.gateway.errors import ApiError
@@ -23,6 +25,7 @@ from millrace.gateway.forms import Breakpoint, Form, InferenceRequest, Tool
 from millrace.gateway.http import sse
 from millrace.gateway.limits import DAY, MINUTE, Check, Standing
 from tenants.snapshot import LimitSet
+from tests.gateway.test_parameters import ANY_JSON
 
 TOKENIZER: Any = None  # an answer's words come as text
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -170,6 +173,19 @@ def test_a_count_takes_what_a_prompt_is_made_of() -> None:
     assert (counted.prompt, counted.tools, counted.breakpoints) == (asked.prompt, asked.tools, asked.breakpoints)
     with pytest.raises(ApiError):
         read_count(msgspec.json.encode({**body, "max_tokens": 5}))
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(field.name for field in msgspec.structs.fields(MessagesBody))), ANY_JSON),
+    st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": ANY_JSON}), max_size=3),
+)
+def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], messages: list[Any]) -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": messages or HELLO, **fields}
+    for reader in (read_messages, read_count):
+        try:
+            reader(msgspec.json.encode(body))
+        except ApiError as fault:
+            assert fault.status == 400
 
 
 # Out.

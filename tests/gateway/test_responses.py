@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -17,8 +19,9 @@ from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.dialects import RESPONSES
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import Form, InferenceRequest, Tool
-from millrace.gateway.responses.body import read_response
+from millrace.gateway.responses.body import ResponseBody, read_response
 from millrace.gateway.responses.writer import ResponsesWriter
+from tests.gateway.test_parameters import ANY_JSON
 
 TOKENIZER: Any = None  # an answer's words come as text
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
@@ -111,6 +114,21 @@ def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         read(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(field.name for field in msgspec.structs.fields(ResponseBody))), ANY_JSON),
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["type", "role", "content", "call_id", "output", "name", "arguments"]), ANY_JSON
+        )
+    ),
+)
+def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], items: list[Any]) -> None:
+    try:
+        read(**{"input": items, **fields})
+    except ApiError as fault:
+        assert fault.status == 400
 
 
 # Out.

@@ -243,6 +243,18 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
     assert gate.dispatcher.in_flight == 0
 
 
+@pytest.mark.parametrize(("fields", "name"), [({}, "prompt"), ({"inputs": ("x",)}, "input")])
+def test_a_fault_of_the_prompt_is_named_as_its_callers_know_it(fields: dict[str, Any], name: str) -> None:
+    assert InferenceRequest("a", [1], SamplingParams(), **fields).prompt_param == name
+    assert InferenceRequest("a", [{"role": "user", "content": ""}], SamplingParams()).prompt_param == "messages"
+
+
+async def test_a_prompt_too_long_is_named(gate: Gate, a: Replica) -> None:
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(LIMIT), "a", prompt=100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
 async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     form = StructuredSpec("regex", "a+", "guided_regex")

@@ -43,6 +43,7 @@ class Demand:
     prompt_tokens: int
     max_tokens: int | None  # None: the caller did not say
     sequences: int = 1  # answers to generate for the prompt (`n`)
+    prompt_param: str = "messages"  # what its callers call the prompt
 
     @property
     def limit_sets(self) -> list[LimitSet]:
@@ -139,7 +140,7 @@ class LimitAdmission:
         terms = Terms(_max_tokens(demand, sets), demand.candidates[0].price_version)
         cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
         checks = checks_of(demand.key.tenant_id, sets, cost)
-        _refuse_what_never_fits(checks)
+        _refuse_what_never_fits(demand, checks)
         taken, standings = await self._take(demand, checks, cost)
         if taken is None:
             raise _refusal(standings)
@@ -214,20 +215,20 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     room = model.context_length - prompt
     embeds = wanted == 0  # no answer follows, and its inputs have been measured
     if prompt < 1:
-        raise invalid("prompt", "The prompt is empty: it must hold at least one token.")
+        raise invalid(demand.prompt_param, "The prompt is empty: it must hold at least one token.")
     if room < (wanted or 1) and not embeds:
         asked = f"{prompt} in the prompt" + (f", {wanted} in the completion" if wanted else "")
         raise ApiError(
             "context_length_exceeded",
             f"This model's maximum context length is {model.context_length} tokens. However, you requested "
             f"{prompt + (wanted or 1)} tokens ({asked}). Shorten the prompt or the completion.",
-            "messages" if not wanted or prompt >= model.context_length else "max_tokens",
+            demand.prompt_param if not wanted or prompt >= model.context_length else "max_tokens",
         )
     enforced = [each for each in sets if not each.dry_run]
     longest = _least(enforced, "max_prompt_tokens")
     if longest is not None and prompt > longest:
-        name = "input" if embeds else "messages"
-        raise invalid(name, f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}.")
+        allowed = f"Your limits allow prompts of at most {longest} tokens; this one has {prompt}."
+        raise invalid(demand.prompt_param, allowed)
     longest = _least(enforced, "max_output_tokens")
     if wanted is not None:
         if longest is not None and wanted > longest:
@@ -245,22 +246,20 @@ def _least(sets: Iterable[LimitSet], *names: str) -> int | None:
     return min(found, default=None)
 
 
-_PARAM = {"input": "messages", "output": "max_tokens", "total": "max_tokens"}
-
-
-def _refuse_what_never_fits(checks: Iterable[Check]) -> None:
+def _refuse_what_never_fits(demand: Demand, checks: Iterable[Check]) -> None:
     """Waiting would be in vain: say so at once.
 
     Raises:
         ApiError: 400, or 429 without a time to come back where the limit lets nothing pass at all.
     """
+    params = {"input": demand.prompt_param, "output": "max_tokens", "total": "max_tokens"}
     for check in checks:
         if check.group != ENFORCED or check.cost <= check.limit:
             continue
-        if check.limit == 0 or check.counts not in _PARAM:
+        if check.limit == 0 or check.counts not in params:
             raise ApiError("rate_limit_exceeded", f"Your limits allow nothing here: {rates.describe(check)}.")
         raise invalid(
-            _PARAM[check.counts],
+            params[check.counts],
             f"This request needs {check.cost} tokens, which your limits can never allow: {rates.describe(check)}.",
         )
 

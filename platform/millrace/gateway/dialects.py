@@ -57,7 +57,7 @@ class Anthropic(Dialect):
         return {"type": "error", "error": {"type": type_, "message": fault.message}, "request_id": request_id}
 
     def rates(self, standings: Sequence[Standing]) -> rates.Headers:
-        return rates.anthropic_headers(standings, datetime.now(UTC))
+        return [*rates.headers(standings), *rates.anthropic_headers(standings, datetime.now(UTC))]
 
 
 _OVERLOADED = (OVERLOADED, "model_loading")

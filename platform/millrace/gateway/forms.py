@@ -65,6 +65,13 @@ class InferenceRequest:
     inputs: tuple[str | list[int], ...] = ()  # to be embedded, texts or token ids: then there is no prompt
     asked: dict[str, Any] = field(default_factory=dict)  # what else the dialect's answer repeats of the request
 
+    @property
+    def prompt_param(self) -> str:
+        """What its callers call the prompt."""
+        if self.inputs:
+            return "input"
+        return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"
+
 
 class Form(msgspec.Struct, frozen=True):
     """What it takes to write an answer's stream: kept with the claim, so that any gateway can go on with it."""

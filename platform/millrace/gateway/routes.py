@@ -74,6 +74,6 @@ ROUTES: list[Any] = [
     path("metrics", _application(Metrics)),
     re_path(r"^v1/", _application(Unknown)),
 ]
-_realtime_chat: Any = realtime_chat  # applications where Django's types know views alone
-_refuse_socket: Any = refuse_socket
-SOCKETS: list[Any] = [path("v1/realtime/chat", _realtime_chat), re_path("", _refuse_socket)]
+_chat: Callable[..., Any] = realtime_chat
+_refused: Callable[..., Any] = refuse_socket
+SOCKETS: list[Any] = [path("v1/realtime/chat", _chat), re_path("", _refused)]

@@ -248,6 +248,7 @@ class InferenceService:
             len(call.prompt.ids),
             call.request.max_tokens,
             call.request.sampling.n,
+            call.request.prompt_param,
         )
         echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)

@@ -148,6 +148,23 @@ class ToolCallParser:
         return bool(tag)
 
 
+class WordsAlone:
+    """In a `ToolCallParser`'s place, where there are no tools: all is words."""
+
+    calls = 0
+
+    def push(self, text: str) -> list[Piece]:
+        return [Text(text)] if text else []
+
+    def close(self) -> list[Piece]:
+        return []
+
+
+def answer_parser(names: Collection[str]) -> ToolCallParser | WordsAlone:
+    """What splits an answer's text where these tools may be called."""
+    return ToolCallParser(names) if names else WordsAlone()
+
+
 def check_tools(tools: Sequence[Tool], name_path: str, longest_name: int) -> None:
     """Check how many there are and what they are called.
 

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from inference_worker.engine.checks import check_sampling
-from inference_worker.engine.request import RequestRejected, SamplingParams, StructuredSpec
+from inference_worker.engine.request import SamplingParams, StructuredSpec
 from millrace.gateway.anthropic.blocks import Assistant, CacheControl, Conversation, Message, Text
-from millrace.gateway.errors import ApiError, invalid
+from millrace.gateway.errors import invalid
 from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
-from millrace.gateway.openai.parameters import MAX_TOKENS, read_body, within
+from millrace.gateway.openai.parameters import MAX_TOKENS, check_ranges, read_body, within
 from millrace.gateway.tools import check_tools
 
 DIALECT = "anthropic.messages"
@@ -169,11 +168,7 @@ def _sampling(wanted: MessagesBody) -> SamplingParams:
         max_tokens=wanted.max_tokens,
         **{name: value for name, value in given.items() if value is not None},
     )
-    try:
-        check_sampling(params, 0)
-    except RequestRejected as fault:
-        named = {"stop": "stop_sequences"}.get(fault.param or "", fault.param)
-        raise ApiError(fault.code, f"{fault.message}.", named) from None
+    check_ranges(params, stop="stop_sequences")
     return params
 
 

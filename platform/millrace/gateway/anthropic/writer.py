@@ -11,7 +11,7 @@ from inference_worker.engine.request import ServiceClass, TokenUsage
 from inference_worker.engine.tokenizer import Tokenizer
 from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.forms import Form, usage_so_far
-from millrace.gateway.tools import CallArguments, CallStart, Piece, Text, ToolCallParser, call_id
+from millrace.gateway.tools import CallArguments, CallStart, Piece, Text, answer_parser, call_id
 
 _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
 _encode = msgspec.json.Encoder().encode
@@ -32,7 +32,7 @@ class MessagesWriter:
 
     def __init__(self, form: Form, _: Tokenizer) -> None:
         self._form = form
-        self._parser = ToolCallParser(form.tools)
+        self._parser = answer_parser(form.tools)
         self._begun = False
         self._block = -1  # the last one's index
         self._open: type[Piece] | None = None  # what kind of block it is, while it is open
@@ -40,10 +40,10 @@ class MessagesWriter:
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if isinstance(event, Tokens):
             begun = self._begin(usage_so_far(self._form, event.prompt, len(event.token_ids)))
-            return begun + self._written(self._pieces(event.text))
+            return begun + self._written(self._parser.push(event.text))
         if not isinstance(event, End):
             return []
-        datas = self._begin(event.usage) + self._written(self._closing())
+        datas = self._begin(event.usage) + self._written(self._parser.close())
         if self._open is not None:
             datas.append(self._stop())
         delta = self._reason(event, bool(self._parser.calls))
@@ -55,18 +55,13 @@ class MessagesWriter:
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (end,) = (event for event in events if isinstance(event, End))
-        pieces = self._pieces("".join(event.text for event in events if isinstance(event, Tokens))) + self._closing()
+        pieces = (
+            self._parser.push("".join(event.text for event in events if isinstance(event, Tokens)))
+            + self._parser.close()
+        )
         blocks = self._blocks(pieces)
         calls = any(block["type"] == "tool_use" for block in blocks)
         return self._message(blocks, self._reason(end, calls), end.usage)
-
-    def _pieces(self, text: str) -> list[Piece]:
-        if not self._form.tools:
-            return [Text(text)] if text else []
-        return self._parser.push(text)
-
-    def _closing(self) -> list[Piece]:
-        return self._parser.close() if self._form.tools else []
 
     def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenUsage) -> dict[str, Any]:
         form = self._form

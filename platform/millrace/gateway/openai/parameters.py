@@ -159,11 +159,21 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
         prompt_logprobs=prompt_logprobs,
         **{name: value for name in _ALIKE if (value := getattr(body, name)) is not None},
     )
-    try:
-        check_sampling(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS), _ANY_VOCABULARY)
-    except RequestRejected as fault:
-        raise ApiError(fault.code, f"{fault.message}.", fault.param) from None
+    check_ranges(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
     return params
+
+
+def check_ranges(params: SamplingParams, **names: str) -> None:
+    """Check what chooses and ends the tokens. `names`: what the dialect calls a parameter, if not as we do.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        check_sampling(params, _ANY_VOCABULARY)
+    except RequestRejected as fault:
+        name = fault.param or ""
+        raise ApiError(fault.code, f"{fault.message}.", names.get(name, name)) from None
 
 
 def common_fields(body: Common) -> dict[str, Any]:

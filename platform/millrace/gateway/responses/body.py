@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from inference_worker.engine.checks import check_sampling
-from inference_worker.engine.request import RequestRejected, SamplingParams, StructuredSpec
-from millrace.gateway.errors import ApiError, invalid
+from inference_worker.engine.request import SamplingParams, StructuredSpec
+from millrace.gateway.errors import invalid
 from millrace.gateway.forms import InferenceRequest, Tool
-from millrace.gateway.openai.parameters import LABELS, MAX_TOKENS, TIERS, check_labels, read_body, within
+from millrace.gateway.openai.parameters import LABELS, MAX_TOKENS, TIERS, check_labels, check_ranges, read_body, within
 from millrace.gateway.responses.items import template_messages
 from millrace.gateway.tools import check_tools
 
@@ -125,10 +124,7 @@ def read_response(body: bytes) -> InferenceRequest:
 def _sampling(wanted: ResponseBody) -> SamplingParams:
     given: dict[str, Any] = {"temperature": wanted.temperature, "top_p": wanted.top_p}
     params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    try:
-        check_sampling(params, 0)
-    except RequestRejected as fault:
-        raise ApiError(fault.code, f"{fault.message}.", fault.param) from None
+    check_ranges(params)
     return params
 
 

@@ -12,7 +12,7 @@ from inference_worker.engine.tokenizer import Tokenizer
 from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.forms import Form
 from millrace.gateway.openai.writer import TIERS
-from millrace.gateway.tools import CallArguments, CallStart, Piece, Text, ToolCallParser, call_id
+from millrace.gateway.tools import CallArguments, CallStart, Piece, answer_parser, call_id
 
 _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
@@ -38,7 +38,7 @@ class ResponsesWriter:
 
     def __init__(self, form: Form, _: Tokenizer) -> None:
         self._form = form
-        self._parser = ToolCallParser(form.tools)
+        self._parser = answer_parser(form.tools)
         self._sequence = 0
         self._begun = False
         self._items: list[dict[str, Any]] = []  # of the output; the last one may be open
@@ -65,18 +65,13 @@ class ResponsesWriter:
             response = self._response("in_progress", None)
             told += [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
         if isinstance(event, Tokens):
-            return told + self._written(self._pieces(event.text))
-        told += self._written(self._parser.close() if self._form.tools else [])
+            return told + self._written(self._parser.push(event.text))
+        told += self._written(self._parser.close())
         if not self._items:  # an answer without words is a message all the same
             told += self._add_message()
         status = _status(event.finish_reason)
         told += self._close(status)
         return [*told, {"type": f"response.{status}", "response": self._response(status, event)}]
-
-    def _pieces(self, text: str) -> list[Piece]:
-        if not self._form.tools:
-            return [Text(text)] if text else []
-        return self._parser.push(text)
 
     def _response(self, status: str, end: End | None) -> dict[str, Any]:
         form = self._form

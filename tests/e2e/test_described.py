@@ -1,0 +1,45 @@
+"""What docs/openapi.yaml describes, tried by schemathesis on the running platform: no fault of its own, no hang, and
+nothing else than is described."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+import yaml
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import response_schema_conformance
+
+from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack
+
+DOCUMENT = yaml.safe_load((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
+# Operation -> what keeps an answer short, if the body is a good one.
+SHORT: dict[str, dict[str, Any]] = {
+    "createChatCompletion": {"model": MODEL, "max_tokens": 2, "max_completion_tokens": 2, "n": 1, "min_tokens": 0},
+    "createCompletion": {"model": MODEL, "max_tokens": 2, "n": 1, "min_tokens": 0},
+    "createEmbedding": {"model": EMBEDDING_MODEL},
+    "createResponse": {"model": MODEL, "max_output_tokens": 2},
+    "createMessage": {"model": MODEL, "max_tokens": 2},
+    "countTokens": {"model": MODEL},
+}
+SECONDS = 30
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+def test_it_answers_as_described(stack: Stack, operation: Any) -> None:
+    @given(case=operation.as_strategy())
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def answered(case: Any) -> None:
+        if isinstance(case.body, dict):
+            case.body = {**case.body, **SHORT.get(operation.definition.raw["operationId"], {})}
+        response = case.call(base_url=stack.url, headers=stack.headers, timeout=SECONDS)
+        case.validate_response(response, checks=[not_a_server_error])
+        if response.headers.get("content-type", [""])[0].startswith("application/json"):
+            case.validate_response(response, checks=[response_schema_conformance])
+
+    answered()

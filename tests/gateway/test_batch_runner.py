@@ -1,0 +1,97 @@
+"""What becomes of one line of a batch: an answer, or another try."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from millrace.batches.storage import Storage
+from millrace.gateway.batch_lines import Batch, Line
+from millrace.gateway.batch_runner import MOST_LOSSES, BatchRunner, NotNow
+from millrace.gateway.errors import ApiError
+from millrace.gateway.live import LiveRequests
+from tenants.snapshot import KeySnapshot, Limits
+
+KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
+BODY = {"model": "m", "prompt": "Hello"}
+
+
+class Service:
+    """Refuses every request."""
+
+    def __init__(self) -> None:
+        self.fault: Exception = RuntimeError()
+        self.asked: list[Any] = []
+
+    async def begin(self, key: KeySnapshot, request: Any, dialect: str, request_id: str) -> None:
+        self.asked.append((request.service_class.name, dialect, request_id))
+        raise self.fault
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.service, self.storage = Service(), Storage(folder)
+        unused: Any = None
+        self.runner = BatchRunner(unused, self.storage, unused, LiveRequests(), unused, self.service)  # type: ignore[arg-type]
+
+    async def answer(
+        self, fault: Exception, key: KeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
+    ) -> tuple[int, Any]:
+        self.service.fault = fault
+        url = "/v1/completions"
+        text = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": BODY | body}).encode()
+        with self.storage.writing("file-1") as file:
+            file.write(text)
+        line = Line(Batch(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", losses, False)
+        status, answer = await self.runner._answer(line, key)
+        return status, json.loads(answer)
+
+    async def put_off(self, fault: Exception, **more: Any) -> tuple[float, bool]:
+        with pytest.raises(NotNow) as later:
+            await self.answer(fault, **more)
+        return later.value.seconds, later.value.lost
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_what_passes_is_waited_for(bench: Bench) -> None:
+    assert await bench.put_off(ApiError("rate_limit_exceeded", "", retry_after=7)) == (7, False)
+    assert await bench.put_off(ApiError("server_is_overloaded", "", retry_after=3)) == (3, False)
+    assert await bench.put_off(ApiError("model_loading", "")) == (1, False)
+    assert await bench.put_off(redis.ConnectionError()) == (1, False)
+    assert await bench.put_off(ApiError("worker_lost", ""), losses=MOST_LOSSES - 2) == (1, True)
+    assert set(bench.service.asked) == {("BATCH", "openai.completion", "req_1")}
+
+
+async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
+    answers = [
+        (await bench.answer(ApiError("quota_exceeded", "")), 429, "quota_exceeded"),
+        (await bench.answer(ApiError("context_length_exceeded", "")), 400, "context_length_exceeded"),
+        (await bench.answer(ApiError("not_served", "")), 500, "not_served"),
+        (await bench.answer(ApiError("worker_lost", ""), losses=MOST_LOSSES - 1), 503, "worker_lost"),
+        (await bench.answer(RuntimeError("of ours")), 500, "internal_error"),
+        (await bench.answer(RuntimeError(), stream=True), 400, "invalid_value"),
+        (await bench.answer(RuntimeError(), nobody=1), 400, "unknown_parameter"),
+    ]
+    for (status, body), wanted, code in answers:
+        assert (status, body["error"]["code"]) == (wanted, code)
+    status, body = await bench.answer(ApiError("model_not_found", "Which?"), dialect="anthropic")
+    assert (status, body["error"]) == (404, {"type": "not_found_error", "message": "Which?"})
+    assert body["request_id"] == "req_1"
+
+
+async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
+    past = time.time_ns() // 1000 - 1
+    dead = [{"revoked": True}, {"suspended": True}, {"expires_at": past}]
+    keys = [None, *(msgspec.structs.replace(KEY, **why) for why in dead)]
+    assert [(await bench.answer(RuntimeError(), key=key))[0] for key in keys] == [401, 401, 403, 401]
+    assert not bench.service.asked
