@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from millrace.batches.storage import Storage
 from millrace.gateway.batch_lines import Batch, Line
 from millrace.gateway.batch_runner import MOST_LOSSES, BatchRunner, NotNow
 from millrace.gateway.errors import ApiError
+from millrace.gateway.following import Gone
 from millrace.gateway.live import LiveRequests
 from tenants.snapshot import KeySnapshot, Limits
 
@@ -95,3 +97,25 @@ async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
     keys = [None, *(msgspec.structs.replace(KEY, **why) for why in dead)]
     assert [(await bench.answer(RuntimeError(), key=key))[0] for key in keys] == [401, 401, 403, 401]
     assert not bench.service.asked
+
+
+async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of another gateway, whose request ended, while the broker cannot be reached at first."""
+    faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), Gone()]
+
+    class Unreachable:
+        def __init__(self, *_: object) -> None:
+            """Whatever is followed."""
+
+        async def events(self) -> AsyncIterator[Any]:
+            raise faults.pop(0)
+            yield
+
+    monkeypatch.setattr("millrace.gateway.batch_runner.Following", Unreachable)
+    monkeypatch.setattr("millrace.gateway.batch_runner.FOLLOW_AGAIN_SECONDS", 0)
+    line = Line(Batch(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
+    with pytest.raises(NotNow):
+        await bench.runner._answer(line, KEY)
+    assert not faults

@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS = 1.0
 TOGETHER_SECONDS = 0.05  # lines that end within this make room together
 STORE_AGAIN_SECONDS = 1.0
+FOLLOW_AGAIN_SECONDS = 1.0
 MOST_LOSSES = 5  # workers that may be lost with one line: then it is the line that kills them
 # Endpoint -> what reads a line's body, and its dialect.
 READERS: Mapping[str, tuple[Callable[[bytes], InferenceRequest], str]] = {
@@ -116,6 +117,7 @@ class BatchRunner:
         if not batches:
             return
         keys = await self._keys.by_id({batch.key_id for batch in batches})
+        running = {(line.batch.id, line.number) for line in self._running.values()}
         ours = Counter(line.batch.tenant_id for line in self._running.values())
         share = max(1, self._room() // len({*ours, *(batch.tenant_id for batch in batches)}))
         for batch in batches:
@@ -123,6 +125,8 @@ class BatchRunner:
             if most <= 0:
                 continue
             for line in await self._lines.claim(batch, most):
+                if (batch.id, line.number) in running:
+                    continue  # its lease had run out here, and is renewed by that
                 self._begin(line, keys.get(batch.key_id))
                 ours[batch.tenant_id] += 1
                 free -= 1
@@ -203,18 +207,24 @@ class BatchRunner:
             return _told(line, ApiError("internal_error", "The server had an error with this request."))
 
     async def _go_on(self, line: Line) -> bytes:
-        """With the request that another gateway began."""
-        following = Following(self._dispatcher, line.request_id, line.batch.tenant_id)
-        try:
-            events = [event async for event in following.events()]
-            form = await following.form()
-        except Gone:
-            raise NotNow(0) from None
-        except ApiError as fault:
-            if fault.code == "cancelled":
+        """With the request that another gateway began. It may have ended and be paid for: as long as the broker cannot
+        say, it is not run as another one."""
+        while True:
+            following = Following(self._dispatcher, line.request_id, line.batch.tenant_id)
+            try:
+                events = [event async for event in following.events()]
+                form = await following.form()
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
+            except Gone:
                 raise NotNow(0) from None
-            raise
-        return msgspec.json.encode(self._service.writer(form).whole(events))
+            except ApiError as fault:
+                if fault.code == "cancelled":
+                    raise NotNow(0) from None
+                raise
+            else:
+                return msgspec.json.encode(self._service.writer(form).whole(events))
 
     async def _ask(self, line: Line, key: KeySnapshot | None) -> bytes:
         if key is None:
