@@ -39,7 +39,7 @@ GATEWAY_MAY = {
         )
     ),
     *(f"tenants.{name}" for name in ("access", "addresses", "changes", "policy", "roles", "snapshot")),
-    *("billing.money", "billing.slices", "billing.status"),
+    *("billing.amounts", "billing.pricing", "billing.slices", "billing.status"),
 }
 
 
