@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import pytest_django
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
@@ -25,6 +26,10 @@ from millrace.services.postgres import Postgres  # noqa: E402  (after the path i
 from millrace.services.program import Program  # noqa: E402
 from millrace.services.valkey import Valkey  # noqa: E402
 from tests.seeing import allow_emptying  # noqa: E402
+
+# How long things take says nothing about them on a busy machine.
+settings.register_profile("millrace", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("millrace")
 
 _running = ExitStack()
 _browser_tests: list[str] = []

@@ -207,7 +207,7 @@ def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
     names = []
     for n in range(8):
         raw = client.chat.completions.with_raw_response.create(
-            model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2
+            model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2, extra_body={"ignore_eos": True}
         )
         names.append(raw.headers["x-request-id"])
         if n % 3 == 0:

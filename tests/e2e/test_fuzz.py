@@ -15,6 +15,7 @@ from tests.gateway.test_parameters import ANY_JSON, HELLO, LIKELY, NAMES
 # Bounded, so that what is accepted is answered soon.
 SHORT = {"max_tokens": st.integers(-1, 4), "n": st.integers(-1, 3), "stream": st.booleans()}
 SECONDS = 30
+IGNORED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 def answered(stack: Stack, path: str, body: bytes) -> None:
@@ -40,7 +41,7 @@ def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[st
     nonsense=st.just({}) | st.dictionaries(NAMES, ANY_JSON, max_size=1),
     likely=some({**LIKELY, **SHORT}),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=IGNORED)
 def test_it_is_answered(stack: Stack, path: str, nonsense: dict[str, Any], likely: dict[str, Any]) -> None:
     prompt = {"messages": HELLO} if path == "chat/completions" else {"prompt": "Hello"}
     body = {"model": MODEL, "max_tokens": 2, **prompt, **nonsense, **likely}
@@ -48,6 +49,6 @@ def test_it_is_answered(stack: Stack, path: str, nonsense: dict[str, Any], likel
 
 
 @given(st.binary(max_size=60) | st.text().map(lambda text: f'{{"model": {text}'.encode(errors="replace")))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=IGNORED)
 def test_no_json_is_answered_too(stack: Stack, body: bytes) -> None:
     answered(stack, "chat/completions", body)
