@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from django.urls import path
 
-from billing.api import invoices, money, operators
+from billing.api import budgets, invoices, money, operators
 
 urlpatterns = [
+    path("budgets", budgets.Budgets.as_view(), name="api-budgets"),
+    path("budgets/<int:pk>", budgets.BudgetDetail.as_view(), name="api-budget"),
     path("invoices", invoices.Invoices.as_view(), name="api-invoices"),
     path("invoices/<int:pk>", invoices.InvoiceDetail.as_view(), name="api-invoice"),
     path("invoices/<int:pk>/pdf", invoices.InvoicePdf.as_view(), name="api-invoice-pdf"),

@@ -15,6 +15,7 @@ from django.db import connection
 from django.urls import get_resolver
 from rest_framework.test import APIClient
 
+from billing.actions.budgets import do_make_budget
 from tenants import actions
 from tenants.access import KEY, ROLES, STEP_UP, Permission
 from tenants.api.operators import OperatorView
@@ -54,7 +55,9 @@ def furnished(slug: str) -> Row:
     limits = actions.do_set_limits(tenant, {"concurrency": 1}, key=key)
     policy = actions.do_publish_policy(tenant, "fast", BODY)
     invoice = draft_for(tenant).pk
+    budget = do_make_budget(tenant, name=f"of {slug}", unit="money", period="month", amount=1)
     ids = {
+        "api-budget": budget.pk,
         **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
         **dict.fromkeys(("api-invoice-events", "api-invoice-check"), invoice),
         "api-project": spare.pk,
@@ -278,6 +281,8 @@ SENT = {
     "api-member": {"role": "billing"},
     "api-invitations": {"email": "y@example.com", "role": "billing"},
     "api-limits": {"concurrency": 1},
+    "api-budgets": {"name": "x", "unit": "money", "period": "month", "amount": 1},
+    "api-budget": {"amount": 2},
     "api-policies": {"name": "x", "body": BODY},
 }
 TRIED = [

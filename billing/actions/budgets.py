@@ -1,0 +1,107 @@
+"""Verbs on budgets and quotas. What they say holds in every gateway within a second, as do limits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from billing.models import Budget
+from tenants import audit
+from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.compiling import note
+from tenants.models import ApiKey, ChangeLog, Membership, Project, Tenant, User
+
+CHANGEABLE = ("name", "amount", "mode", "clamp", "raise_amount", "raise_until", "rollover_cap")
+
+
+def do_make_budget(
+    tenant: Tenant,
+    *,
+    project: Project | None = None,
+    key: ApiKey | None = None,
+    member: User | None = None,
+    **fields: Any,
+) -> Budget:
+    """Bound what the tenant, or one project, key or member may use, from now on: earlier use does not count.
+
+    Raises:
+        ActionRefused: a value is wrong, or more than one of project, key and member is named.
+    """
+    if sum(each is not None for each in (project, key, member)) > 1:
+        raise ActionRefused("Name a project, a key or a member, not several at once.")
+    with changing(tenant) as locked:
+        _check_theirs(locked, project, key, member)
+        budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
+        _check(budget)
+        budget.save(force_insert=True)
+        audit.record("budget.make", budget, tenant_id=locked.pk, after=audit.described(budget))
+        note(locked, ChangeLog.Kind.LIMITS)
+    return budget
+
+
+def do_change_budget(budget: Budget, **fields: Any) -> Budget:
+    """Change it, for the period under way too. Whose it is, its unit and its period stay: make another one.
+
+    Raises:
+        Conflict: it was removed. ActionRefused: a value is wrong.
+    """
+    if fixed := sorted(set(fields) - set(CHANGEABLE)):
+        raise ActionRefused(f"{', '.join(fixed)} cannot be changed; make another budget.")
+    with changing(budget.tenant_id) as tenant:
+        found = _active(tenant, budget)
+        before = audit.described(found)
+        for name, value in fields.items():
+            setattr(found, name, value)
+        _check(found)
+        found.save(update_fields=list(fields))
+        audit.record("budget.change", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        note(tenant, ChangeLog.Kind.LIMITS)
+    return found
+
+
+def do_remove_budget(budget: Budget) -> bool:
+    """Let it bound nothing any more. Its windows stay, for what they counted. False if that was done before."""
+    with changing(budget.tenant_id) as tenant:
+        found = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
+        if found is None:
+            return False
+        before = audit.described(found)
+        found.active = False
+        found.save(update_fields=["active"])
+        audit.record("budget.remove", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        note(tenant, ChangeLog.Kind.LIMITS)
+    return True
+
+
+def _active(tenant: Tenant, budget: Budget) -> Budget:
+    found = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
+    if found is None:
+        raise Conflict("This budget was removed.")
+    return found
+
+
+def _check(budget: Budget) -> None:
+    check(budget)
+    if min(budget.amount, budget.raise_amount, budget.rollover_cap) < 0:
+        raise ActionRefused("An amount is not negative.")
+    if bool(budget.raise_amount) != (budget.raise_until is not None):
+        raise ActionRefused("A raise has an amount and an end: give raise_amount and raise_until together.")
+    if budget.raise_until is not None and budget.raise_until.tzinfo is None:
+        budget.raise_until = budget.raise_until.replace(tzinfo=UTC)
+    if budget.rollover_cap and budget.period == Budget.Period.LIFETIME:
+        raise ActionRefused("A budget for good has no next period to roll over to.")
+    if budget.clamp and budget.unit == "requests":
+        raise ActionRefused("No answer can be shortened to fit a number of requests.")
+
+
+def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None, member: User | None) -> None:
+    for row in (project, key):
+        if row is not None and row.tenant_id != tenant.pk:
+            raise ActionRefused(f"{row} is not this tenant's.")
+    if member is not None and not Membership.objects.for_tenant(tenant).filter(user=member).exists():
+        raise ActionRefused(f"{member} is no member of this tenant.")
+
+
+def is_raised(budget: Budget, at: datetime) -> bool:
+    """Whether the temporary raise holds at that instant."""
+    return budget.raise_until is not None and budget.raise_until > at

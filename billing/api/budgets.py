@@ -1,0 +1,186 @@
+"""Budgets and quotas, below /api/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from django.db.models import Q
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget, is_raised
+from billing.models import Budget, Window
+from tenants.access import Permission
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.serializers import MOST, Query, Strict
+from tenants.models import ApiKey, Membership, Project
+from tenants.views import TenantView, given
+
+MOST_AMOUNT = 10**17
+MILLIONTHS = 10**6
+
+
+def _id(text: str) -> serializers.IntegerField:
+    return serializers.IntegerField(min_value=1, max_value=MOST, required=False, help_text=text)
+
+
+class WindowOut(serializers.ModelSerializer[Window]):
+    """A period of a budget under way; in nano-USD, tokens or requests."""
+
+    used = serializers.SerializerMethodField()
+    left = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Window
+        fields = ("period_start", "period_end", "carried", "used", "held", "left", "refused")
+
+    def get_used(self, window: Window) -> int:
+        return -(-int(window.used) // MILLIONTHS)
+
+    def get_left(self, window: Window) -> int:
+        budget = self.context["budget"]
+        limit = budget.amount + window.carried
+        if is_raised(budget, datetime.now(UTC)):
+            limit += budget.raise_amount
+        return max(0, int((limit - window.held) * MILLIONTHS - window.used) // MILLIONTHS)
+
+
+class BudgetOut(serializers.ModelSerializer[Budget]):
+    window = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Budget
+        fields = (
+            *("id", "name", "project_id", "key_id", "member_id", "unit", "period", "amount", "mode", "clamp"),
+            *("raise_amount", "raise_until", "rollover_cap", "active", "created_at", "window"),
+        )
+        read_only_fields = fields
+
+    def get_window(self, budget: Budget) -> dict[str, Any] | None:
+        """The period under way; null until a request has needed it."""
+        found = self.context["windows"].get(budget.pk)
+        return None if found is None else dict(WindowOut(found, context={"budget": budget}).data)
+
+
+class BudgetChange(Strict):
+    name = serializers.CharField(max_length=100)
+    amount = serializers.IntegerField(
+        min_value=0, max_value=MOST_AMOUNT, help_text="Of each period: nano-USD, tokens or requests."
+    )
+    mode = serializers.ChoiceField(
+        Budget.Mode.choices, required=False, help_text="hard refuses, soft counts, dry_run counts what it would refuse"
+    )
+    clamp = serializers.BooleanField(required=False, help_text="Shorten answers that are too dear; do not refuse them.")
+    raise_amount = serializers.IntegerField(
+        min_value=0, max_value=MOST_AMOUNT, required=False, help_text="So much more, until raise_until."
+    )
+    raise_until = serializers.DateTimeField(required=False, allow_null=True)
+    rollover_cap = serializers.IntegerField(
+        min_value=0, max_value=MOST_AMOUNT, required=False, help_text="So much of what a period left goes to the next."
+    )
+
+
+class BudgetIn(BudgetChange):
+    """A budget of the tenant, or of the project, key or member that is named."""
+
+    project_id = _id("Of this project.")
+    key_id = _id("Of this key.")
+    member_id = _id("Of the keys this member (by membership) made.")
+    unit = serializers.ChoiceField(Window.Unit.choices)
+    period = serializers.ChoiceField(Budget.Period.choices)
+
+
+class BudgetQuery(Query):
+    names = {"project": "project_id", "key": "key_id"}  # noqa: RUF012
+    project = _id("Only this project's.")
+    key = _id("Only this key's.")
+    unit = serializers.ChoiceField(Window.Unit.choices, required=False)
+    active = serializers.BooleanField(required=False)
+
+
+def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
+    """The budgets with their windows under way; the scope must be open."""
+    now = datetime.now(UTC)
+    windows: dict[int, Window] = {}
+    if budgets:
+        under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
+        rows = Window.objects.for_tenant(budgets[0].tenant_id).filter(
+            under_way, budget_id__in=[each.pk for each in budgets], period_start__lte=now
+        )
+        windows = {window.budget_id: window for window in rows}
+    return [dict(BudgetOut(each, context={"windows": windows}).data) for each in budgets]
+
+
+@extend_schema(tags=["budgets"])
+class Budgets(TenantView):
+    serializer_class = BudgetOut
+    permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
+
+    @extend_schema(operation_id="budgets", parameters=[BudgetQuery], responses=BudgetOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Every budget and quota, and what its period under way has used, holds and leaves."""
+        asked = BudgetQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            found = self.paginate_queryset(self.rows(Budget).filter(**asked.filters()).order_by("-pk"))
+            return self.get_paginated_response(_out(list(found or [])))
+
+    @extend_schema(operation_id="budgets_make", parameters=[HEADER], request=BudgetIn, responses={201: BudgetOut})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Make one. It counts from now on."""
+        fields = given(BudgetIn, request.data)
+        membership = self._named(Membership, "member_id", fields.pop("member_id", None))
+        budget = do_make_budget(
+            self.access.tenant,
+            project=self._named(Project, "project_id", fields.pop("project_id", None)),
+            key=self._named(ApiKey, "key_id", fields.pop("key_id", None)),
+            member=None if membership is None else membership.user,
+            **fields,
+        )
+        with self.scope():
+            return Response(_out([budget])[0], status=201)
+
+    def _named(self, model: Any, field: str, pk: int | None) -> Any:
+        if pk is None:
+            return None
+        with self.scope():
+            rows = self.rows(model).filter(pk=pk)
+            row = (rows.select_related("user") if model is Membership else rows).first()
+        if row is None:
+            raise ValidationError({field: ["There is no such row."]})
+        return row
+
+
+@extend_schema(tags=["budgets"])
+class BudgetDetail(TenantView):
+    serializer_class = BudgetOut
+    permissions: ClassVar = {
+        "GET": Permission.LIMITS_READ,
+        "PATCH": Permission.LIMITS_WRITE,
+        "DELETE": Permission.LIMITS_WRITE,
+    }
+
+    @extend_schema(operation_id="budget")
+    def get(self, request: Request, pk: int) -> Response:
+        return self._answer(self.find(Budget, pk))
+
+    @extend_schema(operation_id="budget_change", request=BudgetChange)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change it, for the period under way too."""
+        return self._answer(do_change_budget(self.find(Budget, pk), **given(BudgetChange, request.data, partial=True)))
+
+    @extend_schema(operation_id="budget_remove", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Let it bound nothing any more."""
+        do_remove_budget(self.find(Budget, pk))
+        return Response(status=204)
+
+    def _answer(self, budget: Budget) -> Response:
+        with self.scope():
+            return Response(_out([budget])[0])
