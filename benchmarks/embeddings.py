@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -66,8 +67,8 @@ def main() -> None:
     }
     for name, profile in PROFILES.items():
         engine = EmbeddingEngine(EngineConfig(folder, step_tokens=profile.step_tokens, max_batch=profile.max_batch))
-        ways[f"engine, {name}, one request"] = lambda engine=engine: packed(engine, [inputs])  # type: ignore[misc]
-        ways[f"engine, {name}, {len(inputs)} requests"] = lambda engine=engine: packed(engine, [[i] for i in inputs])  # type: ignore[misc]
+        ways[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
+        ways[f"engine, {name}, {len(inputs)} requests"] = partial(packed, engine, [[i] for i in inputs])
     seconds = dict.fromkeys(ways, float("inf"))
     for _ in range(options.rounds):
         for name, way in ways.items():

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +290,7 @@ def litellm(python: str, mock: Server) -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
         environ.pop("PYTHONPATH", None)
-        ready = lambda: answers(url, MASTER_KEY)  # noqa: E731
+        ready = partial(answers, url, MASTER_KEY)
         start(Program("litellm", argv, environ=environ, ready=ready, ready_seconds=180.0), state, running)
         yield Server("litellm", url, MASTER_KEY)
 

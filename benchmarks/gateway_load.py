@@ -7,6 +7,7 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -124,7 +125,7 @@ async def many_streams(url: str, request: bytes, count: int, tokens: int, stalle
     readers: list[_Reader] = []
     for n in range(count + stalled):
         _, reader = await loop.create_connection(
-            lambda n=n: _Reader(request, result, stalled=n >= count),  # type: ignore[misc]
+            partial(_Reader, request, result, stalled=n >= count),
             parts.hostname,
             parts.port,
         )

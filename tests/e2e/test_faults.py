@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -180,8 +181,10 @@ def test_another_tenants_stream_is_not_there(stack: Stack) -> None:
     assert bad.status_code == 400
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "least_cut"), [(4, 4), pytest.param(100, 51, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, count: int, least_cut: int) -> None:
     stack.wait_until_ready()
     with ThreadPoolExecutor(count) as pool:
         streams = list(pool.map(lambda _: Stream(stack, max_tokens=150), range(count)))
@@ -194,9 +197,9 @@ def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, cou
             stream.read()
         except httpx.TransportError:
             cut.append(stream)
-        else:  # it had ended before: the last of a hundred begin when the first are done
+        else:  # of a hundred the first may be done when the last begins
             assert usage_of(stream.datas)["completion_tokens"] == 150
-    assert len(cut) > count // 2
+    assert len(cut) >= least_cut
     eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=5).status_code == 200, 60)
     with ThreadPoolExecutor(count) as pool:
         rests = list(pool.map(lambda stream: resume(stack, stream.request_id, stream.ids[-1]), cut))
@@ -211,6 +214,10 @@ def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
     stack.wait_until_ready()
     client = stack.client()
     names = []
+
+    def another_settles(old: int) -> bool:
+        return stack.pid("settle") != old
+
     for n in range(8):
         raw = client.chat.completions.with_raw_response.create(
             model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2, extra_body={"ignore_eos": True}
@@ -219,7 +226,7 @@ def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
         if n % 3 == 0:
             old = stack.pid("settle")
             os.kill(old, signal.SIGKILL)
-            eventually(lambda old=old: stack.pid("settle") != old, 20)  # type: ignore[misc]
+            eventually(partial(another_settles, old), 20)
     for name in names:
         assert stack.event(name)["output"] == 2
 

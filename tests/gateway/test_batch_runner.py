@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -119,3 +121,42 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
     with pytest.raises(NotNow):
         await bench.runner._answer(line, KEY)
     assert not faults
+
+
+class Desk:
+    """What the runner asks of lines, keys and replicas: one batch, whose lines are claimed one after the other."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+        self.replicas = self
+
+    def live(self) -> dict[str, SimpleNamespace]:
+        return {"r1": SimpleNamespace(max_batch=8)}
+
+    async def batches(self) -> list[Batch]:
+        return [Batch(1, 1, 1, "openai", "/v1/completions", "file-1")]
+
+    async def claim(self, batch: Batch, most: int) -> list[Line]:
+        return [Line(batch, number, 0, 0, f"req_{number}", 0, True) for number in self.numbers]
+
+    async def by_id(self, key_ids: Collection[int]) -> dict[int, KeySnapshot]:
+        return {1: KEY}
+
+
+async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk: Any = Desk([0])
+    runner = BatchRunner(desk, Storage(tmp_path), desk, LiveRequests(), desk, Service())  # type: ignore[arg-type]
+    begun: list[int] = []
+
+    async def run(line: Line, key: KeySnapshot | None) -> None:
+        begun.append(line.number)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(runner, "_run", run)
+    for desk.numbers in ([0], [0, 1]):
+        await runner._look()
+        await asyncio.sleep(0)
+    assert begun == [0, 1]
+    await runner.stop()
