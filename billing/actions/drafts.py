@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 from billing.actions import credits
 from billing.actions.common import booking
 from billing.amounts import FEMTO_A_CENT
+from billing.archives import require_usage
 from billing.holds import open_before
 from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
@@ -53,12 +54,17 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
 
 
 def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
-    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalised stays as it is."""
+    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalised stays as it is.
+
+    Raises:
+        Conflict: usage of the period is archived.
+    """
     only = None if tenant is None else tenant.pk
     with system(SystemUse.BILLING):
         # NOTE: the period first: if it is closed, all events that bear its stamp are seen below.
         period = Period.objects.select_related("entity").get(pk=period.pk)
         uses, counts = used(period, only), counted(period, only)
+        require_usage(period.pk)
         due = [*uses, *_committed(period, only)]
         tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk").values_list("pk", flat=True))
     drafts = (_draft(period, pk, uses.get(pk, []), counts.get(pk, Count())) for pk in tenants)

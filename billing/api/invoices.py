@@ -13,6 +13,7 @@ from rest_framework.response import Response
 
 from billing.actions.payments import outstanding
 from billing.api import serializers as s
+from billing.archives import require_usage
 from billing.invoicing import checks, document
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.lines import events_of, lines_of
@@ -127,6 +128,7 @@ class InvoiceEvents(_InvoiceView):
             if position is not None and line is None:
                 raise exceptions.NotFound
             page = self.paginate_queryset(events_of(invoice, line)) or []
+            require_usage(invoice.period_id)
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
             return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
 

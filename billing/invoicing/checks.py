@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django.db import connection
 
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
+from billing.archives import require_usage
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import taxed
@@ -33,10 +34,15 @@ class Check(NamedTuple):
 
 
 def check(invoice: Invoice) -> Check:
-    """Recompute a finalised invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`."""
+    """Recompute a finalised invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
+
+    Raises:
+        Conflict: its usage is archived.
+    """
     tenant_id = invoice.tenant_id
     counts = counted(invoice.period, tenant_id).get(tenant_id, Count())
     made = recomputed(invoice, used(invoice.period, tenant_id).get(tenant_id, []), counts)
+    require_usage(invoice.period_id)
     data = hashlib.sha256(document.encoded(made)).hexdigest()
     file = InvoiceFile.objects.for_tenant(tenant_id).get(invoice=invoice)
     with connection.cursor() as cursor:

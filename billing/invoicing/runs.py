@@ -34,11 +34,12 @@ def invoice_months(*, month: str | None = None, tenant: Tenant | None = None, no
     for period in _due(now, month):
         try:
             do_close_period(period, now)
+            drafts = do_draft(period, tenant)
         except Conflict as fault:
             _leave(report, f"{period.entity.slug} {period.label}", fault)
             continue
         left = len(report.left)
-        for draft in do_draft(period, tenant):
+        for draft in drafts:
             try:
                 report.finalised.append(str(do_finalise(draft, now)))
             except Exception as fault:  # noqa: BLE001  (one tenant's fault must not hold up the others)

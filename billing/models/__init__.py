@@ -1,5 +1,6 @@
 """What was used, what it costs, and what is owed."""
 
+from billing.models.archives import UsageArchive
 from billing.models.budgets import Budget
 from billing.models.holds import Adjustment, Correction, Reconciliation, Slice, Window
 from billing.models.invoicing import (
@@ -64,6 +65,7 @@ __all__ = [
     "Slice",
     "TaxCategory",
     "TaxRule",
+    "UsageArchive",
     "UsageChange",
     "UsageEvent",
     "UsageQuarantine",

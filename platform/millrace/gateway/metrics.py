@@ -52,5 +52,7 @@ class _SettlerStatus:
             return
         settled, backlog, lag = self.status.settled, self.status.backlog, self.status.lag_ms / 1000
         yield CounterMetricFamily("millrace_usage_events_settled", "usage events settled", value=settled)
+        quarantined = self.status.quarantined
+        yield CounterMetricFamily("millrace_usage_events_quarantined", "usage events put aside", value=quarantined)
         yield GaugeMetricFamily("millrace_settlement_backlog", "usage events not settled yet", value=backlog)
         yield GaugeMetricFamily("millrace_settlement_lag_seconds", "age of the oldest of them", value=lag)
