@@ -90,6 +90,7 @@ def _snapshot(
         version=version,
         allowed_addresses=None if key.allowed_addresses is None else tuple(key.allowed_addresses),
         policies=_policies(policies),
+        keep_content_days=tenant.keep_content_days,
     )
 
 

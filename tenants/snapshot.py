@@ -75,6 +75,7 @@ class KeySnapshot(msgspec.Struct, frozen=True):
     allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
     policies: dict[str, Policy] = {}  # what the tenant's own logical model names mean
     weight: float = 1.0  # the tenant's share where tenants wait for each other, in proportion to the others'
+    keep_content_days: int = 0  # how long prompts and answers are kept; 0: not at all
 
 
 encode = msgspec.msgpack.Encoder().encode

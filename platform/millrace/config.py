@@ -193,6 +193,24 @@ class PlatformSettings(SharedSettings):
         default="30",
         help="how long a request may wait for a worker, in seconds",
     )
+    record_days: int = env.env(
+        "MILLRACE_RECORD_DAYS",
+        env.integer(1, 3650),
+        default="30",
+        help="how long the records of requests are kept, in days; usage and bills are kept for ever",
+    )
+    ttft_objective_ms: int = env.env(
+        "MILLRACE_TTFT_OBJECTIVE_MS",
+        env.integer(1, 3_600_000),
+        default="1000",
+        help="what the time to the first token is to stay below for 95 of 100 requests, in milliseconds",
+    )
+    webhook_private_hosts: tuple[str, ...] = env.env(
+        "MILLRACE_WEBHOOK_PRIVATE_HOSTS",
+        env.words,
+        default="",
+        help="hosts that tenants' webhooks may reach at internal addresses, and by plain http, comma-separated",
+    )
     stripe_webhook_secret: str = env.env(
         "MILLRACE_STRIPE_WEBHOOK_SECRET",
         str,

@@ -8,10 +8,11 @@ from django.db import connection
 
 from millrace.config import platform_settings
 from tenants import audit
-from tenants.actions.common import Conflict, changing, check, insert
+from tenants.actions.common import ActionRefused, Conflict, changing, check, insert
 from tenants.actions.members import do_add_member
 from tenants.compiling import recompile
 from tenants.models import (
+    MOST_CONTENT_DAYS,
     ApiKey,
     ChangeLog,
     IdempotentAnswer,
@@ -58,6 +59,17 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
 def do_suspend_tenant(tenant: Tenant) -> bool:
     """Stop serving the tenant. False if that was so before."""
     return _set(tenant, "tenant.suspend", status=Tenant.Status.SUSPENDED)
+def do_keep_content(tenant: Tenant, days: int) -> bool:
+    """Keep prompts and answers for so many days; 0: keep none, and remove those that are kept. False if it was so.
+
+    Raises:
+        ActionRefused: it is no possible number of days.
+    """
+    if not 0 <= days <= MOST_CONTENT_DAYS:
+        raise ActionRefused(f"keep_content_days: from 0 to {MOST_CONTENT_DAYS}.")
+    return _set(tenant, "tenant.keep_content", keep_content_days=days)
+
+
 
 
 def do_resume_tenant(tenant: Tenant) -> bool:

@@ -12,6 +12,7 @@ from tenants import snapshot
 from tenants.actions.keys import LONGEST_OVERLAP
 from tenants.models import (
     LIMITS,
+    MOST_CONTENT_DAYS,
     ApiKey,
     AuditEntry,
     Invitation,
@@ -64,7 +65,7 @@ def _id(help_text: str, **options: Any) -> serializers.IntegerField:
 class TenantOut(serializers.ModelSerializer[Tenant]):
     class Meta:
         model = Tenant
-        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after")
+        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "keep_content_days")
         read_only_fields = fields
 
 
@@ -72,6 +73,15 @@ class TenantIn(Strict):
     slug = serializers.SlugField(max_length=50)
     name = serializers.CharField(max_length=200)
     owner_email = serializers.EmailField(required=False, help_text="Who is invited as its owner.")
+
+
+class TenantChange(Strict):
+    name = serializers.CharField(max_length=200)
+    keep_content_days = serializers.IntegerField(
+        min_value=0,
+        max_value=MOST_CONTENT_DAYS,
+        help_text="How long prompts and answers are kept with the records of requests; 0: not at all.",
+    )
 
 
 class NameIn(Strict):

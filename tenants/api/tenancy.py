@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.db import transaction
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -34,10 +35,17 @@ class TenantDetail(TenantView):
         """The tenant itself."""
         return Response(described(self.access.tenant))
 
-    @extend_schema(operation_id="tenant_update", request=s.NameIn)
+    @extend_schema(operation_id="tenant_update", request=s.TenantChange)
     def patch(self, request: Request) -> Response:
-        """Give it another name."""
-        return Response(described(actions.do_update_tenant(self.access.tenant, **given(s.NameIn, request.data))))
+        """Give it another name, or say how long prompts and answers are kept."""
+        asked = given(s.TenantChange, request.data, partial=True)
+        tenant = self.access.tenant
+        with transaction.atomic():
+            if "name" in asked:
+                actions.do_update_tenant(tenant, name=asked["name"])
+            if "keep_content_days" in asked:
+                actions.do_keep_content(tenant, asked["keep_content_days"])
+        return Response(described(self.find(Tenant, tenant.pk)))
 
     @extend_schema(operation_id="tenant_delete", responses={204: None})
     def delete(self, request: Request) -> Response:

@@ -4,10 +4,11 @@ from tenants.models.keys import ApiKey, KeySnapshot, KeyUse
 from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeLog, IdempotentAnswer
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
-from tenants.models.tenancy import Project, Tenant
+from tenants.models.tenancy import MOST_CONTENT_DAYS, Project, Tenant
 
 __all__ = [
     "LIMITS",
+    "MOST_CONTENT_DAYS",
     "ApiKey",
     "AuditEntry",
     "ChangeLog",

@@ -9,6 +9,8 @@ from django.db.models import Q
 
 from tenants.scoping import TenantManager, TenantsManager
 
+MOST_CONTENT_DAYS = 90
+
 
 class Tenant(models.Model):
     """A customer: the unit of isolation, of limits and of the invoice.
@@ -17,7 +19,7 @@ class Tenant(models.Model):
     The row itself stays, since bills and usage name it.
     """
 
-    AUDITED: ClassVar = ("slug", "name", "status", "purge_after")
+    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "keep_content_days")
 
     class Status(models.TextChoices):
         ACTIVE = "active"
@@ -30,6 +32,7 @@ class Tenant(models.Model):
     is_demo = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
     purge_after = models.DateTimeField(null=True, blank=True)
+    keep_content_days = models.SmallIntegerField(default=0, help_text="how long prompts and answers are kept; 0: not")
 
     objects = TenantsManager()
 
@@ -38,7 +41,10 @@ class Tenant(models.Model):
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.CheckConstraint(
                 condition=Q(status__in=["active", "suspended", "purged"]), name="tenant_status_known"
-            )
+            ),
+            models.CheckConstraint(
+                condition=Q(keep_content_days__range=(0, MOST_CONTENT_DAYS)), name="tenant_content_days"
+            ),
         ]
 
     def __str__(self) -> str:

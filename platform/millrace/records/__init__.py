@@ -1,0 +1,1 @@
+"""The story of each request as its gateway saw it. See docs/requests.md."""
