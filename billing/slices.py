@@ -105,6 +105,7 @@ class Path:
     tenant_id: int
     windows: tuple[Window, ...]
     slice: Slice | None = None
+    scarce_until: float = 0.0  # monotonic: others need what there is, so nothing is leased beyond what a request needs
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one lease at a time
     ids: list[int] = field(init=False)
     starts: int = field(init=False)  # microseconds: admissions in [starts, ends) belong here
@@ -139,6 +140,7 @@ class SliceStore:
     async def lease(self, path: Path, amount: Amount, floor: Amount, old: Slice | None) -> Slice | list[Shortage]:
         """A slice for at least `floor`, or what is short. What is left of the old slice goes back in the same step."""
         asked = time.monotonic()
+        requests = 1 if asked < path.scarce_until else REQUESTS_A_SLICE
         rows = await self._ask(
             _LEASE,
             [
@@ -147,7 +149,7 @@ class SliceStore:
                 path.ids,
                 list(floor),
                 list(amount),
-                list(amount.times(REQUESTS_A_SLICE)),
+                list(amount.times(requests)),
                 self._lease,
                 self._longest,
                 old and old.id,

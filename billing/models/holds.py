@@ -28,7 +28,9 @@ class Window(models.Model):
     unit = models.CharField(max_length=8, choices=Unit)
     period_start = models.DateTimeField()
     period_end = models.DateTimeField(null=True, help_text="None: it never ends")
-    carried = models.BigIntegerField(default=0, help_text="unused in the period before, added to the limit")
+    carried = models.BigIntegerField(
+        default=0, help_text="taken over from the period before, less what the next took over; added to the limit"
+    )
     used = models.DecimalField(
         max_digits=38, decimal_places=0, default=0, help_text="in millionths of the unit; of money that is femto-USD"
     )
@@ -40,9 +42,7 @@ class Window(models.Model):
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["budget_id", "period_start"], name="window_once"),
-            models.CheckConstraint(
-                name="window_counts", condition=Q(used__gte=0, held__gte=0, carried__gte=0, refused__gte=0)
-            ),
+            models.CheckConstraint(name="window_counts", condition=Q(used__gte=0, held__gte=0, refused__gte=0)),
         ]
         indexes: ClassVar = [models.Index(fields=["tenant_id", "-period_start"], name="window_tenant")]
 

@@ -489,11 +489,18 @@ async def test_it_is_written_down_why_it_went_there(
     assert (leg["replica"], leg["by"], leg["load"], leg["credits"], leg["attempt"]) == ("r1", "load", 0, 9, 1)
 
 
-async def test_without_the_broker_it_is_refused_at_once(dispatcher: Dispatcher, replica: Replica) -> None:
+async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_when_it_is_there_again(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
     dispatcher.broker, kept = nobody, dispatcher.broker
     failed = await next_event(dispatcher.submit(Errand(make_job(), b"form")))
+    await asyncio.sleep(0.1)
     dispatcher.broker = kept
+    await eventually(partial(broker.xlen, USAGE_STREAM))
+    ((_, fields),) = await broker.xrange(USAGE_STREAM)
+    told = decode_usage(fields[b"e"])
+    assert (told.verdict, told.finish_reason, told.usage.output) == ("cancelled", "never_ran", 0)
     assert isinstance(failed, Failed)
     assert failed.code == "server_is_overloaded"
     assert dispatcher.placement.load("r1") == 0

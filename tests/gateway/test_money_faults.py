@@ -7,7 +7,6 @@ import contextlib
 import random
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -25,13 +24,12 @@ from tenants.scoping import system
 from tenants.snapshot import KeySnapshot
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, Purse, purse
-from tests.gateway.test_money import HOLD, check_invariants, tell
+from tests.gateway.test_money import HOLD, check_invariants, reap_all, tell
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMIT = 30 * HOLD
 table, key, budget, url = test_money.table, test_money.key, test_money.budget, test_money.url  # fixtures
-NEVER = datetime.now(UTC) + timedelta(days=1)  # when no lease runs any more
 see = sync_to_async(check_invariants)
 
 
@@ -119,7 +117,7 @@ class World:
 
     async def reap(self) -> None:
         """Even what is still leased: fences must do."""
-        await sync_to_async(holds.reap)(NEVER)
+        await sync_to_async(reap_all)()
 
 
 OFTEN = ("admit", "admit", "admit", "settle", "settle")

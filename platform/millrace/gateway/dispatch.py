@@ -77,6 +77,7 @@ class Dispatcher:
         self._seconds: dict[str, float] = {}  # model -> how long a leg takes, from being sent to its end
         self._outbox: list[Generation] = []
         self._to_send = asyncio.Event()
+        self._untold: list[bytes] = []  # usage events that the broker has not taken yet
         self._doorbells = DoorbellMaker()
         self.reader = StreamReader(patient, gateway_id, self._accept, self._on_gap)
         self.give_up_script = broker.register_script(claims.GIVE_UP)
@@ -265,15 +266,28 @@ class Dispatcher:
         return bool(await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1)
 
     async def never_ran(self, *jobs: Job) -> None:
-        """Tell the settler of legs that no worker was ever asked to do: their holds go back. Lost with the broker, they
-        go back when their slices are reaped."""
+        """Tell the settler of legs that nobody answers: their holds go back; and should a worker have been asked all
+        the same, nobody pays. While the broker is away they wait; if the gateway dies before, the reaper takes back.
+        """
+        self._untold += [self._void(job) for job in jobs]
+        try:
+            await self.tell_untold()
+        except (redis.RedisError, OSError) as fault:
+            log.warning("holds_not_returned_yet", legs=len(self._untold), error=str(fault))
+
+    async def tell_untold(self) -> None:
+        """Send the usage events that are left. What is told twice is settled once."""
+        if not self._untold:
+            return
+        telling, self._untold = self._untold, []
         try:
             async with self.broker.pipeline(transaction=False) as pipe:
-                for job in jobs:
-                    pipe.xadd(USAGE_STREAM, {"e": self._void(job)})
+                for event in telling:
+                    pipe.xadd(USAGE_STREAM, {"e": event})
                 await pipe.execute()
-        except (redis.RedisError, OSError) as fault:
-            log.warning("holds_not_returned", legs=len(jobs), error=str(fault))
+        except BaseException:
+            self._untold = telling + self._untold
+            raise
 
     def _void(self, job: Job) -> bytes:
         return encode(
@@ -316,6 +330,7 @@ class Dispatcher:
                 log.warning("broker_unreachable", error=str(fault))
                 for generation in batch:
                     self.fail_here(generation, OVERLOADED, "The service is briefly unavailable.", retry_after=1)
+                await self.never_ran(*(generation.job for generation in batch))
                 continue
             for generation in batch:
                 generation.written = True

@@ -11,6 +11,7 @@ The gateway never gives a hold back: the usage event of the leg, whoever writes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import structlog
 from psycopg_pool import PoolTimeout
 
 from billing.pricing import PriceIndex, PriceSheet, Tier, UnknownPriceError, affordable_output, hold_nano
-from billing.slices import Amount, Path, Shortage, Slice, SliceStore
+from billing.slices import UNITS, Amount, Path, Shortage, Slice, SliceStore
 from inference_worker.engine.request import ServiceClass
 from millrace.gateway import refusals
 from millrace.gateway.admission import Admission, Demand, Terms, Ticket
@@ -38,6 +39,7 @@ log = structlog.get_logger(__name__)
 RECALL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
 RECALL_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
+LEASE_ANSWER_SECONDS = 2.0  # a database that does not say in so long is as good as away
 PRICES_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
 TIERS = {
@@ -102,7 +104,8 @@ class Treasury:
         self.prices = PriceIndex()
         self._by_key: dict[int, Path] = {}  # key -> its path
         self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
-        self._unreturned: list[tuple[Slice, float]] = []  # and when it stops to matter
+        self._unreturned: list[Slice] = []
+        self._to_return = asyncio.Event()
         self._changes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
@@ -118,15 +121,17 @@ class Treasury:
         await self._return_all()
 
     def drop(self, changes: Collection[Change]) -> None:
-        """Budgets may have changed for these keys or tenants."""
+        """Budgets may have changed for these keys or tenants: what was leased by the old ones goes back."""
         self._changes += 1
         tenants = {change.tenant_id for change in changes}
         self._by_key = {key: path for key, path in self._by_key.items() if path.tenant_id not in tenants}
+        self._seal([path for path in self._paths.values() if path.tenant_id in tenants])
 
     def forget(self) -> None:
         """Changes may have gone by unseen."""
         self._changes += 1
         self._by_key.clear()
+        self._seal(list(self._paths.values()))
 
     def bill(self, demand: Demand) -> Bill:
         """Pin the price.
@@ -157,17 +162,19 @@ class Treasury:
         if path is None or not path.starts <= demand.admitted_at < path.ends:
             path = await self._open(demand)
         if not path.windows:
-            return self._terms(bill, max_tokens, amount, None)
+            return self._terms(bill, max_tokens, amount, None, ())
         slice_ = path.slice
         if slice_ is None or not slice_.take(amount, time.monotonic()):
             slice_, max_tokens, amount = await self._take_slowly(bill, path, max_tokens, amount)
-        return self._terms(bill, max_tokens, amount, slice_)
+        return self._terms(bill, max_tokens, amount, slice_, path.ids)
 
-    def _terms(self, bill: Bill, max_tokens: int, amount: Amount, slice_: Slice | None) -> Terms:
+    def _terms(
+        self, bill: Bill, max_tokens: int, amount: Amount, slice_: Slice | None, windows: Sequence[int]
+    ) -> Terms:
         sheet = bill.sheets[0]
         if slice_ is None:
             return Terms(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
-        return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet)
+        return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows)
 
     async def _open(self, demand: Demand) -> Path:
         """Find the windows on the key's way at that instant."""
@@ -196,11 +203,12 @@ class Treasury:
     async def _take_slowly(self, bill: Bill, path: Path, max_tokens: int, amount: Amount) -> tuple[Slice, int, Amount]:
         """Take the amount from a new slice, after recalling others' if need be; or as much as there is, where a shorter
         answer will do."""
-        found = await self._recall_until(path, amount)
+        shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp)
+        floor = bill.amount(1) if shorter else amount
+        found = await self._recall_until(path, amount, floor)
         if isinstance(found, Slice):
             return found, max_tokens, amount
-        floor = bill.amount(1)
-        if bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp):
+        if shorter:
             leased = await self._lease(path, amount, floor, take=False)
             if isinstance(leased, Slice):
                 max_tokens = min(max_tokens, bill.affordable(leased.left))
@@ -210,14 +218,16 @@ class Treasury:
             found = leased
         raise refusals.refusal(found)
 
-    async def _recall_until(self, path: Path, amount: Amount) -> Slice | list[Shortage]:
-        ends = time.monotonic() + RECALL_SECONDS
-        asked = float("-inf")
+    async def _recall_until(self, path: Path, amount: Amount, floor: Amount) -> Slice | list[Shortage]:
+        """Take the amount, once others have given back what is short of it; or what still is short then. Where `floor`
+        would do as well, all is waited for that may come back."""
+        ends = asked = 0.0
         while True:
             found = await self._lease(path, amount, amount, take=True)
-            if isinstance(found, Slice) or not all(shortage.recallable for shortage in found):
+            if isinstance(found, Slice) or not _recallable(found, floor):
                 return found
             now = time.monotonic()
+            ends = ends or now + RECALL_SECONDS
             if now >= ends:
                 return found
             if now - asked > RECALL_SECONDS / 3:
@@ -243,14 +253,19 @@ class Treasury:
             self._leasing.add(leasing)
             leasing.add_done_callback(self._leasing.discard)
             try:
-                found = await asyncio.shield(leasing)
+                async with asyncio.timeout(LEASE_ANSWER_SECONDS):
+                    found = await asyncio.shield(leasing)
             except asyncio.CancelledError:
-                leasing.add_done_callback(lambda done: self._keep_unwanted(path, done))
+                leasing.add_done_callback(self._keep_unwanted)
                 raise
             except _UNREACHABLE as fault:
+                leasing.add_done_callback(self._keep_unwanted)
                 if slice_ is not None:
                     self._return_later(slice_)
                 raise _unavailable(fault) from fault
+            if isinstance(found, Slice) and time.monotonic() >= found.until:  # this process was stopped meanwhile
+                self._return_later(found)
+                raise _unavailable(TimeoutError("the lease had ended when it was told"))
             if isinstance(found, Slice) and take:
                 self._keep(path, found, amount)
             return found
@@ -259,19 +274,24 @@ class Treasury:
         """Take the amount from a slice just leased; what is left of it serves the next."""
         left = Amount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
         leased.left = left
-        if any(left):
-            if path.slice is not None:
-                self._return_later(path.slice)
-            path.slice = leased
+        if not any(left):
+            return
+        if self._paths.get(tuple(path.ids)) is not path:  # its period is over, and it was forgotten
+            self._return_later(leased)
+            return
+        if path.slice is not None:
+            self._return_later(path.slice)
+        path.slice = leased
 
-    def _keep_unwanted(self, path: Path, leasing: asyncio.Future[Slice | list[Shortage]]) -> None:
+    def _keep_unwanted(self, leasing: asyncio.Future[Slice | list[Shortage]]) -> None:
         if not leasing.cancelled() and leasing.exception() is None and isinstance(found := leasing.result(), Slice):
             self._return_later(found)
 
     # Back.
 
     def _return_later(self, slice_: Slice) -> None:
-        self._unreturned.append((slice_, slice_.until + 1))
+        self._unreturned.append(slice_)
+        self._to_return.set()
 
     def _seal(self, paths: Collection[Path]) -> None:
         """Admit nothing more from their slices."""
@@ -281,20 +301,25 @@ class Treasury:
                 path.slice = None
 
     async def _return_all(self) -> None:
-        """Give back what is left of slices that are done with. What cannot be told is taken back by the reaper."""
-        returning, self._unreturned = self._unreturned, []
+        """Give back what is left of slices that are done with. NOTE: twice is as good as once, so they are forgotten
+        only when it is done; one that the reaper took back meanwhile has another fence."""
+        returning = list(self._unreturned)
         if not returning:
             return
         try:
-            await self._store.give_back([slice_ for slice_, _ in returning])
+            await self._store.give_back(returning)
         except _UNREACHABLE as fault:
             log.warning("slices_not_returned", slices=len(returning), error=str(fault) or type(fault).__name__)
-            now = time.monotonic()
-            self._unreturned += [(each, ends) for each, ends in returning if ends > now]
+            return
+        done = {id(each) for each in returning}
+        self._unreturned = [each for each in self._unreturned if id(each) not in done]
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._to_return.wait()
+            self._to_return.clear()
             now, wall = time.monotonic(), time.time_ns() // 1000
             over = [path for path in self._paths.values() if path.slice and now >= path.slice.until]
             self._seal(over)
@@ -318,7 +343,11 @@ class Treasury:
                 await asyncio.sleep(1)
 
     async def _recalled(self, windows: set[int]) -> None:
-        self._seal([path for path in self._paths.values() if not windows.isdisjoint(path.ids)])
+        """Give all of it back, and for a moment take no more than is needed: or the asker would never find it there."""
+        paths = [path for path in self._paths.values() if not windows.isdisjoint(path.ids)]
+        for path in paths:
+            path.scarce_until = time.monotonic() + RECALL_SECONDS
+        self._seal(paths)
         await self._return_all()
 
     async def _keep_prices(self) -> None:
@@ -359,6 +388,14 @@ class MoneyAdmission:
 
     async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
         return await self._limits.standing(key)
+
+
+def _recallable(shortages: Sequence[Shortage], floor: Amount) -> bool:
+    """Whether so much may come back from others that the floor is reached."""
+    wanted = dict(zip(UNITS, floor, strict=True))
+    return any(each.elsewhere for each in shortages) and all(
+        each.room + each.elsewhere >= wanted[each.window.unit] for each in shortages
+    )
 
 
 def _unavailable(fault: Exception) -> ApiError:

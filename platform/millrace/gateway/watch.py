@@ -57,6 +57,7 @@ class Watch:
             try:
                 beats: Any = await self._broker.hgetall(REPLICAS_KEY)
                 died = self._replicas.update(beats)
+                await self._dispatcher.tell_untold()
                 self._dispatcher.placement.observe()
                 for model in {model for model, _ in self._dispatcher.queues}:
                     self._dispatcher.pump(model)
