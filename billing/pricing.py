@@ -210,7 +210,16 @@ class PriceIndex:
             self.newest = max(self.newest, sheet.version)
 
     def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> PriceSheet | None:
-        """The sheet in force at that microsecond: the tenant's own, else everybody's; None: there is no price."""
+        """The sheet in force at that microsecond: of the tier, or, where that has none, of the standard tier.
+
+        In each the tenant's own comes before everybody's. None: there is no price.
+        """
+        sheet = self._of_tier(tenant_id, model, tier, at)
+        if sheet is None and tier != Tier.STANDARD:
+            sheet = self._of_tier(tenant_id, model, Tier.STANDARD, at)
+        return sheet
+
+    def _of_tier(self, tenant_id: int, model: str, tier: Tier, at: int) -> PriceSheet | None:
         for owner in (tenant_id, None):
             of_kind = self._sheets.get((owner, model, tier), [])
             place = bisect_right(of_kind, at, key=_effective_from)

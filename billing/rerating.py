@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from billing.actions.prices import sheets_to_be
-from billing.models import PriceVersion, UsageEvent, Verdict
+from billing.models import CompiledSheet, PriceVersion, UsageEvent, Verdict
 from billing.partitions import month_of
-from billing.pricing import COMPONENTS, Component, PriceSheet, Tier, UnknownPriceError, lines
+from billing.pricing import COMPONENTS, Component, PriceIndex, PriceSheet, Tier, UnknownPriceError, lines
 from billing.rating import sheets
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -42,13 +42,18 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     Raises:
         Conflict: it is no draft any more, or a later version is in its way.
     """
-    to_be = {(sheet.tenant_id, sheet.model, sheet.tier): sheet for sheet in sheets_to_be(draft)}
+    to_be = sheets_to_be(draft)
+    touched, models = {(sheet.tenant_id, sheet.model, sheet.tier) for sheet in to_be}, {sheet.model for sheet in to_be}
+    from_then = max((sheet.effective_from for sheet in to_be), default=0)
+    index = PriceIndex()
     found: dict[tuple[int, str], Comparison] = {}
     with system(SystemUse.PRICES):
-        for tenant, model, tier, at, usage, was in _legs({model for _, model, _ in to_be}, start, end):
-            sheet = to_be.get((tenant, model, tier), to_be.get((None, model, tier)))
-            if sheet is None:
+        index.add(row.decoded() for row in CompiledSheet.objects.filter(model__in=models).order_by("pk"))
+        index.add(to_be)
+        for tenant, model, tier, at, usage, was in _legs(models, start, end):
+            if not {(tenant, model, tier), (None, model, tier)} & touched:
                 continue
+            sheet = index.find(tenant, model, tier, from_then) or _NO_SHEET
             row = found.setdefault((tenant, model), Comparison(tenant, model))
             row.events += 1
             try:

@@ -109,6 +109,17 @@ def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     assert (row.unpriced, row.events, row.would_be_femto) == (1, 2, usd)
 
 
+def test_the_preview_of_a_withdrawn_tier_is_what_standard_costs(event):
+    start, end = last_month()
+    do_publish_prices(draft(start, uncached="3", cache_read="3", output="15"), by=None)
+    batch = [NewPrice("m", Tier.BATCH, Component.UNCACHED, nano_per_million("1"))]
+    do_publish_prices(do_propose_prices(Proposal(tuple(batch)), effective_from=start), by=None)
+    version = next(row.pk for row in Everybody(CompiledSheet).all() if row.tier == "batch")
+    settle([Message("1-0", encode(event(at=start, model="m", price_version=version, cache_read=0, output=0)))])
+    (row,) = preview(do_propose_prices(Proposal(withdrawn=(("m", Tier.BATCH),))), start, end)
+    assert (row.unpriced, row.was_femto, row.would_be_femto) == (0, 10 * 10**9, 30 * 10**9)
+
+
 def test_last_month_is_the_calendars():
     assert last_month(datetime(2027, 1, 5, tzinfo=UTC)) == (
         datetime(2026, 12, 1, tzinfo=UTC),

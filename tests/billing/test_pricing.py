@@ -30,8 +30,10 @@ C = Component
 USD = 10**15  # femto
 
 
-def sheet(*rates: Rate, version: int = 1, tenant_id: int | None = None, effective_from: int = 0) -> PriceSheet:
-    return PriceSheet(version, tenant_id, "m", Tier.STANDARD, effective_from, rates)
+def sheet(
+    *rates: Rate, version: int = 1, tenant_id: int | None = None, tier: Tier = Tier.STANDARD, effective_from: int = 0
+) -> PriceSheet:
+    return PriceSheet(version, tenant_id, "m", tier, effective_from, rates)
 
 
 def rates(**usd: str) -> list[Rate]:
@@ -153,9 +155,25 @@ def test_the_index_finds_a_tenants_own_then_everybodys():
 
     assert [version(1, at) for at in (-1, 0, 9, 10, 99, 100)] == [None, 1, 1, 2, 2, None]
     assert [version(7, at) for at in (49, 50, 100)] == [2, 3, 3]
-    assert index.find(1, "m", Tier.BATCH, 0) is None
     assert index.find(1, "other", Tier.STANDARD, 0) is None
     assert index.newest == 4
+
+
+def test_a_tier_without_a_price_costs_what_standard_does():
+    index = PriceIndex()
+    index.add([sheet(*A.rates, version=1), sheet(*B.rates, version=2, tier=Tier.BATCH, effective_from=10)])
+    index.add([sheet(*A.rates, version=3, tenant_id=7, effective_from=20)])
+    index.add([sheet(version=4, tier=Tier.BATCH, effective_from=30), sheet(version=5, effective_from=40)])
+
+    def version(tenant: int, tier: Tier, at: int) -> int | None:
+        found = index.find(tenant, "m", tier, at)
+        return found and found.version
+
+    assert [version(1, Tier.BATCH, at) for at in (-1, 0, 10, 30, 40)] == [None, 1, 2, 1, None]
+    assert [version(1, tier, 10) for tier in (Tier.FLEX, Tier.PRIORITY)] == [1, 1]
+    assert [version(7, Tier.BATCH, at) for at in (20, 30)] == [2, 3]  # the list's of the tier, then one's own
+    assert [version(7, Tier.FLEX, at) for at in (20, 40)] == [3, 3]
+    assert all(index.find(7, "other", tier, 99) is None for tier in Tier)
 
 
 def test_of_two_sheets_of_one_moment_the_later_made_counts():
