@@ -40,6 +40,7 @@ INSTALLED_APPS = [
     "billing",
     "millrace.batches",
     "millrace.outcomes",
+    "millrace.demo",
     "millrace.records",
 ]
 

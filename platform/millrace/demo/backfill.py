@@ -1,0 +1,209 @@
+"""Sends the history the way that real usage takes: held in the windows of budgets, settled by the settler's ingest.
+
+What a hard budget has no room for was refused, so it is no usage. NOTE: slices are noted as made on the day of their
+usage: the reconciler compares slices lately made with events lately admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import connection
+
+from billing import rollups
+from billing.actions.budgets import do_make_budget
+from billing.ingest import Message, Outcome, settle
+from billing.models import Budget, CompiledSheet, UsageEvent
+from billing.partitions import ensure_partitions
+from billing.pricing import PriceIndex
+from billing.rating import rate
+from billing.slices import LEASE_SECONDS, SETTLING_SECONDS
+from inference_worker.protocol import encode
+from millrace.demo.cast import BudgetSpec
+from millrace.demo.history import PREFIX, Span, Use, months, uses
+from millrace.demo.stage import Models, Player
+from tenants.actions import record_key_use
+from tenants.models import ApiKey
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
+
+BATCH = 2000
+FEMTO_PER_NANO = 10**6
+_OPEN = "SELECT window_id FROM billing_open_windows(%s, %s, %s, %s)"
+_LEASE = """
+SELECT slice_id, fence FROM billing_lease(%s, 'demo', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s,
+    NULL, NULL, NULL)
+"""
+_DATE = "UPDATE billing_slice SET made_at = %s WHERE id = %s"
+
+
+@dataclass
+class Told:
+    """How far it is."""
+
+    done: int = 0  # days of tenants
+    of: int = 0
+    settled: int = 0
+    known: int = 0  # settled by an earlier run
+    refused: int = 0
+    quarantined: int = 0
+
+
+def prices() -> PriceIndex:
+    """Every sheet there is."""
+    index = PriceIndex()
+    with system(SystemUse.COMMAND):
+        index.add(row.decoded() for row in CompiledSheet.objects.order_by("pk"))
+    return index
+
+
+def backfill(players: Sequence[Player], span: Span, models: Models, tell: Callable[[Told], None]) -> Told:
+    """Settle what each tenant used until now and no run before has settled; then bring the rollups up to date."""
+    index, told = prices(), Told()
+    plan = {player.spec.slug: list(span.all_days(player)) for player in players}
+    for month in months([day for days in plan.values() for day in days]):
+        ensure_partitions(month)
+    told.of = sum(len(days) for days in plan.values())
+    for player in players:
+        history = {day: uses(player, day, span, models, index) for day in plan[player.spec.slug]}
+        _budgets(player, [use for day in history.values() for use in day], span.now)
+        sending = _Sending(player, told)
+        for day, found in history.items():
+            sending.send(day, found)
+            told.done += 1
+            tell(told)
+        sending.flush()
+    rollups.build()
+    return told
+
+
+def _budgets(player: Player, history: Sequence[Use], now: datetime) -> None:
+    """The budgets that are missing; some are as large as part of what the history comes to."""
+    spec = player.spec
+    wanted: list[tuple[BudgetSpec, ApiKey | None]] = [(budget, None) for budget in spec.budgets]
+    wanted += [(budget, player.keys[key.name]) for key in spec.keys for budget in key.budgets]
+    with tenant_scope(player.tenant):
+        known = set(Budget.objects.for_tenant(player.tenant).values_list("name", flat=True))
+    for budget, key in wanted:
+        if budget.name in known:
+            continue
+        do_make_budget(
+            player.tenant,
+            key=key,
+            member=player.people[budget.member] if budget.member else None,
+            name=budget.name,
+            unit=budget.unit,
+            period=budget.period,
+            amount=_amount(budget, history, now),
+            mode=budget.mode,
+            clamp=budget.clamp,
+            rollover_cap=budget.rollover_cap,
+            raise_amount=budget.raise_amount,
+            raise_until=now + timedelta(days=7) if budget.raise_amount else None,
+        )
+
+
+def _amount(budget: BudgetSpec, history: Sequence[Use], now: datetime) -> int:
+    if isinstance(budget.amount, int):
+        return budget.amount
+    since = 0
+    if budget.period == "month":
+        since = int(now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()) * 1_000_000
+    events = [use.event for use in history if use.event.envelope.admitted_at >= since]
+    spent = sum(rated.cost_femto for rated in rate(events) if not isinstance(rated, Exception)) // FEMTO_PER_NANO
+    cent = 10**7
+    return max(cent, round(spent * budget.amount / cent) * cent)
+
+
+class _Sending:
+    """One tenant's usage on its way to the settler."""
+
+    def __init__(self, player: Player, told: Told) -> None:
+        self._player, self._told = player, told
+        self._waiting: list[Message] = []
+        self._unbounded: set[str] = set()  # keys that no budget is for
+        with tenant_scope(player.tenant):
+            events = UsageEvent.objects.for_tenant(player.tenant).filter(request_id__startswith=PREFIX)
+            self._known = set(events.values_list("request_id", flat=True))
+
+    def send(self, day: date, found: Iterable[Use]) -> None:
+        """Settle a day's requests, each key's together, as they fit its budgets."""
+        by_key: dict[str, list[Use]] = {}
+        for use in found:
+            if use.event.envelope.request_id in self._known:
+                self._told.known += 1
+            else:
+                by_key.setdefault(use.key, []).append(use)
+        for key, group in by_key.items():
+            self._admit(key, day, group)
+        if by_key:
+            last = {group[-1].event.envelope.key_id: _moment(group[-1]) for group in by_key.values()}
+            record_key_use(last)
+
+    def flush(self) -> None:
+        messages, self._waiting = self._waiting, []
+        if not messages:
+            return
+        outcome: Outcome = settle(messages)
+        self._told.settled += outcome.settled
+        self._told.quarantined += outcome.quarantined
+
+    def _admit(self, key: str, day: date, group: Sequence[Use]) -> None:
+        """All of the group that fits. What waits to be settled holds more than it will use: hence the second try."""
+        if key in self._unbounded:
+            self._queue(group, None)
+            return
+        for attempt in (self.flush, None):
+            slice_ = self._lease(key, day, group)
+            if slice_ is not None or key in self._unbounded:
+                self._queue(group, slice_)
+                return
+            if attempt is not None:
+                attempt()
+        if len(group) == 1:
+            self._told.refused += 1
+            return
+        middle = len(group) // 2
+        self._admit(key, day, group[:middle])
+        self._admit(key, day, group[middle:])
+
+    def _lease(self, key: str, day: date, group: Sequence[Use]) -> tuple[int, int] | None:
+        """A slice of the windows on the key's way that day, of just what the group holds; None: there is no room."""
+        row, tenant = self._player.keys[key], self._player.tenant
+        amount = [sum(use.hold for use in group), sum(use.hold_tokens for use in group), len(group)]
+        lasting = timedelta(seconds=LEASE_SECONDS)
+        noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
+        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+            cursor.execute(_OPEN, [tenant.pk, row.project_id, row.pk, noon])
+            windows = [window for (window,) in cursor.fetchall()]
+            if not windows:
+                self._unbounded.add(key)
+                return None
+            longest = timedelta(seconds=SETTLING_SECONDS)
+            asked: list[Any] = [tenant.pk, windows, amount, amount, amount, lasting, longest]
+            cursor.execute(_LEASE, asked)
+            slice_id, fence = cursor.fetchone()[:2]
+            if slice_id is not None:
+                cursor.execute(_DATE, [_moment(group[0]), slice_id])
+        return None if slice_id is None else (slice_id, fence)
+
+    def _queue(self, group: Sequence[Use], slice_: tuple[int, int] | None) -> None:
+        self._waiting += [Message(use.event.envelope.request_id, encode(_held(use, slice_))) for use in group]
+        if len(self._waiting) >= BATCH:
+            self.flush()
+
+
+def _held(use: Use, slice_: tuple[int, int] | None) -> Any:
+    """The event as the worker would send it, with what was held for it."""
+    held: dict[str, int] = {"hold": use.hold, "hold_tokens": use.hold_tokens}
+    if slice_ is not None:
+        held |= {"slice_id": slice_[0], "fence": slice_[1]}
+    return msgspec.structs.replace(use.event, envelope=msgspec.structs.replace(use.event.envelope, **held))
+
+
+def _moment(use: Use) -> datetime:
+    return datetime.fromtimestamp(use.event.envelope.admitted_at / 1_000_000, UTC)
