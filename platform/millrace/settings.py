@@ -46,6 +46,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "django.middleware.gzip.GZipMiddleware",
     "millrace.middleware.SecurityHeaders",
     "millrace.middleware.WholeStaticFiles",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -69,6 +70,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "frontend.context.look",
             ],
         },
     },
@@ -196,6 +198,11 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
+    "ENUM_NAME_OVERRIDES": {
+        "InvoiceState": "billing.models.invoicing.Invoice.State",
+        "PriceVersionState": "billing.models.prices.PriceVersion.State",
+        "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",
+    },
 }
 
 # Security
