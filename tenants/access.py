@@ -28,6 +28,8 @@ class Permission(StrEnum):
     BILLING_READ = "billing.read"
     BILLING_WRITE = "billing.write"
     AUDIT_READ = "audit.read"
+    WEBHOOKS_READ = "webhooks.read"  # and what they tell, invoices too
+    WEBHOOKS_WRITE = "webhooks.write"
 
 
 P = Permission
@@ -39,10 +41,15 @@ ROLES: Mapping[str, frozenset[Permission]] = {
     "owner": EVERYTHING,
     "admin": _ADMIN,
     "developer": frozenset({*_READ, P.KEYS_READ, P.KEYS_WRITE, P.POLICIES_READ, P.POLICIES_WRITE}),
-    "billing": frozenset({*_READ, P.BILLING_READ, P.BILLING_WRITE}),
+    "billing": frozenset({*_READ, P.BILLING_READ, P.BILLING_WRITE, P.WEBHOOKS_READ}),
     "readonly": frozenset({*_READ, P.KEYS_READ, P.POLICIES_READ}),
 }
 # What a key with the scope `manage` may do. Not to make others of its kind: one that leaked must die with its revoking.
 KEY: frozenset[Permission] = _ADMIN - {P.KEYS_MANAGE}
 # What a person must have proved lately to be themselves for, by password or TOTP. A key's owner is not there to ask.
-STEP_UP = frozenset({P.TENANT_DELETE, P.MEMBERS_WRITE, P.OWNERS_WRITE, P.KEYS_WRITE, P.KEYS_MANAGE, P.BILLING_WRITE})
+STEP_UP = frozenset(
+    {
+        *(P.TENANT_DELETE, P.MEMBERS_WRITE, P.OWNERS_WRITE, P.KEYS_WRITE, P.KEYS_MANAGE, P.BILLING_WRITE),
+        P.WEBHOOKS_WRITE,
+    }
+)

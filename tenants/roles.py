@@ -32,6 +32,7 @@ class SystemUse(StrEnum):
     PERSON = "a person's own log-in concerns no tenant"
     PRICES = "prices are published for every tenant; their preview reads everybody's usage"
     SETTLER = "the settler writes every tenant's usage"
+    WEBHOOKS = "webhooks and mails of every tenant are sent"
 
 
 # What must be there before the first migration. On a server of one's own a superuser, or a role that may create roles

@@ -8,5 +8,7 @@ from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "tenants-purge": {"task": "tenants.purge", "schedule": crontab(minute="23")},
+    "tenants-send-webhooks": {"task": "tenants.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
+    "tenants-send-mails": {"task": "tenants.send_mails", "schedule": 60.0, "options": {"expires": 60}},
     "tenants-sweep": {"task": "tenants.sweep", "schedule": crontab(minute="*/10")},
 }

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import smtplib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import structlog
 from celery import shared_task
 
-from tenants import changes, invitations
+from tenants import changes, invitations, mails
 from tenants.actions import do_purge_tenant
-from tenants.models import ChangeLog, IdempotentAnswer, Tenant
+from tenants.models import ChangeLog, IdempotentAnswer, Mail, Tenant, WebhookAttempt, WebhookDelivery, WebhookEvent
 from tenants.roles import SystemUse
 from tenants.scoping import system
+from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
 ANSWERS_KEPT = timedelta(hours=24)
+EVENTS_KEPT = timedelta(days=90)
 
 
 @shared_task(
@@ -41,3 +44,21 @@ def sweep() -> None:
         old = now - timedelta(seconds=changes.RETENTION_SECONDS)
         ChangeLog.objects.all_tenants().filter(at__lt=old).delete()
         IdempotentAnswer.objects.all_tenants().filter(at__lt=now - ANSWERS_KEPT).delete()
+        told = now - EVENTS_KEPT
+        WebhookAttempt.objects.all_tenants().filter(delivery__event__at__lt=told).delete()
+        WebhookDelivery.objects.all_tenants().filter(event__at__lt=told).delete()
+        WebhookEvent.objects.all_tenants().filter(at__lt=told).delete()
+        Mail.objects.all_tenants().filter(created_at__lt=told).delete()
+
+
+@shared_task(name="tenants.send_webhooks")
+def send_webhooks() -> int:
+    """Send the webhooks that are due, several at once; returns how many were tried."""
+    with ThreadPoolExecutor(sending.SENDERS, "webhooks") as pool:
+        return sum(pool.map(lambda _: sending.send_all(), range(sending.SENDERS)))
+
+
+@shared_task(name="tenants.send_mails")
+def send_mails() -> int:
+    """Send the mails that are due; returns how many were sent."""
+    return mails.send_mails()

@@ -20,11 +20,14 @@ from tenants.models import (
     KeySnapshot,
     KeyUse,
     LimitSet,
+    Mail,
     Membership,
     Project,
     RoutingPolicy,
     Tenant,
     User,
+    WebhookEndpoint,
+    WebhookEvent,
 )
 from tenants.scoping import tenant_scope
 
@@ -56,9 +59,6 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
     return locked
 
 
-def do_suspend_tenant(tenant: Tenant) -> bool:
-    """Stop serving the tenant. False if that was so before."""
-    return _set(tenant, "tenant.suspend", status=Tenant.Status.SUSPENDED)
 def do_keep_content(tenant: Tenant, days: int) -> bool:
     """Keep prompts and answers for so many days; 0: keep none, and remove those that are kept. False if it was so.
 
@@ -70,6 +70,9 @@ def do_keep_content(tenant: Tenant, days: int) -> bool:
     return _set(tenant, "tenant.keep_content", keep_content_days=days)
 
 
+def do_suspend_tenant(tenant: Tenant) -> bool:
+    """Stop serving the tenant. False if that was so before."""
+    return _set(tenant, "tenant.suspend", status=Tenant.Status.SUSPENDED)
 
 
 def do_resume_tenant(tenant: Tenant) -> bool:
@@ -105,7 +108,8 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
         recompile(locked, ChangeLog.Kind.TENANT)  # so that gateways are told of dead keys, not of none
         for model in (KeyUse, KeySnapshot, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
             model.objects.for_tenant(locked).delete()
-        IdempotentAnswer.objects.for_tenant(locked).delete()
+        for told in (WebhookEndpoint, WebhookEvent, Mail, IdempotentAnswer):
+            told.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None
         locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"
         locked.save(update_fields=["status", "purge_after", "slug", "name"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from tenants.api import keys, members, operators, rules, tenancy
+from tenants.api import keys, members, operators, rules, tenancy, webhooks
 
 urlpatterns = [
     path("tenant", tenancy.TenantDetail.as_view(), name="api-tenant"),
@@ -25,6 +25,15 @@ urlpatterns = [
     path("policies/<int:pk>/revert", rules.PolicyRevert.as_view(), name="api-policy-revert"),
     path("audit", tenancy.Audit.as_view(), name="api-audit"),
     path("audit/<int:pk>", tenancy.AuditDetail.as_view(), name="api-audit-entry"),
+    path("webhooks", webhooks.Endpoints.as_view(), name="api-webhooks"),
+    path("webhooks/<int:pk>", webhooks.EndpointDetail.as_view(), name="api-webhook"),
+    path("webhooks/<int:pk>/rotate", webhooks.EndpointRotate.as_view(), name="api-webhook-rotate"),
+    path("webhooks/<int:pk>/test", webhooks.EndpointTest.as_view(), name="api-webhook-test"),
+    path("webhook-events", webhooks.Events.as_view(), name="api-webhook-events"),
+    path("webhook-events/<int:pk>", webhooks.EventDetail.as_view(), name="api-webhook-event"),
+    path("webhook-deliveries", webhooks.Deliveries.as_view(), name="api-webhook-deliveries"),
+    path("webhook-deliveries/<int:pk>", webhooks.DeliveryDetail.as_view(), name="api-webhook-delivery"),
+    path("webhook-deliveries/<int:pk>/replay", webhooks.DeliveryReplay.as_view(), name="api-webhook-replay"),
     path("operator/tenants", operators.Tenants.as_view(), name="api-operator-tenants"),
     path("operator/tenants/<int:pk>", operators.TenantOne.as_view(), name="api-operator-tenant"),
     *(

@@ -5,6 +5,7 @@ from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeLog, IdempotentAnswer
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
 from tenants.models.tenancy import MOST_CONTENT_DAYS, Project, Tenant
+from tenants.models.webhooks import Mail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
     "LIMITS",
@@ -17,10 +18,15 @@ __all__ = [
     "KeySnapshot",
     "KeyUse",
     "LimitSet",
+    "Mail",
     "Membership",
     "Project",
     "RoutingPolicy",
     "Tenant",
     "User",
     "UserManager",
+    "WebhookAttempt",
+    "WebhookDelivery",
+    "WebhookEndpoint",
+    "WebhookEvent",
 ]

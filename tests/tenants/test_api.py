@@ -18,6 +18,7 @@ from rest_framework.test import APIClient
 from billing.actions.budgets import do_make_budget
 from tenants import actions
 from tenants.access import KEY, ROLES, STEP_UP, Permission
+from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
 from tenants.api.operators import OperatorView
 from tenants.models import (
     ApiKey,
@@ -56,8 +57,13 @@ def furnished(slug: str) -> Row:
     policy = actions.do_publish_policy(tenant, "fast", BODY)
     invoice = draft_for(tenant).pk
     budget = do_make_budget(tenant, name=f"of {slug}", unit="money", period="month", amount=1)
+    endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
+    delivery = do_send_test_event(endpoint)
     ids = {
         "api-budget": budget.pk,
+        **dict.fromkeys(("api-webhook", "api-webhook-rotate", "api-webhook-test"), endpoint.pk),
+        **dict.fromkeys(("api-webhook-delivery", "api-webhook-replay"), delivery.pk),
+        "api-webhook-event": delivery.event_id,
         **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
         **dict.fromkeys(("api-invoice-events", "api-invoice-check"), invoice),
         "api-project": spare.pk,
@@ -284,6 +290,8 @@ SENT = {
     "api-budgets": {"name": "x", "unit": "money", "period": "month", "amount": 1},
     "api-budget": {"amount": 2},
     "api-policies": {"name": "x", "body": BODY},
+    "api-webhooks": {"url": "https://hooks.example/"},
+    "api-webhook": {"description": "x"},
 }
 TRIED = [
     (route, method, needed)

@@ -1,0 +1,177 @@
+"""Verbs on webhooks: endpoints, their secrets, and events sent again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+
+from millrace.config import platform_settings
+from tenants import audit
+from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.mails import enqueue_mail
+from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
+from tenants.models.webhooks import new_nonce, new_uid
+from tenants.webhooks.kinds import KINDS, TEST
+from tenants.webhooks.signing import secret_of
+from tenants.webhooks.targets import TargetRefused, parse
+
+State = WebhookDelivery.State
+OVERLAP = timedelta(hours=24)  # both secrets are valid for so long after a rotation
+MOST_ENDPOINTS = 20
+CHANGEABLE = ("url", "description", "kinds", "active")
+
+
+def do_create_endpoint(
+    tenant: Tenant, url: str, *, description: str = "", kinds: list[str] | None = None
+) -> tuple[WebhookEndpoint, str]:
+    """Send the tenant's events there from now on. (The endpoint, its secret: shown now and never again.)
+
+    Raises:
+        ActionRefused: the URL may not be called, or there is no such kind. Conflict: they have very many.
+    """
+    with changing(tenant) as locked:
+        if WebhookEndpoint.objects.for_tenant(locked).count() >= MOST_ENDPOINTS:
+            raise Conflict(f"There are {MOST_ENDPOINTS} endpoints already.")
+        endpoint = WebhookEndpoint(tenant=locked, url=url, description=description, kinds=sorted(set(kinds or ())))
+        _check(endpoint)
+        endpoint.save(force_insert=True)
+        audit.record("webhook.create", endpoint, tenant_id=locked.pk, after=audit.described(endpoint))
+    return endpoint, _secret(endpoint)
+
+
+def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpoint:
+    """Change it. What waits for one that is switched off is not sent any more, but may be replayed.
+
+    Raises:
+        ActionRefused: as when it is made. Conflict: it is gone.
+    """
+    if unknown := sorted(set(fields) - set(CHANGEABLE)):
+        raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
+    with changing(endpoint.tenant_id) as tenant:
+        row = _locked(tenant.pk, endpoint.pk)
+        before = audit.described(row)
+        for name, value in fields.items():
+            setattr(row, name, sorted(set(value)) if name == "kinds" else value)
+        if row.active and not before["active"]:
+            row.failing_since, row.disabled_because = None, ""
+        _check(row)
+        row.save(update_fields=[*fields, "failing_since", "disabled_because"])
+        if not row.active:
+            _drop_pending(row)
+        audit.record("webhook.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+    return row
+
+
+def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
+    """Send nothing there any more, and tell the tenant's owners and admins. False if that was done before."""
+    with changing(endpoint.tenant_id) as tenant:
+        rows = WebhookEndpoint.objects.for_tenant(tenant).select_for_update(no_key=True)
+        row = rows.filter(pk=endpoint.pk, active=True).first()
+        if row is None:
+            return False
+        before = audit.described(row)
+        row.active, row.disabled_because = False, because
+        row.save(update_fields=["active", "disabled_because"])
+        _drop_pending(row)
+        audit.record("webhook.disable", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        text = (
+            f"Millrace no longer sends events of {tenant.name} to\n{row.url}\n\n{because}\n\n"
+            "Switch the endpoint on again once it works. Events that did not arrive can be replayed."
+        )
+        enqueue_mail(tenant.pk, ["owner", "admin"], f"A webhook of {tenant.name} was disabled", text)
+    return True
+
+
+def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = None) -> str:
+    """Give it a new secret, shown now and never again; the old one signs too for a day.
+
+    Raises:
+        Conflict: it is gone.
+    """
+    with changing(endpoint.tenant_id) as tenant:
+        row = _locked(tenant.pk, endpoint.pk)
+        row.old_nonce, row.old_until = row.nonce, (now or datetime.now(UTC)) + OVERLAP
+        row.nonce = new_nonce()
+        row.save(update_fields=["nonce", "old_nonce", "old_until"])
+        audit.record("webhook.rotate", row, tenant_id=tenant.pk, after=audit.described(row))
+    return _secret(row)
+
+
+def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
+    """Remove it, with the log of what was sent there. Events stay.
+
+    Raises:
+        Conflict: it is gone.
+    """
+    with changing(endpoint.tenant_id) as tenant:
+        row = _locked(tenant.pk, endpoint.pk)
+        audit.record("webhook.delete", row, tenant_id=tenant.pk, before=audit.described(row))
+        row.delete()
+
+
+def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
+    """Send an event that means nothing to this endpoint alone.
+
+    Raises:
+        Conflict: it is gone, or disabled.
+    """
+    with changing(endpoint.tenant_id) as tenant:
+        row = _locked(tenant.pk, endpoint.pk)
+        if not row.active:
+            raise Conflict("This endpoint is disabled.")
+        uid = new_uid()
+        payload = {"endpoint_id": row.pk, "text": "This is a test."}
+        event = WebhookEvent.objects.create(tenant_id=tenant.pk, uid=uid, kind=TEST, key=uid, payload=payload)
+        delivery = WebhookDelivery.objects.create(
+            tenant_id=tenant.pk, event=event, endpoint=row, next_at=datetime.now(UTC)
+        )
+        audit.record("webhook.test", row, tenant_id=tenant.pk, after=audit.described(row))
+    return delivery
+
+
+def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
+    """Send it again, whether it arrived or not, under the same id. One that waits for its next try is tried now.
+
+    Raises:
+        Conflict: its endpoint is disabled, or it is gone.
+    """
+    with changing(delivery.tenant_id) as tenant:
+        if not _locked(tenant.pk, delivery.endpoint_id).active:
+            raise Conflict("Its endpoint is disabled.")
+        rows = WebhookDelivery.objects.for_tenant(tenant).select_related("event", "endpoint")
+        row = rows.select_for_update(of=("self",), no_key=True).filter(pk=delivery.pk).first()
+        if row is None:
+            raise Conflict("This delivery is gone.")
+        before = audit.described(row)
+        row.state, row.tries, row.next_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
+        row.save(update_fields=["state", "tries", "next_at", "leased_until"])
+        audit.record("webhook.replay", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+    return row
+
+
+def _locked(tenant_id: int, pk: int) -> WebhookEndpoint:
+    row = WebhookEndpoint.objects.for_tenant(tenant_id).select_for_update().filter(pk=pk).first()
+    if row is None:
+        raise Conflict("This endpoint is gone.")
+    return row
+
+
+def _drop_pending(endpoint: WebhookEndpoint) -> None:
+    rows = WebhookDelivery.objects.for_tenant(endpoint.tenant_id).filter(endpoint=endpoint, state=State.PENDING)
+    rows.update(state=State.FAILED, leased_until=None)
+
+
+def _check(endpoint: WebhookEndpoint) -> None:
+    check(endpoint)
+    if unknown := sorted(set(endpoint.kinds) - set(KINDS)):
+        raise ActionRefused(f"There is no kind of event {', '.join(unknown)}.")
+    try:
+        parse(endpoint.url, platform_settings().webhook_private_hosts)
+    except TargetRefused as fault:
+        raise ActionRefused(str(fault)) from fault
+
+
+def _secret(endpoint: WebhookEndpoint) -> str:
+    return secret_of(settings.SECRET_KEY, endpoint.pk, endpoint.nonce)

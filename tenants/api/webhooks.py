@@ -1,0 +1,255 @@
+"""Webhooks, below /api/."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants.access import Permission
+from tenants.actions import webhooks as verbs
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.serializers import MOST, Query, Strict
+from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
+from tenants.views import TenantView, given
+from tenants.webhooks.kinds import KINDS
+from tenants.webhooks.queries import deliveries, endpoints_with_last
+
+READ, WRITE = Permission.WEBHOOKS_READ, Permission.WEBHOOKS_WRITE
+
+
+class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
+    """An endpoint without its secret, and the newest try to send there."""
+
+    last_at = serializers.DateTimeField(allow_null=True)
+    last_status = serializers.IntegerField(allow_null=True)
+    last_error = serializers.CharField(allow_null=True)
+
+    class Meta:
+        model = WebhookEndpoint
+        fields: tuple[str, ...] = (
+            *("id", "url", "description", "kinds", "active", "disabled_because", "failing_since", "old_until"),
+            *("created_at", "last_at", "last_status", "last_error"),
+        )
+        read_only_fields = fields
+
+
+class EndpointIn(Strict):
+    url = serializers.CharField(max_length=500, help_text="https://, at a public address.")
+    description = serializers.CharField(max_length=200, allow_blank=True, required=False)
+    kinds = serializers.ListField(
+        child=serializers.ChoiceField(list(KINDS)), required=False, help_text="Empty: every kind."
+    )
+
+
+class EndpointChange(EndpointIn):
+    active = serializers.BooleanField(required=False)
+
+
+class SecretOut(serializers.Serializer[object]):
+    secret = serializers.CharField(help_text="Signs what is sent (Standard Webhooks). It is shown this once.")
+
+
+class EndpointMade(EndpointOut):
+    secret = serializers.CharField(help_text="Signs what is sent (Standard Webhooks). It is shown this once.")
+
+    class Meta(EndpointOut.Meta):
+        fields = (*EndpointOut.Meta.fields, "secret")
+        read_only_fields = fields
+
+
+class EventOut(serializers.ModelSerializer[WebhookEvent]):
+    class Meta:
+        model = WebhookEvent
+        fields = ("id", "uid", "kind", "key", "payload", "at")
+        read_only_fields = fields
+
+
+class EventQuery(Query):
+    kind = serializers.ChoiceField(list(KINDS), required=False)
+
+
+class AttemptOut(serializers.ModelSerializer[WebhookAttempt]):
+    class Meta:
+        model = WebhookAttempt
+        fields = ("at", "status", "ms", "error", "excerpt")
+        read_only_fields = fields
+
+
+class DeliveryOut(serializers.ModelSerializer[WebhookDelivery]):
+    event_uid = serializers.CharField(source="event.uid")
+    kind = serializers.CharField(source="event.kind")
+    url = serializers.CharField(source="endpoint.url")
+    attempts = AttemptOut(many=True)
+
+    class Meta:
+        model = WebhookDelivery
+        fields = (
+            *("id", "event_id", "event_uid", "kind", "endpoint_id", "url", "state", "tries", "next_at"),
+            *("created_at", "attempts"),
+        )
+        read_only_fields = fields
+
+
+class DeliveryQuery(Query):
+    names = {"endpoint": "endpoint_id", "event": "event_id"}  # noqa: RUF012
+    endpoint = serializers.IntegerField(min_value=1, max_value=MOST, required=False)
+    event = serializers.IntegerField(min_value=1, max_value=MOST, required=False)
+    state = serializers.ChoiceField(WebhookDelivery.State.choices, required=False)
+
+
+class EndpointView(TenantView):
+    """What the views of one endpoint share."""
+
+    serializer_class = EndpointOut
+
+    def out(self, pk: int) -> dict[str, Any]:
+        with self.scope():
+            found = endpoints_with_last(self.access.tenant.pk).filter(pk=pk).first()
+        if found is None:
+            raise exceptions.NotFound
+        return dict(EndpointOut(found).data)
+
+
+@extend_schema(tags=["webhooks"])
+class Endpoints(EndpointView):
+    permissions: ClassVar = {"GET": READ, "POST": WRITE}
+
+    @extend_schema(operation_id="webhooks", parameters=[Query], responses=EndpointOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Where events are sent, and how the newest try went."""
+        Query(data=request.query_params.dict()).is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(endpoints_with_last(self.access.tenant.pk), EndpointOut)
+
+    @extend_schema(
+        operation_id="webhooks_create", parameters=[HEADER], request=EndpointIn, responses={201: EndpointMade}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Have events sent there from now on."""
+        made, secret = verbs.do_create_endpoint(self.access.tenant, **given(EndpointIn, request.data))
+        return Response(self.out(made.pk) | {"secret": secret}, status=201)
+
+
+@extend_schema(tags=["webhooks"])
+class EndpointDetail(EndpointView):
+    permissions: ClassVar = {"GET": READ, "PATCH": WRITE, "DELETE": WRITE}
+
+    @extend_schema(operation_id="webhook")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(self.out(pk))
+
+    @extend_schema(operation_id="webhook_update", request=EndpointChange)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change it, or switch it off and on."""
+        row = self.find(WebhookEndpoint, pk)
+        verbs.do_update_endpoint(row, **given(EndpointChange, request.data, partial=True))
+        return Response(self.out(pk))
+
+    @extend_schema(operation_id="webhook_delete", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove it, with the log of what was sent there."""
+        verbs.do_delete_endpoint(self.find(WebhookEndpoint, pk))
+        return Response(status=204)
+
+
+@extend_schema(tags=["webhooks"])
+class EndpointRotate(TenantView):
+    serializer_class = SecretOut
+    permissions: ClassVar = {"POST": WRITE}
+
+    @extend_schema(operation_id="webhook_rotate", parameters=[HEADER], request=None, responses=SecretOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """A new secret. What is sent within a day is signed with both."""
+        return Response({"secret": verbs.do_rotate_webhook_secret(self.find(WebhookEndpoint, pk))})
+
+
+@extend_schema(tags=["webhooks"])
+class EndpointTest(TenantView):
+    serializer_class = DeliveryOut
+    permissions: ClassVar = {"POST": WRITE}
+
+    @extend_schema(operation_id="webhook_test", parameters=[HEADER], request=None, responses={201: DeliveryOut})
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Send a test event to this endpoint alone."""
+        made = verbs.do_send_test_event(self.find(WebhookEndpoint, pk))
+        with self.scope():
+            return Response(DeliveryOut(deliveries(self.access.tenant.pk).get(pk=made.pk)).data, status=201)
+
+
+@extend_schema(tags=["webhooks"])
+class Events(TenantView):
+    serializer_class = EventOut
+    permissions: ClassVar = {"GET": READ}
+
+    @extend_schema(operation_id="webhook_events", parameters=[EventQuery], responses=EventOut(many=True))
+    def get(self, request: Request) -> Response:
+        """What happened in the last 90 days, newest first, whether it was sent anywhere or not."""
+        asked = EventQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(self.rows(WebhookEvent).filter(**asked.filters()), EventOut)
+
+
+@extend_schema(tags=["webhooks"])
+class EventDetail(TenantView):
+    serializer_class = EventOut
+    permissions: ClassVar = {"GET": READ}
+
+    @extend_schema(operation_id="webhook_event")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(EventOut(self.find(WebhookEvent, pk)).data)
+
+
+@extend_schema(tags=["webhooks"])
+class Deliveries(TenantView):
+    serializer_class = DeliveryOut
+    permissions: ClassVar = {"GET": READ}
+
+    @extend_schema(operation_id="webhook_deliveries", parameters=[DeliveryQuery], responses=DeliveryOut(many=True))
+    def get(self, request: Request) -> Response:
+        """What was sent where, and each try, newest first."""
+        asked = DeliveryQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        with self.scope():
+            return self.page(deliveries(self.access.tenant.pk).filter(**asked.filters()), DeliveryOut)
+
+
+class DeliveryView(TenantView):
+    """What the views of one delivery share."""
+
+    serializer_class = DeliveryOut
+
+    def answer(self, pk: int) -> Response:
+        with self.scope():
+            found = deliveries(self.access.tenant.pk).filter(pk=pk).first()
+            if found is None:
+                raise exceptions.NotFound
+            return Response(DeliveryOut(found).data)
+
+
+@extend_schema(tags=["webhooks"])
+class DeliveryDetail(DeliveryView):
+    permissions: ClassVar = {"GET": READ}
+
+    @extend_schema(operation_id="webhook_delivery")
+    def get(self, request: Request, pk: int) -> Response:
+        return self.answer(pk)
+
+
+@extend_schema(tags=["webhooks"])
+class DeliveryReplay(DeliveryView):
+    permissions: ClassVar = {"POST": WRITE}
+
+    @extend_schema(operation_id="webhook_replay", parameters=[HEADER], request=None, responses=DeliveryOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Send it again, under the same id."""
+        verbs.do_replay(self.find(WebhookDelivery, pk))
+        return self.answer(pk)

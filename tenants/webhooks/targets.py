@@ -1,0 +1,93 @@
+"""Which addresses webhooks may go to: public ones alone. Free of Django.
+
+A tenant names the host, so without this they could have the platform call its own database, its neighbours, or a
+cloud's metadata service. Hosts that the operator names may lie inside and speak plain http.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+# Azure's wire server answers virtual machines at an address that is public by its number.
+_METADATA = frozenset({ip_address("168.63.129.16")})
+
+
+class TargetRefused(ValueError):
+    """A webhook may not go there; the message is for the tenant."""
+
+
+class Target(NamedTuple):
+    """An endpoint's address, taken apart."""
+
+    tls: bool
+    host: str
+    port: int
+    path: str
+
+
+def parse(url: str, private_hosts: Collection[str]) -> Target:
+    """Take a URL apart, and see that it could be let through: by what it says, without asking for the host's address.
+
+    Raises:
+        TargetRefused: it is no https URL of a public host.
+    """
+    if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
+        raise TargetRefused("The URL must be of ASCII characters without spaces.")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as fault:
+        raise TargetRefused("This is no URL.") from fault
+    inside = host in private_hosts
+    if parts.scheme != "https" and not (inside and parts.scheme == "http"):
+        raise TargetRefused("The URL must begin with https://.")
+    if not host or port == 0 or "@" in parts.netloc or parts.fragment:
+        raise TargetRefused("The URL must name a host, and neither a user nor a fragment.")
+    literal = _literal(host)
+    if literal is not None and not inside and not is_public(literal):
+        raise TargetRefused("The address is not public.")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
+
+
+def addresses(target: Target, private_hosts: Collection[str]) -> list[str]:
+    """The host's addresses as they are now; connect to one of these and do not ask for the name again.
+
+    Raises:
+        TargetRefused: it has none, or one of them is not public.
+    """
+    try:
+        infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as fault:
+        raise TargetRefused("The host's name has no address.") from fault
+    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    if target.host not in private_hosts and not all(is_public(ip_address(each)) for each in found):
+        raise TargetRefused("The host's address is not public.")
+    return found
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether anybody's server may have it. An IPv4 address inside of an IPv6 one counts as itself."""
+    if isinstance(address, IPv6Address):
+        if address.scope_id or address.is_site_local or (address.teredo or address.sixtofour):
+            return False
+        if address.ipv4_mapped or address in _NAT64:
+            return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
+    return address.is_global and not (address.is_multicast or address.is_reserved or address in _METADATA)
+
+
+def _literal(host: str) -> IPv4Address | IPv6Address | None:
+    """The address, if the host is given as one, also in the odd forms that resolvers take (127.1, 0x7f000001)."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ip_address(socket.inet_aton(host))
+    except OSError:
+        return None

@@ -1,0 +1,402 @@
+"""Webhooks from the event to a real receiver: once noted, at least once sent, signed, retried, replayed, given up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connection, transaction
+
+from millrace.config import platform_settings
+from tenants import actions
+from tenants.actions.common import ActionRefused, Conflict
+from tenants.actions.webhooks import (
+    do_create_endpoint,
+    do_delete_endpoint,
+    do_replay,
+    do_rotate_webhook_secret,
+    do_send_test_event,
+    do_update_endpoint,
+)
+from tenants.models import (
+    AuditEntry,
+    Mail,
+    Tenant,
+    WebhookAttempt,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookEvent,
+)
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
+from tenants.tasks import EVENTS_KEPT, send_webhooks, sweep
+from tenants.webhooks import sending
+from tenants.webhooks.outbox import enqueue
+from tenants.webhooks.queries import endpoints_with_last
+from tests.seeing import Everybody, of
+from tests.tenants.receiving import Receiver, is_genuine, receiving
+
+pytestmark = pytest.mark.django_db
+PAID = {"number": "INV-2026-000001"}
+
+
+@pytest.fixture(autouse=True)
+def _private(monkeypatch) -> None:
+    """As an operator who allows webhooks to this machine."""
+    ours = replace(platform_settings(), webhook_private_hosts=("127.0.0.1",))
+    for place in ("tenants.webhooks.sending", "tenants.actions.webhooks"):
+        monkeypatch.setattr(f"{place}.platform_settings", lambda: ours)
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Receiver, str]]:
+    with receiving() as (receiver, port):
+        yield receiver, f"http://127.0.0.1:{port}/hook?a=1"
+
+
+def tell(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
+    with tenant_scope(tenant):
+        return enqueue(tenant.pk, kind, key, PAID)
+
+
+def later(*, hours: float = 25) -> None:
+    """Let what waits for its next try, or for another's lease to end, be due."""
+    with system(SystemUse.COMMAND):
+        rows = WebhookDelivery.objects.all_tenants()
+        for row in rows:
+            row.next_at -= timedelta(hours=hours)
+            row.leased_until = row.leased_until and row.leased_until - timedelta(hours=hours)
+            row.save()
+
+
+def only_delivery(tenant: Tenant) -> WebhookDelivery:
+    (row,) = of(WebhookDelivery, tenant)
+    return row
+
+
+def test_an_event_arrives_signed_and_is_logged(tenant, server):
+    receiver, url = server
+    endpoint, secret = do_create_endpoint(tenant, url)
+    event = tell(tenant)
+    assert sending.send_all() == 1
+    (got,) = receiver.received
+    assert got.path == "/hook?a=1"
+    assert is_genuine(secret, got)
+    assert got.headers["webhook-id"] == event.uid
+    assert abs(int(got.headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
+    assert json.loads(got.body) == {"type": "invoice.paid", "timestamp": event.at.isoformat(), "data": PAID}
+    assert only_delivery(tenant).state == "delivered"
+    (attempt,) = of(WebhookAttempt, tenant)
+    assert (attempt.status, attempt.error, attempt.excerpt) == (200, "", "thanks")
+    with tenant_scope(tenant):
+        assert endpoints_with_last(tenant.pk).get(pk=endpoint.pk).last_status == 200
+    assert sending.send_all() == 0
+
+
+def test_the_standards_own_example():
+    """The test vector that the specification of Standard Webhooks gives to those who write libraries."""
+    from tenants.webhooks.signing import signature
+
+    secret, uid, at = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330
+    expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    assert signature([secret], uid, at, b'{"test": 2432232314}') == expected
+
+
+def test_the_same_event_is_noted_once(tenant, server):
+    do_create_endpoint(tenant, server[1])
+    assert tell(tenant) is not None
+    assert tell(tenant) is None
+    other = actions.do_create_tenant("other", "Other")
+    assert tell(other) is not None  # keys are each tenant's own
+    assert len(of(WebhookDelivery, tenant)) == 1
+    with pytest.raises(ValueError, match="no such kind"):
+        tell(tenant, "x", "invoice.lost")
+
+
+def test_what_is_rolled_back_is_not_told(tenant, server):
+    do_create_endpoint(tenant, server[1])
+    with pytest.raises(RuntimeError), tenant_scope(tenant), transaction.atomic():
+        enqueue(tenant.pk, "invoice.paid", "k", PAID)
+        raise RuntimeError
+    assert Everybody(WebhookEvent).count() == 0
+    assert sending.send_all() == 0
+
+
+def test_endpoints_get_the_kinds_they_asked_for(tenant, server):
+    _, url = server
+    do_create_endpoint(tenant, url, kinds=["invoice.finalised"])
+    every, _ = do_create_endpoint(tenant, url)
+    off, _ = do_create_endpoint(tenant, url)
+    do_update_endpoint(off, active=False)
+    tell(tenant)
+    assert only_delivery(tenant).endpoint_id == every.pk
+
+
+def test_a_failure_is_tried_again_later_under_the_same_id(tenant, server):
+    receiver, url = server
+    receiver.status = 500
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    assert [sending.send_all(), sending.send_all()] == [1, 0]
+    row = only_delivery(tenant)
+    wait = (row.next_at - datetime.now(UTC)).total_seconds()
+    assert 0.75 * sending.WAITS[0] < wait < 1.25 * sending.WAITS[0]
+    assert of(WebhookEndpoint, tenant)[0].failing_since is not None
+    receiver.status = 204
+    later()
+    assert sending.send_all() == 1
+    assert len(set(receiver.ids)) == 1
+    assert receiver.received[0].body == receiver.received[1].body
+    assert only_delivery(tenant).state == "delivered"
+    assert of(WebhookEndpoint, tenant)[0].failing_since is None
+
+
+def test_after_eight_tries_it_failed_and_can_be_replayed(tenant, server):
+    receiver, url = server
+    receiver.status, receiver.answer = 503, b"\x00\xff" + b"y" * 5000
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    for _ in range(10):
+        sending.send_all()
+        later()
+    assert len(receiver.received) == 8
+    assert only_delivery(tenant).state == "failed"
+    assert len(of(WebhookAttempt, tenant)[0].excerpt) == 1024
+    assert of(WebhookEndpoint, tenant)[0].active  # it has failed for a moment only
+    receiver.status = 200
+    do_replay(only_delivery(tenant))
+    assert sending.send_all() == 1
+    assert only_delivery(tenant).state == "delivered"
+    assert len(set(receiver.ids)) == 1
+    do_replay(only_delivery(tenant))  # also what has arrived
+    assert sending.send_all() == 1
+
+
+def test_no_redirect_is_followed(tenant, server):
+    receiver, url = server
+    receiver.status, receiver.headers = 302, {"Location": url}
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    sending.send_all()
+    assert len(receiver.received) == 1
+    assert of(WebhookAttempt, tenant)[0].error == "The answer was 302."
+
+
+def fail_for_good(tenant: Tenant) -> None:
+    for _ in range(8):
+        sending.send_all()
+        later()
+
+
+def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant, server):
+    receiver, url = server
+    receiver.status = 500
+    endpoint, _ = do_create_endpoint(tenant, url)
+    tell(tenant)
+    sending.send_all()
+    with system(SystemUse.COMMAND):
+        WebhookEndpoint.objects.all_tenants().update(failing_since=datetime.now(UTC) - timedelta(days=4))
+    later()
+    tell(tenant, "another")
+    fail_for_good(tenant)
+    row = of(WebhookEndpoint, tenant)[0]
+    assert not row.active
+    assert row.disabled_because.startswith("For 3 days nothing arrived.")
+    assert {each.state for each in of(WebhookDelivery, tenant)} == {"failed"}
+    (mail,) = of(Mail, tenant)
+    assert url in mail.text
+    assert mail.roles == ["owner", "admin"]
+    with pytest.raises(Conflict):
+        do_replay(of(WebhookDelivery, tenant)[0])
+    with pytest.raises(Conflict):
+        do_send_test_event(endpoint)
+    assert do_update_endpoint(endpoint, active=True).disabled_because == ""
+    assert of(WebhookEndpoint, tenant)[0].failing_since is None
+
+
+def test_one_that_is_gone_is_disabled_at_once(tenant, server):
+    receiver, url = server
+    receiver.status = 410
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    sending.send_all()
+    assert not of(WebhookEndpoint, tenant)[0].active
+    assert only_delivery(tenant).state == "failed"
+
+
+def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
+    receiver, url = server
+    endpoint, old = do_create_endpoint(tenant, url)
+    new = do_rotate_webhook_secret(endpoint)
+    assert new != old
+    do_send_test_event(endpoint)
+    sending.send_all()
+    assert is_genuine(old, receiver.received[0])
+    assert is_genuine(new, receiver.received[0])
+    with system(SystemUse.COMMAND):
+        WebhookEndpoint.objects.all_tenants().update(old_until=datetime.now(UTC))
+    do_send_test_event(endpoint)
+    sending.send_all()
+    assert not is_genuine(old, receiver.received[1])
+    assert is_genuine(new, receiver.received[1])
+    dumped = repr(list(Everybody(WebhookEndpoint).values()))
+    assert old not in dumped
+    assert new not in dumped
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"url": "http://example.com/"},
+        {"url": "https://user@example.com/"},
+        {"url": "https://10.0.0.1/"},
+        {"url": "https://[::1]/"},
+        {"url": "https://2130706433/"},
+        {"url": "ftp://127.0.0.1/"},
+        {"url": "https://example.com/a b"},
+        {"url": "https://example.com/", "kinds": ["nothing"]},
+    ],
+)
+def test_what_may_not_be_called_is_refused(tenant, fields):
+    with pytest.raises(ActionRefused):
+        do_create_endpoint(tenant, **fields)
+    assert of(WebhookEndpoint, tenant) == []
+
+
+def test_each_verb_is_audited_without_secrets(tenant, server):
+    endpoint, secret = do_create_endpoint(tenant, server[1])
+    do_update_endpoint(endpoint, description="Books")
+    do_rotate_webhook_secret(endpoint)
+    do_replay(do_send_test_event(endpoint))
+    do_delete_endpoint(endpoint)
+    entries = [each for each in of(AuditEntry, tenant) if each.verb.startswith("webhook")]
+    verbs = ["webhook.create", "webhook.update", "webhook.rotate", "webhook.test", "webhook.replay", "webhook.delete"]
+    assert sorted(each.verb for each in entries) == sorted(verbs)
+    nonces = [row.nonce for row in Everybody(WebhookEndpoint).all()]
+    assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
+    with pytest.raises(Conflict):
+        do_rotate_webhook_secret(endpoint)
+
+
+def test_old_events_are_forgotten(tenant, server):
+    do_send_test_event(do_create_endpoint(tenant, server[1])[0])
+    sending.send_all()
+    tell(tenant)
+    with system(SystemUse.COMMAND):
+        WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENTS_KEPT)
+    sweep()
+    assert [event.kind for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
+    assert of(WebhookAttempt, tenant) == []
+
+
+# With real commits: several senders, and those that die
+
+
+@pytest.mark.django_db(transaction=True)
+def test_senders_at_once_send_each_delivery_once(server):
+    receiver, url = server
+    tenants = [actions.do_create_tenant(f"t{number}", "T") for number in range(4)]
+    for tenant in tenants:
+        do_create_endpoint(tenant, url)
+        for number in range(5):
+            tell(tenant, f"k{number}")
+    with ThreadPoolExecutor(3) as pool:
+        tried = list(pool.map(lambda _: send_webhooks(), range(3)))
+    tried.append(send_webhooks())  # what no sender was free for
+    assert sum(tried) == len(receiver.received) == len(set(receiver.ids)) == 20
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_tenants_server_that_hangs_holds_up_no_other(server):
+    receiver, url = server
+    slow, quick = (actions.do_create_tenant(name, name) for name in ("slow", "quick"))
+    go = threading.Event()
+    with receiving() as (hanging, port):
+        hanging.before = lambda: go.wait(20)
+        for tenant, where in ((slow, f"http://127.0.0.1:{port}/"), (quick, url)):
+            do_create_endpoint(tenant, where)
+            for number in range(3):
+                tell(tenant, f"k{number}")
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(send_webhooks)
+            while len(receiver.received) < 3:
+                assert not busy.done()
+            assert len(hanging.received) == 1  # it keeps one sender busy, not all
+            go.set()
+            busy.result()
+    assert len(hanging.received) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_at_once_an_event_is_noted_once():
+    tenant = actions.do_create_tenant("acme", "Acme")
+    start = threading.Barrier(4)
+
+    def note(_: int) -> bool:
+        start.wait()
+        try:
+            return tell(tenant) is not None
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(note, range(4))) == [False, False, False, True]
+
+
+class Killed(BaseException):
+    """As a kill would end it."""
+
+
+@pytest.mark.parametrize("place", ["_try", "_note"])
+def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypatch, place):
+    receiver, url = server
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(sending, place, die)
+        sending.send_all()
+    assert sending.send_all() == 0  # its lease holds
+    later(hours=0.1)
+    assert sending.send_all() == 1
+    assert len(receiver.received) == (2 if place == "_note" else 1)
+    assert len(set(receiver.ids)) == 1
+    assert only_delivery(tenant).state == "delivered"
+
+
+def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, server):
+    """Its lease ran out and another took over: what comes of its try is logged, and the other goes on."""
+    _, url = server
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    slow = sending._claim(datetime.now(UTC))
+    later(hours=0.1)
+    other = sending._claim(datetime.now(UTC))
+    sending._note(slow, sending.Answer(500, 1, "slow"), datetime.now(UTC))
+    assert only_delivery(tenant).leased_until == other.delivery.leased_until
+    sending._note(other, sending.Answer(200, 1), datetime.now(UTC))
+    sending._note(slow, sending.Answer(500, 1, "slow"), datetime.now(UTC))
+    assert only_delivery(tenant).state == "delivered"
+    assert len(of(WebhookAttempt, tenant)) == 3
+
+
+def test_one_that_was_deleted_meanwhile(tenant, server):
+    endpoint, _ = do_create_endpoint(tenant, server[1])
+    tell(tenant)
+    claimed = sending._claim(datetime.now(UTC))
+    do_delete_endpoint(endpoint)
+    assert not sending._note(claimed, sending.Answer(200, 1), datetime.now(UTC))
+    assert of(WebhookAttempt, tenant) == []
