@@ -33,7 +33,7 @@ class Service:
         self.fault: Exception = RuntimeError()
         self.asked: list[Any] = []
 
-    async def begin(self, key: KeySnapshot, request: Any, dialect: str, request_id: str) -> None:
+    async def begin(self, key: KeySnapshot, request: Any, dialect: str, request_id: str, trail: Any) -> None:
         self.asked.append((request.service_class.name, dialect, request_id))
         raise self.fault
 
@@ -42,7 +42,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.service, self.storage = Service(), Storage(folder)
         unused: Any = None
-        self.runner = BatchRunner(unused, self.storage, unused, LiveRequests(), unused, self.service)  # type: ignore[arg-type]
+        self.runner = BatchRunner(unused, self.storage, unused, LiveRequests(), unused, self.service, unused)  # type: ignore[arg-type]
 
     async def answer(
         self, fault: Exception, key: KeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
@@ -147,7 +147,7 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk: Any = Desk([0])
-    runner = BatchRunner(desk, Storage(tmp_path), desk, LiveRequests(), desk, Service())  # type: ignore[arg-type]
+    runner = BatchRunner(desk, Storage(tmp_path), desk, LiveRequests(), desk, Service(), desk)  # type: ignore[arg-type]
     begun: list[int] = []
 
     async def run(line: Line, key: KeySnapshot | None) -> None:

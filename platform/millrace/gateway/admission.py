@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import redis.asyncio as redis
 import structlog
@@ -65,6 +65,7 @@ class Terms:
     hold: int | None = None  # nano-USD
     hold_tokens: int | None = None
     sheet: PriceSheet | None = None  # of `price_version`
+    windows: Sequence[int] = ()  # of budgets, that it was held from
 
 
 class Ticket(Protocol):
@@ -263,7 +264,11 @@ def _refuse_what_never_fits(demand: Demand, checks: Iterable[Check]) -> None:
         if check.group != ENFORCED or check.cost <= check.limit:
             continue
         if check.limit == 0 or check.counts not in params:
-            raise ApiError("rate_limit_exceeded", f"Your limits allow nothing here: {rates.describe(check)}.")
+            raise ApiError(
+                "rate_limit_exceeded",
+                f"Your limits allow nothing here: {rates.describe(check)}.",
+                bound=_bound(check, check.limit),
+            )
         raise invalid(
             params[check.counts],
             f"This request needs {check.cost} tokens, which your limits can never allow: {rates.describe(check)}.",
@@ -280,4 +285,11 @@ def _refusal(standings: Sequence[Standing]) -> ApiError:
         f"Please try again in {rates.duration(worst.wait_ms)}.",
         retry_after=worst.wait_ms / 1000,
         standings=standings,
+        bound={**_bound(worst.check, worst.remaining), "reset_ms": worst.wait_ms},
     )
+
+
+def _bound(check: Check, left: int) -> dict[str, Any]:
+    """The limit as a request's record names it."""
+    of, told = check.set, {"name": check.name, "limit": check.limit, "left": left, "needed": check.cost}
+    return {"kind": "limit", "scope": of.scope, "id": of.id, "model": of.model, **told}

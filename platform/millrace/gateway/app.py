@@ -31,6 +31,7 @@ from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.money import MoneyAdmission, Treasury
 from millrace.gateway.readers import Readers
+from millrace.gateway.recording import Recorder
 from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
 from millrace.gateway.rows import Rows
@@ -90,8 +91,11 @@ class Gateway:
             self.readers,
             JobMaker(self.id, settings.cache_secret, settings.request_seconds),
         )
+        self.recorder = Recorder(self.rows, self.id, self.metrics)
         lines = Lines(self.rows, self.id)
-        self.batches = BatchRunner(lines, self.storage, self.keys, self.live, self.dispatcher, self.service)
+        self.batches = BatchRunner(
+            lines, self.storage, self.keys, self.live, self.dispatcher, self.service, self.recorder
+        )
 
     async def start(self) -> None:
         # Not waiting: a database that comes up later is found later, and /readyz says so until then.
@@ -102,6 +106,7 @@ class Gateway:
         await self.watch.start()
         await self.admission.start()
         await self.idempotency.start()
+        await self.recorder.start()
         await self.batches.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
@@ -113,6 +118,7 @@ class Gateway:
         await self.admission.stop()
         await self.watch.stop()
         await self.dispatcher.stop()
+        await self.recorder.stop()
         await self.rows.close()
         await self.database.close()
         await self.broker.aclose()

@@ -34,12 +34,14 @@ from millrace.gateway.following import Following, Gone
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.recording import Recorder, Trail
 from millrace.gateway.responses import body as responses
 from millrace.gateway.service import InferenceService
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
 
+ENDPOINT = "batch"  # of their records
 LOOK_SECONDS = 1.0
 TOGETHER_SECONDS = 0.05  # lines that end within this make room together
 STORE_AGAIN_SECONDS = 1.0
@@ -73,6 +75,7 @@ class BatchRunner:
         live: LiveRequests,
         dispatcher: Dispatcher,
         service: InferenceService,
+        recorder: Recorder,
     ) -> None:
         self._lines = lines
         self._storage = storage
@@ -80,6 +83,7 @@ class BatchRunner:
         self._live = live
         self._dispatcher = dispatcher
         self._service = service
+        self._recorder = recorder
         self._running: dict[asyncio.Task[None], Line] = {}
         self._ended = asyncio.Event()  # of a line: there is room for another
         self._stopping = False
@@ -157,10 +161,13 @@ class BatchRunner:
 
     async def _run(self, line: Line, key: KeySnapshot | None) -> None:
         tracing.begin(line.request_id)
+        trail = None
         if key is not None:
             tracing.name_tenant(key)
+            trail = Trail(key, line.request_id, ENDPOINT)
+            trail.batch = line.batch.id, line.number
         try:
-            status, answer = await self._answer(line, key)
+            status, answer = await self._answer(line, key, trail)
         except NotNow as later:
             put_back = partial(self._lines.put_back, line, later.seconds, losses=line.losses + later.lost)
             await self._store(put_back)
@@ -170,6 +177,8 @@ class BatchRunner:
                     await self._lines.leave(line)
             raise
         else:
+            if trail is not None:
+                self._recorder.end(trail, str(status))
             await self._store(partial(self._lines.answer, line, status, answer))
 
     async def _store(self, write: Callable[[], Awaitable[object]]) -> None:
@@ -182,7 +191,7 @@ class BatchRunner:
                 log.warning("line_not_stored", error=str(fault))
                 await asyncio.sleep(STORE_AGAIN_SECONDS)
 
-    async def _answer(self, line: Line, key: KeySnapshot | None) -> tuple[int, bytes]:
+    async def _answer(self, line: Line, key: KeySnapshot | None, trail: Trail | None = None) -> tuple[int, bytes]:
         """The line's status and body.
 
         Raises:
@@ -191,7 +200,7 @@ class BatchRunner:
         try:
             if line.taken_over:
                 return 200, await self._go_on(line)
-            return 200, await self._ask(line, key)
+            return 200, await self._ask(line, key, trail)
         except NotNow:
             raise
         except redis.RedisError as fault:
@@ -201,10 +210,10 @@ class BatchRunner:
             lost = fault.code == "worker_lost"
             if fault.retry_after is not None and not (lost and line.losses + 1 >= MOST_LOSSES):
                 raise NotNow(fault.retry_after, lost=lost) from None
-            return _told(line, fault)
+            return _told(line, fault, trail)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)
-            return _told(line, ApiError("internal_error", "The server had an error with this request."))
+            return _told(line, ApiError("internal_error", "The server had an error with this request."), trail)
 
     async def _go_on(self, line: Line) -> bytes:
         """With the request that another gateway began. It may have ended and be paid for: as long as the broker cannot
@@ -226,13 +235,13 @@ class BatchRunner:
             else:
                 return msgspec.json.encode(self._service.writer(form).whole(events))
 
-    async def _ask(self, line: Line, key: KeySnapshot | None) -> bytes:
+    async def _ask(self, line: Line, key: KeySnapshot | None, trail: Trail | None) -> bytes:
         if key is None:
             raise incorrect()
         if (fault := dead(key)) is not None:
             raise fault
         died: list[ApiError] = []
-        generating = asyncio.create_task(self._generate(line, key, died))
+        generating = asyncio.create_task(self._generate(line, key, died, trail))
 
         def end(fault: ApiError) -> None:
             died.append(fault)
@@ -246,14 +255,17 @@ class BatchRunner:
                     raise
         raise died[0]
 
-    async def _generate(self, line: Line, key: KeySnapshot, died: Sequence[ApiError]) -> bytes:
+    async def _generate(self, line: Line, key: KeySnapshot, died: Sequence[ApiError], trail: Trail | None) -> bytes:
         read, dialect = READERS[line.batch.endpoint]
         text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.place, line.size)
-        request = read(bytes(decode_request(text).body))
+        body = bytes(decode_request(text).body)
+        request = read(body)
+        if trail is not None:
+            trail.asked(request, body)
         if request.stream:
             raise invalid("stream", "Requests of a batch are not streamed.")
         request = dataclasses.replace(request, service_class=ServiceClass.BATCH)
-        call = await self._service.begin(key, request, dialect, line.request_id)
+        call = await self._service.begin(key, request, dialect, line.request_id, trail)
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(call)
             return msgspec.json.encode(call.writer().whole([event async for event in events]))
@@ -261,7 +273,9 @@ class BatchRunner:
             self._service.let_go(call, means_to_return=not died)
 
 
-def _told(line: Line, fault: ApiError) -> tuple[int, bytes]:
+def _told(line: Line, fault: ApiError, trail: Trail | None) -> tuple[int, bytes]:
     """A fault in the words of the line's dialect."""
+    if trail is not None:
+        trail.fault = fault
     words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI
     return words.status(fault), msgspec.json.encode(words.body(fault, line.request_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class ApiError(Exception):
         *,
         retry_after: float | None = None,
         standings: Sequence[Standing] | None = None,
+        bound: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -71,6 +72,7 @@ class ApiError(Exception):
         self.param = param
         self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
         self.standings = standings  # how the limits stood, if that is known
+        self.bound = bound  # the limit or budget that did not allow it, for its record
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 
     def body(self) -> dict[str, Any]:

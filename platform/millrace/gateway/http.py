@@ -26,6 +26,7 @@ from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.idempotency import Answer, Once, Replay
 from millrace.gateway.ids import new_request_id
 from millrace.gateway.limits import Standing
+from millrace.gateway.recording import Trail
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ class HttpConsumer(AsyncConsumer):
     endpoint = ""
     words: Dialect = OPENAI
     logged = True
+    recorded = False  # whether its requests have a record
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._body: list[bytes] = []
@@ -59,6 +61,7 @@ class HttpConsumer(AsyncConsumer):
         self.once: Once | None = None  # the call has an Idempotency-Key
         self.started = time.monotonic()
         self.key: KeySnapshot | None = None
+        self.trail: Trail | None = None
         self.key_died: ApiError | None = None  # while the request was under way
         self.standings: Sequence[Standing] | None = None  # of the caller's limits, as soon as they are known
         self._events_sent = 0
@@ -94,6 +97,8 @@ class HttpConsumer(AsyncConsumer):
         # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
         self.gateway.live.add(self.key, self._end)
         tracing.name_tenant(self.key)
+        if self.recorded:
+            self.trail = Trail(self.key, self.request_id, self.endpoint, self.started)
         if self.http_method == "POST" and self._whole_body is not None:
             await self.do_once(self._whole_body)
         return self.key
@@ -144,6 +149,8 @@ class HttpConsumer(AsyncConsumer):
             if self.logged:
                 took = round((time.monotonic() - self.started) * 1000)
                 log.info("request", request_id=self.request_id, endpoint=self.endpoint, status=self.told, ms=took)
+            if self.trail is not None:
+                self.gateway.recorder.end(self.trail, self.told, complete=self._complete)
             if self.key is not None:
                 self.gateway.live.remove(self.key, self._end)
             if self.once is not None:
@@ -192,6 +199,8 @@ class HttpConsumer(AsyncConsumer):
     async def _replay(self, answer: Answer) -> None:
         """Answer again as it was answered before."""
         self.request_id = answer.request_id
+        if self.trail is not None:
+            self.trail.replay_of = answer.request_id
         await self._start(answer.status, [*answer.headers, (b"idempotent-replayed", b"true")])
         await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
@@ -199,6 +208,8 @@ class HttpConsumer(AsyncConsumer):
         """Tell the fault as a status, or as the last event of a stream already begun."""
         if self.once is not None:
             self.once.failed = True
+        if self.trail is not None:
+            self.trail.fault = fault
         if self._responding:
             self.count(f"stream_{fault.code}")
             body = sse(self.words.event(fault, self.stream_id, self._events_sent))

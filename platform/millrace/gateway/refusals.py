@@ -34,6 +34,16 @@ def refusal(shortages: Sequence[Shortage]) -> ApiError:
         code,
         f"The {_PERIODS[window.period]}{kind} {window.name!r} does not allow this request: {_amount(window.unit, left)}"
         f" left, up to {_amount(window.unit, worst.needed)} needed.{resets}",
+        bound={
+            "kind": "budget",
+            "id": window.budget_id,
+            "name": window.name,
+            "unit": window.unit,
+            "period": window.period,
+            "left": left,
+            "needed": worst.needed,
+            "resets_at": window.ends and window.ends.astimezone(UTC).isoformat(),
+        },
     )
 
 

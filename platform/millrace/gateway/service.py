@@ -24,6 +24,7 @@ from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.prompts import Prompt, tokenise
 from millrace.gateway.readers import Readers
+from millrace.gateway.recording import Trail
 from millrace.gateway.routing import Candidate, Route, Router
 from millrace.gateway.several import merged, part_id, whole_id
 from millrace.gateway.writers import make_writer
@@ -73,6 +74,8 @@ class Call:
         self.legs = 0
         self.usage: TokenUsage | None = None
         self.tokens_seen = 0  # generated, as far as events told
+        self.first_at: float | None = None  # monotonic: its first token came
+        self.said: dict[int, list[str]] = {}  # texts of its answers, where the tenant has them kept
         # Set with its first leg.
         self.candidate: Candidate
         self.form: Form
@@ -117,17 +120,19 @@ class InferenceService:
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
 
-    async def begin(self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str) -> Call:
-        """Admit the request and send it on its way.
+    async def begin(
+        self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trail: Trail | None = None
+    ) -> Call:
+        """Admit the request and send it on its way. Its `trail` is told how far each prompt gets.
 
         Raises:
             ApiError: it cannot be served; nothing was taken.
         """
-        call = await self._begin(key, request, dialect, request_id)
+        call = await self._begin(key, request, dialect, request_id, trail)
         try:
             for number, prompt in enumerate(request.more_prompts, 1):
                 part = dataclasses.replace(request, prompt=prompt, more_prompts=())
-                call.more.append(await self._begin(key, part, dialect, part_id(request_id, number)))
+                call.more.append(await self._begin(key, part, dialect, part_id(request_id, number), trail))
         except BaseException:
             self.let_go(call)
             raise
@@ -161,7 +166,9 @@ class InferenceService:
 
     # One prompt.
 
-    async def _begin(self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str) -> Call:
+    async def _begin(
+        self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trail: Trail | None
+    ) -> Call:
         measure = self._router.measure(key, request.model)
         prompt = await tokenise(measure, request)
         route = self._router.route(
@@ -175,6 +182,8 @@ class InferenceService:
         why = route.why
         why |= {name: told for name in ("metadata", "user") if (told := getattr(request, name))}
         call = Call(key, request, dialect, request_id, prompt, measure, route)
+        if trail is not None:
+            trail.calls.append(call)
         await self._next_leg(call)
         return call
 
@@ -193,7 +202,8 @@ class InferenceService:
                 continue
             if first:
                 first = False
-                self._metrics.time_to_first_token.labels(call.model).observe(time.monotonic() - call.started)
+                call.first_at = time.monotonic()
+                self._metrics.time_to_first_token.labels(call.model).observe(call.first_at - call.started)
             if isinstance(event, End):
                 call.generation.ended = True
                 call.usage = event.usage
@@ -201,6 +211,8 @@ class InferenceService:
                     raise ApiError("cancelled", "The request was cancelled.")
             elif isinstance(event, Tokens):
                 call.tokens_seen += len(event.token_ids)
+                if call.key.keep_content_days:
+                    call.said.setdefault(event.index, []).append(event.text)
             yield event
             if isinstance(event, End):
                 return

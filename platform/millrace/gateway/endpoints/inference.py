@@ -23,16 +23,19 @@ class InferenceConsumer(HttpConsumer):
     """POST a request, get its answer, streamed or whole."""
 
     dialect = ""
+    recorded = True
     read: Callable[[bytes], InferenceRequest]
 
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("inference")
         request = type(self).read(body)
+        if self.trail is not None:
+            self.trail.asked(request, body)
         if self.once is None or not await self._go_on(key, self.once, request):
             await self._begin(key, request)
 
     async def _begin(self, key: KeySnapshot, request: InferenceRequest) -> None:
-        call = await self.gateway.service.begin(key, request, self.dialect, self.request_id)
+        call = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trail)
         try:
             events = self.gateway.service.events(call)
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
@@ -61,6 +64,8 @@ class InferenceConsumer(HttpConsumer):
                 await once.anew(self.request_id)
                 return False
             self.request_id = once.left
+            if self.trail is not None:
+                self.trail.replay_of = once.left
             await self._write(request, self.gateway.service.writer(form), form.model, first, events)
         return True
 

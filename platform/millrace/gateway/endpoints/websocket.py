@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from millrace.gateway.http import STALLED_SECONDS
 from millrace.gateway.ids import new_request_id
 from millrace.gateway.openai import chat
 from millrace.gateway.openai.writer import DONE
+from millrace.gateway.recording import Trail
 from millrace.gateway.service import Call
 from tenants.snapshot import KeySnapshot
 
@@ -161,38 +163,47 @@ class Socket:
     # One generation.
 
     async def _run(self, name: str, fields: dict[str, Any]) -> None:
-        request_id, told = new_request_id(), "200"
+        request_id, told, complete = new_request_id(), "200", False
+        arrived, trail = time.monotonic(), None
         tracing.begin(request_id, self._headers.get(b"traceparent"))
         try:
-            await self._generate(name, fields, request_id)
+            key = await self._key()
+            tracing.name_tenant(key)
+            trail = Trail(key, request_id, ENDPOINT, arrived)
+            await self._generate(name, fields, trail)
+            complete = True
         except asyncio.CancelledError:
             fault = self._ended.pop(name, None)
             if fault is None:
                 raise
-            told = await self._tell_fault(name, fault)
+            told = await self._tell_fault(name, fault, trail)
         except ApiError as fault:
-            told = await self._tell_fault(name, fault)
+            told = await self._tell_fault(name, fault, trail)
         except redis.RedisError as broken:
             log.warning("broker_unreachable", error=str(broken))
-            told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."))
+            told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."), trail)
         except Exception:
             log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
             told = await self._tell_fault(
-                name, ApiError("internal_error", "The server had an error; please try again.")
+                name, ApiError("internal_error", "The server had an error; please try again."), trail
             )
         finally:
             self._generations.pop(name, None)
             self._ended.pop(name, None)
             self._gateway.metrics.requests.labels(ENDPOINT, told).inc()
             log.info("request", request_id=request_id, endpoint=ENDPOINT, status=told)
+            if trail is not None:
+                self._gateway.recorder.end(trail, told, complete=complete)
 
-    async def _generate(self, name: str, fields: dict[str, Any], request_id: str) -> None:
-        service, key = self._gateway.service, await self._key()
-        tracing.name_tenant(key)
+    async def _generate(self, name: str, fields: dict[str, Any], trail: Trail) -> None:
+        service, key = self._gateway.service, trail.key
         if fields.setdefault("stream", True) is not True:
             raise invalid("stream", "Answers on a socket are streamed.")
         with self._gateway.live.listed(key, lambda fault: self._end(name, fault)):
-            call = await service.begin(key, chat.read_chat(_encode(fields)), chat.DIALECT, request_id)
+            body = _encode(fields)
+            request = chat.read_chat(body)
+            trail.asked(request, body)
+            call = await service.begin(key, request, chat.DIALECT, trail.request_id, trail)
             try:
                 await self._forward(name, call)
             finally:
@@ -214,8 +225,10 @@ class Socket:
 
     # Out.
 
-    async def _tell_fault(self, name: str | None, fault: ApiError) -> str:
+    async def _tell_fault(self, name: str | None, fault: ApiError, trail: Trail | None = None) -> str:
         """The status it counts as."""
+        if trail is not None:
+            trail.fault = fault
         retry = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
         await self._tell({"type": "error", "id": name, **fault.body(), **retry})
         return str(fault.status)

@@ -1,0 +1,254 @@
+"""Records of requests: what they say, and that they come to the database, or are counted as lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from inference_worker.engine.request import SamplingParams
+from millrace.gateway import recording
+from millrace.gateway.admission import LimitAdmission, Terms
+from millrace.gateway.errors import ApiError
+from millrace.gateway.forms import InferenceRequest
+from millrace.gateway.limits import Cost, Standing, checks_of
+from millrace.gateway.recording import Recorder, Trail
+from millrace.gateway.rows import Rows
+from millrace.records.models import RequestContent, RequestRecord
+from tenants.snapshot import KeySnapshot, Limits, LimitSet
+from tests.gateway.test_batch_runner import KEY
+from tests.seeing import Everybody
+
+LIMIT = LimitSet(7, "key", requests_per_minute=3, tokens_per_day=1000)
+TRIAL = LimitSet(8, "tenant", dry_run=True, max_prompt_tokens=5)
+
+
+def request(model: str = "m", **changes: Any) -> InferenceRequest:
+    return InferenceRequest(model, "Hello", SamplingParams(), **changes)
+
+
+def standings(refused: str = "") -> list[Standing]:
+    checks = checks_of(1, [LIMIT, TRIAL], Cost(1, 10, 20))
+    return [Standing(check, 400 * (check.name == refused), check.cost * check.period[0]) for check in checks]
+
+
+def call(said: Sequence[str] = (), **terms: Any) -> Any:
+    """What the service makes of an admitted request."""
+    legs = [{"leg": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}]
+    why = {"tenant": 1, "asked": "m", "policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["m1", "m2"]}
+    why |= {"metadata": {"secret": "word"}, "user": "somebody", "legs": legs, "skipped": [{"model": "m2", "why": "x"}]}
+    return SimpleNamespace(
+        why=why,
+        prompt=SimpleNamespace(ids=[1] * 10),
+        candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
+        ticket=SimpleNamespace(standings=standings(), terms=Terms(20, 5, hold=300, windows=[4, 9], **terms)),
+        first_at=time.monotonic() + 1,
+        said={index: [text] for index, text in enumerate(said)},
+    )
+
+
+def told(trail: Trail, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(trail.record("gw-1", status, complete=complete)))
+
+
+def test_an_answered_request_tells_its_story() -> None:
+    trail = Trail(KEY, "req_1", "completions")
+    trail.asked(request(stream=True), b"{}")
+    trail.calls.append(call())
+    record = told(trail)
+    assert (record["asked"], record["served"], record["stream"], record["verdict"]) == ("m", "m1", True, "completed")
+    assert [(each["name"], each["limit"], each["left"]) for each in record["limits"]] == [
+        ("requests_per_minute", 3, 2),
+        ("tokens_per_day", 1000, 970),
+        ("max_prompt_tokens", 5, 0),
+    ]
+    assert [each.get("dry") for each in record["limits"]] == [None, None, True]
+    assert record["placements"][0]["by"] == "prefix"
+    assert record["route"].keys() == {"policy", "targets", "skipped"}  # and nothing of what its caller noted
+    assert (record["hold_nano"], record["price_version"], record["windows"]) == (300, 5, [4, 9])
+    assert (record["prompt_tokens"], record["max_tokens"]) == (10, 20)
+    assert 900 < record["ttft_ms"] <= 1100
+    assert trail.content() is None
+
+
+def test_several_prompts_are_one_record() -> None:
+    trail = Trail(KEY, "req_1", "completions")
+    trail.calls += [call(), call()]
+    record = told(trail)
+    assert (record["prompts"], record["prompt_tokens"], record["hold_nano"]) == (2, 20, 600)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "complete", "verdict"),
+    [
+        ("200", "", True, "completed"),
+        ("200", "", False, "cancelled"),
+        ("nothing", "", False, "cancelled"),
+        ("499", "cancelled", True, "cancelled"),
+        ("stream_cancelled", "cancelled", True, "cancelled"),
+        ("stream_worker_lost", "worker_lost", True, "failed"),
+        ("503", "server_is_overloaded", True, "failed"),
+        ("529", "server_is_overloaded", True, "failed"),
+        ("429", "rate_limit_exceeded", True, "limited"),
+        ("402", "budget_exceeded", True, "limited"),
+        ("400", "invalid_value", True, "refused"),
+    ],
+)
+def test_how_it_ended(status: str, code: str, complete: bool, verdict: str) -> None:
+    trail = Trail(KEY, "req_1", "messages")
+    trail.fault = ApiError(code, "") if code else None
+    assert told(trail, status, complete=complete)["verdict"] == verdict
+
+
+async def test_the_limit_that_bound_is_named(broker: Any) -> None:
+    admission = LimitAdmission(broker)
+    tight = LimitSet(9, "project", model="m", requests_per_minute=1)
+    key = msgspec.structs.replace(KEY, limits=Limits((tight,)))
+    demand: Any = SimpleNamespace(
+        key=key,
+        request_id="req_1",
+        prompt_tokens=10,
+        max_tokens=5,
+        sequences=1,
+        prompt_param="prompt",
+        limit_sets=[tight],
+        candidates=[SimpleNamespace(model=SimpleNamespace(context_length=100, default_max_output=10))],
+    )
+    await admission.admit(demand)
+    with pytest.raises(ApiError) as refused:
+        await admission.admit(demand)
+    trail = Trail(key, "req_1", "completions")
+    trail.fault = refused.value
+    record = told(trail, "429")
+    assert record["bound"].pop("reset_ms") > 50_000
+    assert record["bound"] == {
+        **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},
+        **{"limit": 1, "left": 0, "needed": 1},
+    }
+    assert [each["refused"] for each in record["limits"]] == [True]
+
+
+# On their way to the database.
+
+
+@pytest_asyncio.fixture
+async def rows(transactional_db: None) -> AsyncIterator[Rows]:
+    rows = Rows(await sync_to_async(_url)())
+    await rows.open()
+    yield rows
+    await rows.close()
+    await sync_to_async(lambda: connection.close())()
+
+
+def _url() -> str:
+    from psycopg.conninfo import make_conninfo
+
+    from millrace.config import platform_settings
+
+    return make_conninfo(platform_settings().database_url, dbname=connection.settings_dict["NAME"])
+
+
+class Lost:
+    """Stands for the metrics."""
+
+    def __init__(self) -> None:
+        self.records_lost = self
+        self.count = 0
+
+    def inc(self, number: int = 1) -> None:
+        self.count += number
+
+
+everything = sync_to_async(lambda model: list(Everybody(model).order_by("request_id")))
+
+
+async def test_records_come_to_the_database_once(rows: Rows) -> None:
+    lost: Any = Lost()
+    recorder = Recorder(rows, "gw-1", lost)
+    for number in range(3):
+        trail = Trail(KEY, f"req_{number}", "completions")
+        trail.asked(request("mine\0"), None)
+        trail.calls.append(call())
+        recorder.end(trail, "200")
+        if number == 2:
+            recorder.end(trail, "200")  # as if the database had taken it, and could not say so
+    before = datetime.now(UTC)
+    await recorder.flush()
+    found: list[RequestRecord] = await everything(RequestRecord)
+    assert [row.request_id for row in found] == ["req_0", "req_1", "req_2"]
+    row = found[0]
+    assert (row.asked, row.served, row.gateway_id, row.limits[0]["left"]) == ("mine", "m1", "gw-1", 2)
+    assert 0 <= (before - row.at).total_seconds() < 10
+    assert (row.windows, row.placements[0]["replica"], row.bound) == ([4, 9], "r", None)
+    assert lost.count == 0
+    await recorder.flush()
+    assert len(await everything(RequestRecord)) == 3
+
+
+async def test_contents_are_kept_only_where_that_is_wished(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_CONTENT", 20)
+    lost: Any = Lost()
+    recorder = Recorder(rows, "gw-1", lost)
+    keeps: KeySnapshot = msgspec.structs.replace(KEY, keep_content_days=2)
+    for key, name in ((KEY, "req_0"), (keeps, "req_1"), (keeps, "req_2")):
+        trail = Trail(key, name, "completions")
+        trail.asked(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))
+        trail.calls.append(call(["four", "\0an answer that is too long"]))
+        recorder.end(trail, "200")
+    await recorder.flush()
+    first, second = await everything(RequestContent)
+    assert (first.request_id, first.body, first.truncated) == ("req_1", '{"prompt": "\\u0000"}', True)
+    assert first.answers == ["four", "an answer that i"[:15]]
+    assert len(second.body) == 20
+    assert lost.count == 0
+
+
+async def test_while_the_database_is_away_the_newest_are_kept(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST", 3)
+    lost: Any = Lost()
+    nowhere = Rows("postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr("millrace.gateway.rows.WAIT_SECONDS", 0.1)
+    await nowhere.open()
+    recorder = Recorder(nowhere, "gw-1", lost)
+    for number in range(5):
+        recorder.end(Trail(KEY, f"req_{number}", "completions"), "200")
+    await recorder.flush()
+    assert lost.count == 2
+    await nowhere.close()
+    recorder._rows = rows
+    await recorder.flush()
+    assert [row.request_id for row in await everything(RequestRecord)] == ["req_2", "req_3", "req_4"]
+
+
+async def test_what_the_database_refuses_is_no_reason_to_stop(rows: Rows) -> None:
+    lost: Any = Lost()
+    recorder = Recorder(rows, "gw-1", lost)
+    recorder.end(Trail(KEY, "x" * 65, "completions"), "200")  # longer than any request's name
+    await recorder.flush()
+    recorder.end(Trail(KEY, "req_1", "completions"), "200")
+    await recorder.flush()
+    assert [row.request_id for row in await everything(RequestRecord)] == ["req_1"]
+    assert lost.count == 1
+
+
+async def test_it_writes_by_itself_and_at_its_end(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "FLUSH_SECONDS", 0.05)
+    lost: Any = Lost()
+    recorder = Recorder(rows, "gw-1", lost)
+    await recorder.start()
+    recorder.end(Trail(KEY, "req_1", "completions"), "200")
+    async with asyncio.timeout(10):
+        while not await everything(RequestRecord):
+            await asyncio.sleep(0.02)
+    recorder.end(Trail(KEY, "req_2", "completions"), "200")
+    await recorder.stop()
+    assert len(await everything(RequestRecord)) == 2
