@@ -1,4 +1,4 @@
-"""The replica's line to the gateways: heartbeats out, cancels in, deadlines watched."""
+"""The replica's line to the gateways: heartbeats out, cancels in, deadlines watched, and drained if that is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ import structlog
 
 from inference_worker.engine.request import RequestFault
 from inference_worker.engine_client import EngineClient, Live
-from inference_worker.protocol import HEARTBEAT_SECONDS, REPLICAS_KEY, Heartbeat, claim_key, control_channel, encode
+from inference_worker.protocol import (
+    BEAT_KEPT_MS,
+    CORDONS_KEY,
+    HEARTBEAT_SECONDS,
+    REPLICAS_KEY,
+    Heartbeat,
+    beat_key,
+    claim_key,
+    control_channel,
+    encode,
+    worker_of,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +58,7 @@ class Control:
             thread.join()
         try:
             self._broker.hdel(REPLICAS_KEY, self._replica_id)
+            self._broker.delete(beat_key(self._replica_id))
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
 
@@ -59,10 +71,25 @@ class Control:
         while not self._closing.wait(HEARTBEAT_SECONDS):
             beat += 1
             try:
-                self._broker.hset(REPLICAS_KEY, self._replica_id, encode(self._heartbeat(beat)))
+                if self._say(self._heartbeat(beat)) == b"drain":
+                    self._hand_over()
             except redis.RedisError as fault:
                 log.warning("broker_unreachable", error=str(fault))
             self._end_overdue()
+
+    def _say(self, beat: Heartbeat) -> bytes | None:
+        """Tell the gateways; gives what operators want of this worker."""
+        with self._broker.pipeline(transaction=False) as pipe:
+            pipe.hset(REPLICAS_KEY, self._replica_id, encode(beat))
+            pipe.set(beat_key(self._replica_id), "", px=BEAT_KEPT_MS)
+            pipe.hget(CORDONS_KEY, worker_of(self._replica_id))
+            wanted: bytes | None = pipe.execute()[-1]
+        return wanted
+
+    def _hand_over(self) -> None:
+        """Give back what has sent no token: gateways, who hear of the drain as well, send it elsewhere."""
+        for live in self._engine.live():
+            self._engine.hand_over(live)
 
     def _end_overdue(self) -> None:
         now = time.time()

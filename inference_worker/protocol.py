@@ -22,8 +22,10 @@ from inference_worker.engine.request import (
 USAGE_STREAM = "usage"
 USAGE_GROUP = "settler"
 REPLICAS_KEY = "replicas"  # a hash: replica id -> Heartbeat; the gateway judges liveness by change, on its own clock
+CORDONS_KEY = "cordons"  # a hash: worker's name -> "cordon" or "drain"; what runs under that name gets no new work
 HEARTBEAT_SECONDS = 0.5
 REPLICA_DEAD_SECONDS = 2.5
+BEAT_KEPT_MS = 60_000  # how long `beat:<replica>` outlives a beat: what is left of it is the beat's age, by one clock
 
 
 def claim_key(request_id: str, leg: int) -> str:
@@ -44,6 +46,15 @@ def control_channel(replica_id: str) -> str:
 
 def replica_queue(replica_id: str) -> str:
     return f"replica.{replica_id}"
+
+
+def beat_key(replica_id: str) -> str:
+    return f"beat:{replica_id}"
+
+
+def worker_of(replica_id: str) -> str:
+    """The name of the worker whose start made the replica: what a cordon goes by, so that it outlives a restart."""
+    return replica_id.rpartition(".")[0] or replica_id
 
 
 def trace_id(traceparent: str) -> str:
@@ -94,6 +105,7 @@ class Job(msgspec.Struct, frozen=True):
     breakpoints: tuple[CacheBreakpoint, ...] = ()
     structured: StructuredSpec | None = None
     input_lengths: tuple[int, ...] = ()  # to be embedded: how the prompt divides into inputs, one after another
+    warm_on: tuple[str, ...] = ()  # replicas that computed a prompt with this one's start lately
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
@@ -109,7 +121,7 @@ class UsageEvent(msgspec.Struct, frozen=True):
     queue_us: int = 0
     ttft_us: int = 0
     duration_us: int = 0
-    miss_reason: str = ""  # why the prefix cache did not give the whole prompt; empty: it did
+    miss_reason: str = ""  # why the prefix cache did not give the whole prompt, or "other_worker"; empty: it did
     changed_at: int | None = None  # first token at which the prompt leaves the one cached before ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, and not pinned because a cap on pins was reached
     answer_hit_input: int = 0  # tokens of the prompt, and of the answer, that an answer from a cache made needless
@@ -192,6 +204,17 @@ AnswerEvent = Tokens | Vectors | Finished | End
 StreamEvent = Claimed | Released | AnswerEvent | Failed
 
 
+class Machine(msgspec.Struct, frozen=True):
+    """What a replica runs on, and as what. Never changes during its life."""
+
+    version: str  # Millrace's
+    device: str  # "cpu", or the GPU's name
+    cores: int  # that the process may use
+    dtype: str  # the numbers it computes in
+    max_model_len: int  # tokens
+    block_size: int  # tokens of a KV cache block
+
+
 class Heartbeat(msgspec.Struct, frozen=True):
     """What a replica says of itself twice a second. `beat` only ever grows: a value seen before is no news."""
 
@@ -206,6 +229,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     kv_blocks_used: int
     metrics: MetricsSnapshot | None = None  # all that the engine has counted since its start
     batch: int = 0  # of running and waiting, those of the batch class
+    machine: Machine | None = None
+    cpu_seconds: float = 0.0  # processor time the process has used since its start
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -10,15 +10,18 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from importlib import metadata
 
 import redis
 import structlog
+import torch
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from inference_worker import claims
 from inference_worker.control import Control
 from inference_worker.engine.config import PROFILES, EngineConfig, Profile
+from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embedding_engine import EmbeddingEngine
 from inference_worker.engine.encoder_config import EncoderConfig, read_model_config
 from inference_worker.engine.engine import LLMEngine
@@ -26,7 +29,7 @@ from inference_worker.engine.request import RequestFault, ServiceClass
 from inference_worker.engine_client import Engine, EngineClient, Live, ResidentEngine
 from inference_worker.journal import Journal
 from inference_worker.model_source import ensure_model
-from inference_worker.protocol import Claimed, Heartbeat, claim_key, decode_job
+from inference_worker.protocol import Claimed, Heartbeat, Machine, claim_key, decode_job
 from inference_worker.publisher import Publisher
 from inference_worker.settings import ModelSpec, WorkerSettings
 
@@ -73,6 +76,20 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
 
 
+def describe_machine(config: EngineConfig) -> Machine:
+    """What an engine made from `config` runs on, and as what."""
+    device = pick_device(config.device)
+    longest = read_model_config(config.model_dir).max_model_len
+    return Machine(
+        version=metadata.version("millrace"),
+        device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        cores=len(os.sched_getaffinity(0)),
+        dtype=str(pick_dtype(config.dtype, device)).removeprefix("torch."),
+        max_model_len=min(longest, config.max_model_len or longest),
+        block_size=config.block_size,
+    )
+
+
 def make_engine(config: EngineConfig) -> Engine:
     """The engine for what the model's directory holds."""
     embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
@@ -101,6 +118,7 @@ class Worker:
         )
         started = time.monotonic()
         self._config = self._engine_config()
+        self._machine = describe_machine(self._config)
         engine = make_engine(self._config)
         log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
         self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
@@ -197,6 +215,8 @@ class Worker:
             kv_blocks_used=stats.kv_blocks_used,
             metrics=self.engine.metrics(),
             batch=sum(live.job.service_class == ServiceClass.BATCH for live in self.engine.live()),
+            machine=self._machine,
+            cpu_seconds=time.process_time(),
         )
 
     def _on_broken(self) -> None:

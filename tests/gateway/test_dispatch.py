@@ -16,6 +16,7 @@ import redis.asyncio as redis
 from inference_worker import claims
 from inference_worker.engine.request import SamplingParams, ServiceClass, TokenUsage
 from inference_worker.protocol import (
+    CORDONS_KEY,
     REPLICAS_KEY,
     USAGE_STREAM,
     Claimed,
@@ -29,6 +30,7 @@ from inference_worker.protocol import (
     Tokens,
     claim_key,
     control_channel,
+    decode_job,
     decode_usage,
     encode,
     gateway_stream,
@@ -39,6 +41,7 @@ from millrace.gateway import watch
 from millrace.gateway.dispatch import Dispatcher, why_key
 from millrace.gateway.errors import ApiError
 from millrace.gateway.generation import Errand, Generation
+from millrace.gateway.presence import GATEWAYS_KEY, decode_presence, presence_key
 from millrace.gateway.watch import Watch
 
 GATEWAY = "gw-a"
@@ -158,6 +161,38 @@ async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Re
     assert dispatcher.placement.load("r1") == 0
     dispatcher.release(generation)
     assert dispatcher.in_flight == 0
+
+
+async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    replicas = {name: Replica(broker, name) for name in ("r1", "r2")}
+    await eventually(lambda: both_serve(dispatcher))
+    job = make_job("req_1")
+    started = await send(dispatcher, msgspec.structs.replace(job, prompt_token_ids=[7] * 80))
+    first = started.target
+    assert first is not None
+    assert (await stored(broker, "req_1")).warm_on == ()
+    assert await replicas[first].claim("req_1")
+    await replicas[first].send(Tokens("req_1", 1, 0, [5], "Hi"))
+    await next_event(started)
+    replicas[first].running = 8  # and one at hand: it has no credit left
+
+    async def full() -> bool:
+        return dispatcher.placement.load(first) >= 8
+
+    await eventually(full)
+    spilt = await send(dispatcher, msgspec.structs.replace(make_job("req_2"), prompt_token_ids=[7] * 90))
+    assert spilt.target != first
+    assert (await stored(broker, "req_2")).warm_on == (first,)
+    for each in replicas.values():
+        each.kill()
+
+
+async def both_serve(dispatcher: Dispatcher) -> bool:
+    return len(dispatcher.replicas.ready("m")) == 2
+
+
+async def stored(broker: redis.Redis, request_id: str) -> Job:
+    return decode_job(await broker.hget(claim_key(request_id, 0), "job"))  # type: ignore[misc]
 
 
 async def test_without_a_replica_it_is_refused_early(dispatcher: Dispatcher) -> None:
@@ -529,3 +564,40 @@ async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatch
     for line in lines[1:]:
         dispatcher.release(line)
     assert dispatcher.placement.load("r1", batch=True) == 0
+
+
+async def test_what_waits_for_a_cordoned_replica_goes_to_another(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    assert generation.target == "r1"
+    await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
+    await eventually(lambda: queued(generation))
+    other = Replica(broker, "r2")
+    await eventually(lambda: sent_to(generation, "r2"))
+    assert await other.claim("req_1")
+    await eventually(lambda: owned(generation, "r2"))
+    other.kill()
+
+
+async def queued(generation: Generation) -> bool:
+    return generation.queued
+
+
+async def sent_to(generation: Generation, replica: str) -> bool:
+    return generation.target == replica
+
+
+@pytest.mark.usefixtures("replica")
+async def test_gateways_say_who_waits(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
+    await send(dispatcher, make_job())
+
+    async def told() -> bool:
+        payload = await broker.get(presence_key(GATEWAY))
+        presence = None if payload is None else decode_presence(payload)
+        return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
+
+    await eventually(told)
+    assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
+    assert 0 < await broker.pttl(presence_key(GATEWAY)) <= 5000

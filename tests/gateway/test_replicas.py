@@ -104,3 +104,16 @@ def test_the_long_dead_are_forgotten(board: ReplicaBoard, clock: Clock) -> None:
 def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaBoard) -> None:
     board.update({b"r": b"\xc1"})
     assert board.live() == {}
+
+
+def test_a_cordoned_worker_gets_no_new_work_and_lives(board: ReplicaBoard) -> None:
+    for n in (1, 2):
+        board.update({b"m-0.aa": beat(n), b"m-1.bb": beat(n)}, [b"m-0"])
+    assert list(board.ready("m")) == ["m-1.bb"]
+    assert not board.takes_work("m-0.aa")
+    assert not board.is_dead("m-0.aa")
+    board.update({b"m-0.cc": beat(1), b"m-1.bb": beat(3)}, [b"m-0"])
+    board.update({b"m-0.cc": beat(2), b"m-1.bb": beat(4)}, [b"m-0"])
+    assert list(board.ready("m")) == ["m-1.bb"]  # it was started again, under its name
+    board.update({b"m-0.cc": beat(3), b"m-1.bb": beat(5)}, [])
+    assert set(board.ready("m")) == {"m-0.cc", "m-1.bb"}

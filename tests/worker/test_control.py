@@ -11,7 +11,7 @@ import redis
 from inference_worker.control import Control
 from inference_worker.engine.request import RequestFault
 from inference_worker.engine_client import Live
-from inference_worker.protocol import REPLICAS_KEY, Heartbeat, control_channel, decode_heartbeat, encode
+from inference_worker.protocol import CORDONS_KEY, REPLICAS_KEY, Heartbeat, control_channel, decode_heartbeat, encode
 from tests.worker.conftest import make_job
 
 
@@ -123,3 +123,17 @@ def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
     assert cancelled is late
     assert failure is not None
     assert failure.code == "timeout"
+
+
+def test_a_drained_worker_hands_its_legs_over_and_a_cordoned_one_keeps_them(
+    broker: redis.Redis, engine: RecordingEngine
+) -> None:
+    control = Control(broker, "m-0.1f", engine, heartbeat)  # type: ignore[arg-type]
+    engine.submit(Live(make_job("req_1"), 1))
+    broker.hset(CORDONS_KEY, "m-0", "cordon")
+    time.sleep(1.2)
+    assert engine.legs
+    broker.hset(CORDONS_KEY, "m-0", "drain")
+    wait_until(lambda: not engine.legs)
+    assert not engine.cancelled
+    control.close()

@@ -4,13 +4,13 @@ machines' clocks are compared."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
-from inference_worker.protocol import REPLICA_DEAD_SECONDS, Heartbeat, decode_heartbeat
+from inference_worker.protocol import REPLICA_DEAD_SECONDS, Heartbeat, decode_heartbeat, worker_of
 
 log = structlog.get_logger(__name__)
 
@@ -32,10 +32,13 @@ class ReplicaBoard:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
         self._missed: dict[str, float] = {}  # asked for and not on the board, since when
+        self._cordoned: frozenset[str] = frozenset()  # names of workers
 
-    def update(self, beats: Mapping[bytes, bytes]) -> set[str]:
-        """Take in the contents of the `replicas` hash; the replicas that died or left since the last call."""
+    def update(self, beats: Mapping[bytes, bytes], cordoned: Collection[bytes] = ()) -> set[str]:
+        """Take in the contents of the `replicas` hash, and the workers that an operator wants to get no new work; the
+        replicas that died or left since the last call."""
         now = self._clock()
+        self._cordoned = frozenset(name.decode() for name in cordoned)
         for raw_id, payload in beats.items():
             self._see(raw_id.decode(), payload, now)
         gone: set[str] = set()
@@ -66,9 +69,9 @@ class ReplicaBoard:
         return self._clock() - self._missed.setdefault(replica_id, self._clock()) > REPLICA_DEAD_SECONDS
 
     def takes_work(self, replica_id: str) -> bool:
-        """Whether it would claim what it is sent."""
+        """Whether it may be sent work, and would claim it."""
         replica = self._replicas.get(replica_id)
-        return replica is not None and not replica.dead and replica.heartbeat.ready and not replica.heartbeat.draining
+        return replica is not None and not replica.dead and self._wants_work(replica_id, replica.heartbeat)
 
     def forgotten(self) -> list[str]:
         """Dead long enough to be taken off the broker's list."""
@@ -85,15 +88,14 @@ class ReplicaBoard:
         return {
             replica_id: r.heartbeat
             for replica_id, r in self._replicas.items()
-            if r.seen_alive
-            and not r.dead
-            and r.heartbeat.model == model
-            and r.heartbeat.ready
-            and not r.heartbeat.draining
+            if r.seen_alive and not r.dead and r.heartbeat.model == model and self._wants_work(replica_id, r.heartbeat)
         }
 
     def live(self) -> dict[str, Heartbeat]:
         return {i: r.heartbeat for i, r in self._replicas.items() if r.seen_alive and not r.dead}
+
+    def _wants_work(self, replica_id: str, beat: Heartbeat) -> bool:
+        return beat.ready and not beat.draining and worker_of(replica_id) not in self._cordoned
 
     def _see(self, replica_id: str, payload: bytes, now: float) -> None:
         try:

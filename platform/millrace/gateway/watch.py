@@ -13,6 +13,7 @@ import structlog
 
 from inference_worker import claims
 from inference_worker.protocol import (
+    CORDONS_KEY,
     HEARTBEAT_SECONDS,
     REPLICAS_KEY,
     USAGE_STREAM,
@@ -25,6 +26,7 @@ from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.errors import OVERLOADED
 from millrace.gateway.generation import Generation
+from millrace.gateway.presence import Presence, Waiting, tell
 
 log = structlog.get_logger(__name__)
 
@@ -55,8 +57,7 @@ class Watch:
         look = 0
         while True:
             try:
-                beats: Any = await self._broker.hgetall(REPLICAS_KEY)
-                died = self._replicas.update(beats)
+                died = await self._listen()
                 await self._dispatcher.tell_untold()
                 self._dispatcher.placement.observe()
                 for model in {model for model, _ in self._dispatcher.queues}:
@@ -71,6 +72,24 @@ class Watch:
                 log.warning("broker_unreachable", error=str(fault))
                 self._replicas.reprieve()
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _listen(self) -> set[str]:
+        """Hear the replicas and what operators want of them, and say how this gateway does; who died or left."""
+        async with self._broker.pipeline(transaction=False) as pipe:
+            pipe.hgetall(REPLICAS_KEY)
+            pipe.hkeys(CORDONS_KEY)
+            tell(pipe, self._dispatcher.gateway_id, self._presence())
+            beats, cordoned, *_ = await pipe.execute()
+        return self._replicas.update(beats, cordoned)
+
+    def _presence(self) -> Presence:
+        now = time.monotonic()
+        waiting: dict[tuple[str, bool], list[float]] = {}
+        for leg in self._legs():
+            if leg.queued:
+                waiting.setdefault((leg.model, leg.batch), []).append(now - leg.waiting_since)
+        told = (Waiting(*kind, len(waits), round(max(waits) * 1000)) for kind, waits in sorted(waiting.items()))
+        return Presence(self._dispatcher.in_flight, tuple(told))
 
     async def _keep_house(self) -> None:
         await self._dispatcher.reader.create()
