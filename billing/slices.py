@@ -70,6 +70,7 @@ class Slice:
     fence: int
     granted: Amount
     until: float  # monotonic: nothing is admitted from it afterwards
+    sealed: bool  # for one request alone: nothing of it can be returned but all
     left: Amount = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +161,8 @@ class SliceStore:
         if rows and rows[0][0] is not None:
             slice_id, fence, money, tokens, requests = rows[0][:5]
             until = asked + LEASE_SECONDS - MARGIN_SECONDS
-            return Slice(slice_id, fence, Amount(money, tokens, requests), until)
+            granted = Amount(money, tokens, requests)
+            return Slice(slice_id, fence, granted, until, granted == amount)
         windows = {window.id: window for window in path.windows}
         needed = dict(zip(UNITS, floor, strict=True))
         return [

@@ -1,4 +1,5 @@
-"""Roll-over across periods without requests, and never twice of the same money; the reaper keeps to this clock."""
+"""Roll-over across periods without requests, and never twice of the same money; the reaper keeps to this clock; what
+was returned before may be returned again."""
 
 from importlib import import_module
 
@@ -97,9 +98,14 @@ $$
 REAP = before.REAP.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").replace(
     "s.reap_at <= before\n", "s.reap_at <= least(before, now())\n"
 )
+# A slice may have gone back before: then there is nothing to move.
+RETURN = before.RETURN.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").replace(
+    "ARRAY[cardinality(moved)]", "ARRAY[coalesce(cardinality(moved), 0)]"
+)
+OLD_RETURN = before.RETURN.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
 OLD_REAP = before.REAP.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
 OLD_OPEN = before.OPEN.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-assert REAP != OLD_REAP
+assert REAP != OLD_REAP and RETURN != OLD_RETURN
 
 
 class Migration(migrations.Migration):
@@ -128,4 +134,5 @@ class Migration(migrations.Migration):
         migrations.RunSQL([MAKE], ["DROP FUNCTION billing_make_windows"]),
         migrations.RunSQL([OPEN], [OLD_OPEN]),
         migrations.RunSQL([REAP], [OLD_REAP]),
+        migrations.RunSQL([RETURN], [OLD_RETURN]),
     ]

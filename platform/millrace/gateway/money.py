@@ -272,11 +272,11 @@ class Treasury:
 
     def _keep(self, path: Path, leased: Slice, amount: Amount) -> None:
         """Take the amount from a slice just leased; what is left of it serves the next."""
-        left = Amount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
-        leased.left = left
-        if not any(left):
+        leased.left = Amount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
+        if leased.sealed:
             return
-        if self._paths.get(tuple(path.ids)) is not path:  # its period is over, and it was forgotten
+        forgotten = self._paths.get(tuple(path.ids)) is not path  # its period is over
+        if forgotten or not leased.left.requests:
             self._return_later(leased)
             return
         if path.slice is not None:
