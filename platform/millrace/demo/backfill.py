@@ -21,7 +21,7 @@ from billing.models import Budget, CompiledSheet, UsageEvent
 from billing.partitions import ensure_partitions
 from billing.pricing import PriceIndex
 from billing.rating import rate
-from billing.slices import LEASE_SECONDS, SETTLING_SECONDS
+from billing.slices import LEASE_SECONDS, SETTLING_SECONDS, UNITS
 from inference_worker.protocol import encode
 from millrace.demo.cast import BudgetSpec
 from millrace.demo.history import PREFIX, Span, Use, months, uses
@@ -33,11 +33,12 @@ from tenants.scoping import system, tenant_scope
 
 BATCH = 2000
 FEMTO_PER_NANO = 10**6
-_OPEN = "SELECT window_id FROM billing_open_windows(%s, %s, %s, %s)"
+_OPEN = "SELECT window_id, unit FROM billing_open_windows(%s, %s, %s, %s)"
 _LEASE = """
-SELECT slice_id, fence FROM billing_lease(%s, 'demo', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s,
-    NULL, NULL, NULL)
+SELECT slice_id, fence, window_id, room
+FROM billing_lease(%s, 'demo', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, NULL, NULL, NULL)
 """
+_LASTING, _LONGEST = timedelta(seconds=LEASE_SECONDS), timedelta(seconds=SETTLING_SECONDS)
 _DATE = "UPDATE billing_slice SET made_at = %s WHERE id = %s"
 
 
@@ -153,43 +154,47 @@ class _Sending:
         self._told.quarantined += outcome.quarantined
 
     def _admit(self, key: str, day: date, group: Sequence[Use]) -> None:
-        """All of the group that fits. What waits to be settled holds more than it will use: hence the second try."""
-        if key in self._unbounded:
-            self._queue(group, None)
-            return
-        for attempt in (self.flush, None):
-            slice_ = self._lease(key, day, group)
-            if slice_ is not None or key in self._unbounded:
+        """As much of the group as fits: by and by, since what waits to be settled holds more than it will use."""
+        while group:
+            slice_, rooms = self._lease(key, day, group)
+            if not rooms:
                 self._queue(group, slice_)
                 return
-            if attempt is not None:
-                attempt()
-        if len(group) == 1:
-            self._told.refused += 1
-            return
-        middle = len(group) // 2
-        self._admit(key, day, group[:middle])
-        self._admit(key, day, group[middle:])
+            if self._waiting:
+                self.flush()
+                continue
+            fitting, group = _divided(group, rooms)
+            if not fitting:
+                self._told.refused += len(group)
+                return
+            self._admit(key, day, fitting)
 
-    def _lease(self, key: str, day: date, group: Sequence[Use]) -> tuple[int, int] | None:
-        """A slice of the windows on the key's way that day, of just what the group holds; None: there is no room."""
+    def _lease(self, key: str, day: date, group: Sequence[Use]) -> tuple[tuple[int, int] | None, dict[str, int]]:
+        """A slice of just what the group holds, of the windows on the key's way that day; or, by units, what room there
+        is where it is short. Neither: no budget is for the key."""
+        if key in self._unbounded:
+            return None, {}
         row, tenant = self._player.keys[key], self._player.tenant
-        amount = [sum(use.hold for use in group), sum(use.hold_tokens for use in group), len(group)]
-        lasting = timedelta(seconds=LEASE_SECONDS)
         noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
+        amount = [sum(use.need[unit] for use in group) for unit in UNITS]
         with system(SystemUse.COMMAND), connection.cursor() as cursor:
             cursor.execute(_OPEN, [tenant.pk, row.project_id, row.pk, noon])
-            windows = [window for (window,) in cursor.fetchall()]
-            if not windows:
+            unit_of = dict(cursor.fetchall())
+            if not unit_of:
                 self._unbounded.add(key)
-                return None
-            longest = timedelta(seconds=SETTLING_SECONDS)
-            asked: list[Any] = [tenant.pk, windows, amount, amount, amount, lasting, longest]
+                return None, {}
+            asked: list[Any] = [tenant.pk, list(unit_of), amount, amount, amount, _LASTING, _LONGEST]
             cursor.execute(_LEASE, asked)
-            slice_id, fence = cursor.fetchone()[:2]
+            rows = cursor.fetchall()
+            slice_id, fence = rows[0][:2]
             if slice_id is not None:
                 cursor.execute(_DATE, [_moment(group[0]), slice_id])
-        return None if slice_id is None else (slice_id, fence)
+                return (slice_id, fence), {}
+        rooms: dict[str, int] = {}
+        for _, _, window_id, room in rows:
+            unit = unit_of[window_id]
+            rooms[unit] = min(room, rooms.get(unit, room))
+        return None, rooms
 
     def _queue(self, group: Sequence[Use], slice_: tuple[int, int] | None) -> None:
         self._waiting += [Message(use.event.envelope.request_id, encode(_held(use, slice_))) for use in group]
@@ -199,10 +204,22 @@ class _Sending:
 
 def _held(use: Use, slice_: tuple[int, int] | None) -> Any:
     """The event as the worker would send it, with what was held for it."""
-    held: dict[str, int] = {"hold": use.hold, "hold_tokens": use.hold_tokens}
+    held = {"hold": use.need["money"], "hold_tokens": use.need["tokens"]}
     if slice_ is not None:
         held |= {"slice_id": slice_[0], "fence": slice_[1]}
     return msgspec.structs.replace(use.event, envelope=msgspec.structs.replace(use.event.envelope, **held))
+
+
+def _divided(group: Sequence[Use], rooms: dict[str, int]) -> tuple[list[Use], list[Use]]:
+    """Those that fit into the rooms one after another, and the others."""
+    fitting, rest, left = [], [], dict(rooms)
+    for use in group:
+        if all(use.need[unit] <= room for unit, room in left.items()):
+            left = {unit: room - use.need[unit] for unit, room in left.items()}
+            fitting.append(use)
+        else:
+            rest.append(use)
+    return fitting, rest
 
 
 def _moment(use: Use) -> datetime:

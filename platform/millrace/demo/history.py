@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 
-from billing.pricing import Component, PriceIndex, PriceSheet, hold_nano
+from billing.pricing import Component, PriceIndex, hold_nano
 from inference_worker.engine.request import TokenUsage
 from inference_worker.protocol import Envelope, UsageEvent
 from millrace.demo.cast import KeySpec, Work
@@ -37,9 +37,7 @@ class Use:
 
     key: str
     event: UsageEvent
-    sheet: PriceSheet
-    hold: int
-    hold_tokens: int
+    need: dict[str, int]  # by unit
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def _use(
         changed_at=usage.cache_read if miss_reason == "prefix_changed" else None,
     )
     hold = hold_nano(sheet, usage.prompt, asked, at, writes_5m=writes_5m, writes_1h=writes_1h)
-    return Use(key.name, event, sheet, hold, usage.prompt + asked)
+    return Use(key.name, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
 
 
 def _tokens(work: Work, age: float, draw: random.Random) -> tuple[TokenUsage, str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from typing import Any
 
-import structlog
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from millrace.config import platform_settings
@@ -14,7 +14,6 @@ from millrace.demo import live, stage
 from millrace.demo.backfill import Told
 from millrace.demo.history import DAYS, PREFIX
 from millrace.demo.running import EVENTS, Busy, Played, models, play, secrets
-from millrace.logs import configure
 
 MOST_DAYS = 180
 _LINE_SECONDS = 2.0  # between lines of progress that is no terminal's
@@ -54,8 +53,13 @@ class Command(BaseCommand):
                 " --yes-beside-real-tenants if you mean it."
             )
         if options["verbosity"] < 2:
-            configure({"level": "warning", "format": platform_settings().log_format})
-        structlog.contextvars.bind_contextvars(command="demo_traffic")
+            logging.disable(logging.INFO)  # the settler tells of each leg
+        try:
+            self._run(options)
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def _run(self, options: dict[str, Any]) -> None:
         began = time.monotonic()
         progress = _Progress(self.stdout, self.stdout.isatty())
         try:
