@@ -19,7 +19,14 @@ import redis
 import structlog
 
 from inference_worker import claims
-from inference_worker.engine.request import CacheReport, RequestFault, RequestOutput, TokenLogprobs, TokenUsage
+from inference_worker.engine.request import (
+    CacheReport,
+    MissReason,
+    RequestFault,
+    RequestOutput,
+    TokenLogprobs,
+    TokenUsage,
+)
 from inference_worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
 from inference_worker.journal import Journal, leg_key, parse_stream_id
 from inference_worker.protocol import (
@@ -29,6 +36,7 @@ from inference_worker.protocol import (
     End,
     Failed,
     Finished,
+    Job,
     Released,
     StreamEvent,
     Tokens,
@@ -46,6 +54,7 @@ GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills fro
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
 VECTORS_SECONDS = 60  # vectors are kept so long at most: they are large, and a caller has them whole or sends again
+_ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")  # not missed where the prefix is cached
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 _Item = Sequence[Delivery] | Claimed | None
 
@@ -203,10 +212,15 @@ class Publisher:
             queue_us=_microseconds(live.claimed_at, live.scheduled_at or now),
             ttft_us=_microseconds(live.claimed_at, live.first_token_at or now),
             duration_us=_microseconds(live.claimed_at, now),
-            miss_reason=cache.miss or "",
+            miss_reason=self._missed(live.job, cache.miss),
             changed_at=cache.changed_at,
             unpinned_tokens=cache.unpinned_tokens,
         )
+
+    def _missed(self, job: Job, miss: MissReason | None) -> str:
+        """Why the prefix cache did not give it all. What another replica has was missed by where the request went."""
+        elsewhere = job.warm_on and self._replica_id not in job.warm_on
+        return "other_worker" if elsewhere and miss in _ELSEWHERE else miss or ""
 
     def _journal_ends(self, round_: _Round) -> None:
         if round_.ends:

@@ -9,6 +9,7 @@ import pytest
 
 from inference_worker.engine.request import SamplingParams, ServiceClass
 from inference_worker.protocol import Envelope, Heartbeat, Job, encode
+from millrace.gateway import placement
 from millrace.gateway.placement import AFFINITY_TOKENS, Choice, Placement
 from millrace.gateway.replicas import ReplicaBoard
 
@@ -137,3 +138,34 @@ def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
         for n in range(18):
             fleet.placement.ended(name, claimed=n == 0, batch=True)
     assert fleet.placement.load("c", batch=True) == 0
+
+
+def test_it_is_known_where_a_start_was_computed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, other = make_job(prompt(7)), make_job(prompt(7), b"another tenant's")
+    first = fleet.send(job)
+    assert first.warm_on == ()  # sent there, and nothing computed yet
+    fleet.placement.computed(first.start, first.replica_id)
+    for length in (AFFINITY_TOKENS, 200):
+        choice = fleet.placement.choose(make_job(prompt(7, length)))
+        assert choice and choice.warm_on == (first.replica_id,)
+    cold, short = fleet.placement.choose(other), fleet.placement.choose(make_job([7] * 8))
+    assert cold and short and cold.warm_on == short.warm_on == ()
+    assert short.start == b""
+    monkeypatch.setattr(placement, "WARM_SECONDS", 0.0)
+    expired = fleet.placement.choose(job)
+    assert expired and expired.warm_on == ()
+    monkeypatch.undo()
+    fleet.names.remove(first.replica_id)
+    fleet.beats()
+    gone = fleet.placement.choose(job)
+    assert gone and gone.warm_on == ()
+
+
+def test_only_so_many_starts_are_remembered(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "MOST_WARM", 2)
+    jobs = [make_job(prompt(n)) for n in range(3)]
+    for job in jobs:
+        choice = fleet.send(job)
+        fleet.placement.computed(choice.start, choice.replica_id)
+    known = [fleet.placement.choose(job) for job in jobs]
+    assert [bool(choice and choice.warm_on) for choice in known] == [False, True, True]

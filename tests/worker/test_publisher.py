@@ -129,6 +129,28 @@ def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: 
     assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
 
 
+@pytest.mark.parametrize(
+    ("miss", "warm_on", "told"),
+    [
+        ("first_use", ("other",), "other_worker"),
+        ("expired_or_evicted", ("another", "other"), "other_worker"),
+        ("first_use", ("other", "r"), "first_use"),  # this one had it too
+        ("first_use", (), "first_use"),
+        ("too_short", ("other",), "too_short"),
+        ("prefix_changed", ("other",), "prefix_changed"),
+        (None, ("other",), ""),
+    ],
+)
+def test_a_miss_that_another_replica_would_not_have_had_is_told_as_such(
+    broker: redis.Redis, queued: Queued, publisher: Publisher, miss: Any, warm_on: tuple[str, ...], told: str
+) -> None:
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), warm_on=warm_on))
+    cache = CacheReport(miss)
+    publisher.deliver([(live, RequestOutput(live.engine_id, [7], "7", finish_reason="stop", usage=USAGE, cache=cache))])
+    assert live.ended.wait(5)
+    assert [usage.miss_reason for usage in usage_events(broker)] == [told]
+
+
 def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
     """When the broker is slow, rounds grow: nothing piles up."""
     live = begin(broker, queued, make_job())

@@ -157,6 +157,9 @@ class Dispatcher:
             waited = time.monotonic() - generation.waiting_since
             generation.queued, generation.target = False, choice.replica_id
             generation.sent_at = time.monotonic()
+            generation.start = choice.start
+            if choice.warm_on and not generation.written:
+                generation.job = msgspec.structs.replace(generation.job, warm_on=choice.warm_on)
             self.placement.sent(choice.replica_id, batch=generation.batch)
             legs = generation.errand.why.setdefault("legs", [])
             legs.append(
@@ -388,6 +391,8 @@ class Dispatcher:
         elif isinstance(event, Claimed):
             self.set_owner(generation, event.replica_id)
         else:
+            if generation.start and generation.target and not (generation.begun or isinstance(event, Failed)):
+                self.placement.computed(generation.start, generation.target)
             generation.begun = True
             generation.buffer.put(event)
             if isinstance(event, End):

@@ -46,6 +46,7 @@ class Generation:
         self.written = False  # its claim record is in the broker
         self.target: str | None = None  # the replica whose doorbell was rung
         self.owner: str | None = None  # the replica that claimed it
+        self.start = b""  # names how its prompt starts (see placement)
         self.begun = False  # an event of the current attempt was accepted: no other attempt may answer now
         self.over = False  # nothing is to come from a replica any more
         self.overdue = False  # it was given up after its deadline

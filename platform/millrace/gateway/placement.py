@@ -9,13 +9,17 @@ finding again and go where there is least to do.
 Nothing is sent beyond a replica's credits: its batch and a few more, which its engine has at hand when a place is free,
 less what it has. That is known from its heartbeat, twice a second, and from what this gateway sent and saw end. Work of
 the batch class takes no credit from the rest: the engine makes room for these within a step.
+
+Of each start it is remembered for a while where its prompts were computed, so that a replica that lacks it can tell
+that another has it: the miss is then put down to where the request went, not to the caller.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inference_worker.engine.request import ServiceClass
@@ -25,6 +29,8 @@ from millrace.gateway.replicas import ReplicaBoard
 AFFINITY_TOKENS = 64
 BOUND = 1.25  # times the mean load
 FEW = 4  # requests that no engine minds
+WARM_SECONDS = 300.0  # a start computed so lately is taken to be cached there still
+MOST_WARM = 20_000  # starts and replicas remembered, the oldest out first
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Choice:
     by: str  # "prefix": it most likely knows the start; "spill": the one that does is too busy; "load": least to do
     load: int  # requests it had
     credits: int  # further requests it would have taken
+    start: bytes = b""  # names the prompt's start; empty: it is too short to care
+    warm_on: tuple[str, ...] = ()  # live replicas that have computed that start lately
 
 
 class Placement:
@@ -47,6 +55,7 @@ class Placement:
         self._claimed: Counter[tuple[str, bool]] = Counter()  # of those, that are claimed: the heartbeat has them
         self._others: Counter[tuple[str, bool]] = Counter()  # other gateways', as the heartbeat told
         self._beats: dict[str, int] = {}
+        self._warm: OrderedDict[tuple[bytes, str], float] = OrderedDict()  # start and replica -> when it had it last
 
     def sent(self, replica_id: str, *, batch: bool = False) -> None:
         self._ours[replica_id, batch] += 1
@@ -58,6 +67,13 @@ class Placement:
         self._ours[replica_id, batch] -= 1
         if claimed:
             self._claimed[replica_id, batch] -= 1
+
+    def computed(self, start: bytes, replica_id: str) -> None:
+        """The replica has worked on a prompt with that start."""
+        self._warm[start, replica_id] = time.monotonic()
+        self._warm.move_to_end((start, replica_id))
+        if len(self._warm) > MOST_WARM:
+            self._warm.popitem(last=False)
 
     def observe(self) -> None:
         """Take in new heartbeats."""
@@ -95,21 +111,31 @@ class Placement:
         credits = {name: left for name, beat in ready.items() if (left := self.credits(name, beat, batch=batch)) > 0}
         if not credits:
             return None
-        preferred = _by_affinity(job, ready)
-        if preferred:
-            loads = {name: self.load(name, batch=batch) for name in ready}
-            bound = max(FEW, BOUND * (sum(loads.values()) + 1) / len(ready))
-            for rank, name in enumerate(preferred):
-                if name in credits and loads[name] <= bound:
-                    return Choice(name, "spill" if rank else "prefix", loads[name], credits[name])
-        name = min(credits, key=lambda each: (self.load(each, batch=batch) / ready[each].max_batch, each))
-        return Choice(name, "load", self.load(name, batch=batch), credits[name])
+        if not (start := _start(job)):
+            name = self._idlest(credits, ready, batch)
+            return Choice(name, "load", self.load(name, batch=batch), credits[name])
+        warm_since = time.monotonic() - WARM_SECONDS
+        warm_on = tuple(name for name in ready if self._warm.get((start, name), -WARM_SECONDS) > warm_since)
+        loads = {name: self.load(name, batch=batch) for name in ready}
+        bound = max(FEW, BOUND * (sum(loads.values()) + 1) / len(ready))
+        for rank, name in enumerate(_by_affinity(start, ready)):
+            if name in credits and loads[name] <= bound:
+                return Choice(name, "spill" if rank else "prefix", loads[name], credits[name], start, warm_on)
+        name = self._idlest(credits, ready, batch)
+        return Choice(name, "load", loads[name], credits[name], start, warm_on)
+
+    def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:
+        return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_batch, each))
 
 
-def _by_affinity(job: Job, replicas: Mapping[str, Heartbeat]) -> Sequence[str]:
-    """The replicas in the order this prompt prefers; empty if it is too short to care."""
+def _start(job: Job) -> bytes:
+    """A name for how the prompt starts, the tenant's own; empty if it is too short to care."""
     start = job.prompt_token_ids[:AFFINITY_TOKENS]
     if len(start) < AFFINITY_TOKENS or job.input_lengths:  # nothing is cached of what is embedded
-        return ()
-    key = hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in start), key=job.cache_salt).digest()
-    return sorted(replicas, key=lambda name: hashlib.blake2b(name.encode(), key=key[:32]).digest(), reverse=True)
+        return b""
+    return hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in start), key=job.cache_salt).digest()
+
+
+def _by_affinity(start: bytes, replicas: Iterable[str]) -> Sequence[str]:
+    """The replicas in the order this start prefers."""
+    return sorted(replicas, key=lambda name: hashlib.blake2b(name.encode(), key=start[:32]).digest(), reverse=True)
