@@ -1,20 +1,26 @@
-"""How many usage events a second one settler brings into PostgreSQL: `python benchmarks/settler.py`.
+"""How many usage events a second one settler brings into PostgreSQL, and how soon: `python -m benchmarks.settler`.
 
 Starts a PostgreSQL (with fsync, as in production) and a Valkey of its own in a temporary folder, fills the stream, and
-drains it with batches of several sizes. Each event is rated by a price sheet and settles a hold from one of 64 slices
-of three windows. Prints one table; CPU is this process' own.
+drains it with batches of several sizes. The mix: 200 tenants, each with three windows, priced by list A; half of the
+events settle a hold from one of the tenant's four slices; one in twenty comes twice. CPU is this process' own. "Until
+its row" is from one event, sent alone, until another session sees its row: median, and of 100 the 95th.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
+import secrets
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +30,33 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
 from millrace.services.valkey import Valkey  # noqa: E402
 
-SLICES = 64
+TENANTS = 200
+SLICES = 4  # of each tenant
+LIST_A = {"uncached": 3000, "cache_write_5m": 3750, "cache_write_1h": 6000, "cache_read": 300, "output": 15000}
+SAMPLES = 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--events", type=int, default=20_000, help="events for each row of the table")
+    parser.add_argument("--events", type=int, default=40_000, help="events for each row of the table")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 200, 1000], help="batch sizes")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="settlers side by side in the process")
+    parser.add_argument("--rounds", type=int, default=1, help="of which the median counts")
     options = parser.parse_args()
     with ExitStack() as running:
         set_up(running)
-        print(f"{'batch':>6} {'events':>8} {'seconds':>8} {'events/s':>9} {'CPU us':>7} {'repeats/s':>9}")
         sheet = _set_up_money()
-        for batch in options.batches:
+        print(f"{'threads':>7} {'batch':>6} {'events':>8} {'events/s':>9} {'CPU us':>7} {'repeats/s':>9}")
+        for batch, threads in product(options.batches, options.threads):
             events = min(options.events, batch * 500)
-            (first, cpu), (again, _) = (_drain(batch, events, f"{batch}", sheet) for _ in range(2))
-            a_event = cpu / events * 1e6
-            print(f"{batch:>6} {events:>8} {first:>8.2f} {events / first:>9.0f} {a_event:>7.1f} {events / again:>9.0f}")
+            taken = [_drain_twice(batch, threads, events, sheet) for _ in range(options.rounds)]
+            first, cpu, again = (statistics.median(column) for column in zip(*taken, strict=True))
+            figures = f"{events / first:>9.0f} {cpu / events * 1e6:>7.1f} {events / again:>9.0f}"
+            print(f"{threads:>7} {batch:>6} {events:>8} {figures}", flush=True)
+        times = sorted(_until_rows(sheet))
+        print(
+            f"until its row: {statistics.median(times) * 1e3:.1f} ms, p95 {times[len(times) * 95 // 100] * 1e3:.1f} ms"
+        )
 
 
 def set_up(running: ExitStack) -> None:
@@ -73,8 +89,9 @@ def set_up(running: ExitStack) -> None:
 
 
 def _set_up_money() -> int:
-    """List A's prices, a day's, a month's and a lifetime's window, and slices of all three; the sheet's version."""
-    from datetime import UTC, datetime
+    """List A's prices; a day's, a month's and a lifetime's window of each tenant, and slices of all three; the sheet's
+    version."""
+    from datetime import UTC, datetime, timedelta
 
     from billing.models import CompiledSheet, Slice, Window
     from billing.pricing import Component, Rate, encode_rates
@@ -82,57 +99,115 @@ def _set_up_money() -> int:
     from tenants.scoping import system
 
     now = datetime.now(UTC)
-    prices = {Component.UNCACHED: 3 * 10**9, Component.CACHE_READ: 3 * 10**8, Component.OUTPUT: 15 * 10**9}
-    rates = tuple(Rate(place, component, price) for place, (component, price) in enumerate(prices.items(), start=1))
+    rates = tuple(
+        Rate(place, Component(name), price * 10**6) for place, (name, price) in enumerate(LIST_A.items(), start=1)
+    )
+    plenty = {"money": 10**14, "tokens": 10**11, "requests": 10**8, "sealed": False, "gateway_id": "b"}
+    times = {"made_at": now, "leased_until": now, "reap_at": now + timedelta(days=1)}
     with system(SystemUse.COMMAND):
-        ids = [
-            Window.objects.create(tenant_id=1, budget_id=number, unit="money", period_start=now, held=10**17).pk
-            for number in range(3)
-        ]
-        for number in range(1, SLICES + 1):
-            plenty = {"money": 10**15, "tokens": 10**12, "requests": 10**9}
-            Slice.objects.create(
-                pk=number,
-                tenant_id=1,
-                gateway_id="b",
-                windows=ids,
-                sealed=False,
-                made_at=now,
-                leased_until=now,
-                reap_at=now,
-                **plenty,
-            )
+        for tenant in range(1, TENANTS + 1):
+            windows = [
+                Window.objects.create(
+                    tenant_id=tenant, budget_id=tenant * 3 + each, unit="money", period_start=now, held=4 * 10**14
+                )
+                for each in range(3)
+            ]
+            for each in range(SLICES):
+                ids = [window.pk for window in windows]
+                number = tenant * SLICES + each
+                Slice.objects.create(pk=number, tenant_id=tenant, windows=ids, **plenty, **times)
         sheet = CompiledSheet.objects.create(
             model="smollm2-135m", tier="standard", effective_from=now, rates=encode_rates(rates)
         )
     return int(sheet.pk)
 
 
-def _drain(batch: int, events: int, name: str, sheet: int) -> tuple[float, float]:
+def _drain_twice(batch: int, threads: int, events: int, sheet: int) -> tuple[float, float, float]:
+    """Seconds and CPU seconds for new events, and seconds for the same once more, all repeats."""
+    messages = [_message(sheet) for _ in range(events * 19 // 20)]
+    messages += random.sample(messages, events - len(messages))
+    first, cpu = _drain(batch, threads, messages)
+    again, _ = _drain(batch, threads, messages)
+    return first, cpu, again
+
+
+def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, float]:
+    from django.db import connection
+
     from billing.settler import Settler, connect
+    from inference_worker.protocol import USAGE_STREAM
 
     broker = connect(os.environ["MILLRACE_BROKER_URL"])
-    _fill(broker, events, name, sheet)
-    settler = Settler(broker, consumer="benchmark", stopping=threading.Event(), batch=batch)
-    start, cpu = time.perf_counter(), time.process_time()
-    assert settler.drain() == events
-    return time.perf_counter() - start, time.process_time() - cpu
-
-
-def _fill(broker: Any, events: int, name: str, sheet: int) -> None:
-    from inference_worker.engine.request import TokenUsage
-    from inference_worker.protocol import USAGE_STREAM, Envelope, UsageEvent, encode
-
-    now = (time.time_ns() // 10**15) * 10**12  # the same in both runs of a row: the second is all repeats
-    for start in range(0, events, 1000):
+    for start in range(0, len(messages), 1000):
         pipe = broker.pipeline(transaction=False)
-        for number in range(start, min(start + 1000, events)):
-            money = (sheet, 1 + number % SLICES, 1, 91_440_000, 14_096)
-            envelope = Envelope(now, f"req_{name}_{number:026d}", 0, 1, 1, 1 + number % 50, "smollm2-135m", *money)
-            usage = TokenUsage(uncached=40 + number % 100, cache_read=64, output=120)
-            event = UsageEvent(envelope, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, 10, 20, 30)
-            pipe.xadd(USAGE_STREAM, {"e": encode(event)})
+        for message in messages[start : start + 1000]:
+            pipe.xadd(USAGE_STREAM, {"e": message})
         pipe.execute()
+    stopping = threading.Event()
+    settlers = [
+        Settler(connect(os.environ["MILLRACE_BROKER_URL"]), consumer=f"b{number}", stopping=stopping, batch=batch)
+        for number in range(threads)
+    ]
+
+    def drain(settler: Settler) -> int:
+        with closing(connection):
+            return settler.drain()
+
+    start, cpu = time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(threads) as pool:
+        done = sum(pool.map(drain, settlers))
+    taken = time.perf_counter() - start, time.process_time() - cpu
+    assert done == len(messages)
+    return taken
+
+
+def _message(sheet: int) -> bytes:
+    from inference_worker.engine.request import TokenUsage
+    from inference_worker.protocol import Envelope, UsageEvent, encode
+
+    chance, at = random, time.time_ns() // 1000
+    tenant = chance.randint(1, TENANTS)
+    held = (91_440_000, 14_096)  # nano-USD and tokens
+    money = (tenant * SLICES + chance.randrange(SLICES), 1, *held) if chance.random() < 0.5 else (None, None, *held)
+    name = f"req_{at // 1000:012x}{secrets.token_hex(10)}"
+    trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    envelope = Envelope(
+        at, name, 0, tenant, tenant, tenant * 5 + chance.randrange(5), "smollm2-135m", sheet, *money, trace
+    )
+    usage = TokenUsage(
+        uncached=chance.randrange(1000), cache_read=32 * chance.randrange(100), output=chance.randrange(500)
+    )
+    times = (chance.randrange(10**4), chance.randrange(10**6), chance.randrange(10**7))
+    return encode(UsageEvent(envelope, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
+
+
+def _until_rows(sheet: int) -> list[float]:
+    """Seconds from sending an event until its row is there, one after another."""
+    from django.db import connection
+
+    from billing.settler import Settler, connect
+    from inference_worker.protocol import USAGE_STREAM, decode_usage
+    from tenants.roles import SystemUse
+    from tenants.scoping import system
+
+    broker, stopping, times = connect(os.environ["MILLRACE_BROKER_URL"]), threading.Event(), []
+    own = connect(os.environ["MILLRACE_BROKER_URL"])
+    thread = threading.Thread(target=Settler(broker, consumer="benchmark", stopping=stopping).run)
+    thread.start()
+    for _ in range(SAMPLES):
+        time.sleep(random.uniform(0.05, 0.15))
+        message = _message(sheet)
+        name = decode_usage(message).envelope.request_id
+        start, found = time.perf_counter(), False
+        own.xadd(USAGE_STREAM, {"e": message})
+        while not found:
+            with system(SystemUse.COMMAND), connection.cursor() as cursor:
+                cursor.execute("SELECT EXISTS (SELECT FROM billing_usageevent WHERE request_id = %s)", [name])
+                found = cursor.fetchone()[0]
+        times.append(time.perf_counter() - start)
+    stopping.set()
+    thread.join()
+    return times
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from django.db import connection
 
+from billing.arrays import array
 from inference_worker.protocol import UsageEvent
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -72,7 +73,7 @@ def settle(cursor: Any, legs: Iterable[tuple[UsageEvent, int]]) -> set[int]:
     if not sums:
         return set()
     columns = zip(*((*slice_, *total) for slice_, total in sums.items()), strict=True)
-    cursor.execute(_SETTLE, [list(column) for column in columns])
+    cursor.execute(_SETTLE, [array(column) for column in columns])
     return {slice_id for (slice_id,) in cursor.fetchall()}
 
 

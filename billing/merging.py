@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from billing import holds
+from billing.arrays import array, text_array
 from billing.holds import Use
 from billing.models import TOKEN_CLASSES
 from billing.models.usage import ANSWER_HITS
@@ -129,7 +130,8 @@ def _write(
 
 
 def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, Leg]:
-    columns = [list(column) for column in zip(*keys, strict=True)]
+    times, ids, numbers = zip(*keys, strict=True)
+    columns = [array(times), text_array(ids), array(numbers)]
     cursor.execute(_EVENT, columns)
     legs = {}
     for admitted_at, request_id, number, verdict, price_ids, slice_id, *sums in cursor.fetchall():

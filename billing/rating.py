@@ -66,12 +66,13 @@ def _rate(event: UsageEvent, known: dict[int, PriceSheet]) -> Rated | UnknownPri
 def tokens(event: UsageEvent) -> dict[Component, int]:
     """The event's tokens by what they are priced as."""
     usage = event.usage
-    return {
-        Component.UNCACHED: usage.uncached,
-        Component.CACHE_READ: usage.cache_read,
-        Component.CACHE_WRITE_5M: usage.cache_write_5m,
-        Component.CACHE_WRITE_1H: usage.cache_write_1h,
-        Component.OUTPUT: usage.output,
-        Component.ANSWER_HIT_INPUT: event.answer_hit_input,
-        Component.ANSWER_HIT_OUTPUT: event.answer_hit_output,
-    }
+    counts = (
+        usage.uncached,
+        usage.cache_read,
+        usage.cache_write_5m,
+        usage.cache_write_1h,
+        usage.output,
+        event.answer_hit_input,
+        event.answer_hit_output,
+    )
+    return dict(zip(COMPONENTS, counts, strict=True))

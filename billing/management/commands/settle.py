@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
@@ -15,7 +17,7 @@ from millrace.config import platform_settings
 
 
 class Command(BaseCommand):
-    """Runs one settler until SIGTERM or SIGINT, which let it finish the batch in hand."""
+    """Runs settlers side by side until SIGTERM or SIGINT, which let them finish the batches in hand."""
 
     help = (
         "Move usage events from the broker into the database, until stopped. Several may run at once, each with a"
@@ -24,18 +26,33 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--name", default=socket.gethostname(), help="this settler's name; default: the host's")
+        parser.add_argument(
+            "--threads", type=int, default=2, help="batches at once: one is prepared while the database has another"
+        )
         parser.add_argument("--once", action="store_true", help="settle what is waiting now, say how much, and end")
 
-    def handle(self, *args: Any, name: str, once: bool, **options: Any) -> None:
+    def handle(self, *args: Any, name: str, threads: int, once: bool, **options: Any) -> None:
         stopping = threading.Event()
-        settler = Settler(connect(platform_settings().broker_url), consumer=name, stopping=stopping)
+        names = [name, *(f"{name}.{number}" for number in range(2, threads + 1))]
+        url = platform_settings().broker_url
+        settlers = [Settler(connect(url), consumer=each, stopping=stopping) for each in names]
         if once:
-            self.stdout.write(f"{settler.drain()} messages settled")
+            self.stdout.write(f"{settlers[0].drain()} messages settled")
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
         _without_pool()
-        settler.run()
+        _run(settlers, stopping)
+
+
+def _run(settlers: Sequence[Settler], stopping: threading.Event) -> None:
+    """Until they are told to stop. A fault that one does not know how to survive stops all, and is raised."""
+    with ThreadPoolExecutor(len(settlers)) as pool:
+        running = [pool.submit(settler.run) for settler in settlers]
+        wait(running, return_when=FIRST_COMPLETED)
+        stopping.set()
+    for each in running:
+        each.result()
 
 
 def _without_pool() -> None:
