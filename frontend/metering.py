@@ -21,6 +21,7 @@ class Metering:
 
     through: datetime | None
     running: bool
+    days_ago: int = 0
 
 
 def metering(now: datetime) -> Metering:
@@ -35,4 +36,5 @@ def metering(now: datetime) -> Metering:
         return Metering(None, running=False)
     said = status.decode(payload)
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=said.at)
-    return Metering(at - timedelta(milliseconds=said.lag_ms), running=now - at < _STALE)
+    through = at - timedelta(milliseconds=said.lag_ms)
+    return Metering(through, running=now - at < _STALE, days_ago=(now.date() - through.date()).days)

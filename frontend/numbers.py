@@ -2,7 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from billing.amounts import decimal, half_up
+
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+_FEMTO_DIGITS = 15
+_CENT = 10**13
+_SMALLEST = 10**9  # amounts below a cent are shown to the millionth of a dollar
+
+
+@dataclass(frozen=True, order=True)
+class Money:
+    """An amount in femto-USD. Sums of these are exact; how many digits to show is said by whoever shows it."""
+
+    femto: int
+
+    @classmethod
+    def nano(cls, amount: int) -> Money:
+        return cls(amount * 10**6)
+
+    @classmethod
+    def cents(cls, amount: int) -> Money:
+        return cls(amount * _CENT)
+
+    def __add__(self, other: Money) -> Money:
+        return Money(self.femto + other.femto)
+
+    def __sub__(self, other: Money) -> Money:
+        return Money(self.femto - other.femto)
+
+    @property
+    def exact(self) -> str:
+        """Every digit there is, as a decimal number: 8587.3012."""
+        return decimal(self.femto, _FEMTO_DIGITS, 2)
+
+    @property
+    def text(self) -> str:
+        """$8,587.30, with a real minus; below a cent as many digits as say something: $0.0042."""
+        whole, rest = self.parts
+        return whole + rest
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """What is read first, and the cents: ("$8,587", ".30")."""
+        sign = "−" if self.femto < 0 else ""
+        amount = abs(self.femto)
+        if 0 < amount < _CENT:
+            shown = decimal(half_up(amount, _SMALLEST), 6, 2)
+            whole, _, rest = (shown if shown != "0.00" else "0.000001").partition(".")
+            return f"{sign}{'' if shown != '0.00' else '<'}${whole}", f".{rest}"
+        dollars, cents = divmod(half_up(amount, _CENT), 100)
+        return f"{sign}${dollars:,}", f".{cents:02}"
 
 
 def exact(value: int) -> str:

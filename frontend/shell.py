@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from django.http import HttpRequest
 from django.urls import reverse
 
-from tenants.authentication import Access
+from frontend import zones
+from frontend.navigation import Link, Section, sections
+from frontend.visits import Visit
 from tenants.models import Membership, User
 
-
-@dataclass(frozen=True)
-class Link:
-    label: str
-    url: str
-    icon: str  # the name of a symbol in icons.html
-    current: bool = False
+_SHOWN_TENANTS = 12
 
 
 @dataclass(frozen=True)
@@ -33,11 +29,18 @@ class Shell:
     heading: str
     detail: str
     initials: str
-    links: tuple[Link, ...]
+    sections: tuple[Section, ...]
+    tenants: tuple[Link, ...]  # to switch to
     more: tuple[Link, ...]
     crumbs: tuple[Crumb, ...]
+    palette: str | None  # where the palette asks
     user_name: str
     user_email: str
+    user_initials: str
+    zone: str
+    theme: str
+    has_letters: bool  # whether `g` + letter and `/` are wanted
+    watching: bool  # an operator looks at a tenant
 
 
 def signed_in(request: HttpRequest) -> User:
@@ -55,57 +58,80 @@ def initials(name: str) -> str:
     return letters.upper()
 
 
-def tenant_shell(user: User, access: Access, title: str) -> Shell:
-    """The frame of a tenant's page."""
-    tenant = access.tenant
-    here = reverse("overview", args=[tenant.slug])
-    return Shell(
+def shell_for(visit: Visit, title: str, crumbs: tuple[Crumb, ...] = ()) -> Shell:
+    """The frame of this visit's page."""
+    if visit.access is None:
+        return _shell(
+            visit.request,
+            visit.user,
+            title=f"{title} · Operator",
+            heading="Millrace",
+            detail="Operator",
+            sections=sections(visit),
+            crumbs=(Crumb("Operator", reverse("home")), *crumbs, Crumb(title)),
+            palette=reverse("ops-search"),
+        )
+    tenant, role = visit.access.tenant, visit.access.role
+    others = (
+        Link(other.name, reverse("overview", args=[other.slug]), "tenants") for other in visit.others[:_SHOWN_TENANTS]
+    )
+    return _shell(
+        visit.request,
+        visit.user,
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
-        detail=Membership.Role(access.role).label if access.role else "Seen as operator",
-        initials=initials(tenant.name),
-        links=(Link("Overview", here, "overview", current=title == "Overview"),),
-        more=(_all_tenants(user), _reference()),
-        crumbs=(Crumb(tenant.name, here), Crumb(title)),
-        user_name=user.name or user.email,
-        user_email=user.email,
+        detail=Membership.Role(role).label if role else "Seen as operator",
+        sections=sections(visit),
+        crumbs=(Crumb(tenant.name, visit.url("overview")), *crumbs, Crumb(title)),
+        tenants=tuple(others),
+        palette=visit.url("search"),
+        watching=role is None,
     )
 
 
-def operator_shell(user: User, title: str) -> Shell:
-    """The frame of an operator's page."""
-    here = reverse("operator-tenants")
-    return Shell(
-        title=f"{title} · Operator",
-        heading="Millrace",
-        detail="Operator",
-        initials="MR",
-        links=(Link("Tenants", here, "tenants", current=title == "Tenants"),),
-        more=(Link("Raw admin", reverse("admin:index"), "admin"), _reference()),
-        crumbs=(Crumb("Operator", here), Crumb(title)),
-        user_name=user.name or user.email,
-        user_email=user.email,
-    )
-
-
-def person_shell(user: User, title: str) -> Shell:
-    """The frame of a page that belongs to no tenant yet."""
-    return Shell(
+def person_shell(request: HttpRequest, title: str) -> Shell:
+    """The frame of a page that belongs to no tenant."""
+    return _shell(
+        request,
+        signed_in(request),
         title=title,
         heading="Millrace",
         detail="Console",
-        initials="MR",
-        links=(Link("Tenants", reverse("home"), "tenants", current=True),),
-        more=(_reference(),),
+        sections=(Section("", (Link("Tenants", reverse("home"), "tenants"),)),),
         crumbs=(Crumb(title),),
-        user_name=user.name or user.email,
-        user_email=user.email,
     )
 
 
-def _all_tenants(user: User) -> Link:
-    return Link("All tenants", reverse("operator-tenants" if user.is_staff else "home"), "tenants")
-
-
-def _reference() -> Link:
-    return Link("API reference", reverse("docs"), "reference")
+def _shell(
+    request: HttpRequest,
+    user: User,
+    *,
+    title: str,
+    heading: str,
+    detail: str,
+    sections: tuple[Section, ...],
+    crumbs: tuple[Crumb, ...],
+    tenants: tuple[Link, ...] = (),
+    palette: str | None = None,
+    watching: bool = False,
+) -> Shell:
+    all_tenants = Link("All tenants", reverse("ops-tenants" if user.is_staff else "home"), "tenants")
+    theme = request.COOKIES.get("theme", "")
+    return Shell(
+        title=title,
+        heading=heading,
+        detail=detail,
+        initials=initials(heading),
+        sections=sections,
+        tenants=tenants,
+        more=(all_tenants, Link("API reference", reverse("docs"), "reference")),
+        crumbs=crumbs,
+        palette=palette,
+        user_name=user.name or user.email,
+        user_email=user.email,
+        user_initials=initials(user.name or user.email),
+        zone=zones.label(zones.zone_of(request)),
+        theme=theme if theme in ("light", "dark") else "system",
+        has_letters=request.COOKIES.get("letters") != "off",
+        watching=watching,
+    )

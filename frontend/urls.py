@@ -7,7 +7,8 @@ from allauth.socialaccount import views as social
 from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
-from frontend import views
+from frontend import palette, preferences, views
+from frontend.screens import ops_tenants, overview
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -38,6 +39,10 @@ urlpatterns = [
     path("account/social/error", social.login_error, name="socialaccount_login_error"),
     path("account/social/unknown", social.signup, name="socialaccount_signup"),
     path("account/social/", social.connections, name="socialaccount_connections"),
-    path("t/<slug:slug>/", views.tenant_overview, name="overview"),
-    path("ops/", views.operator_tenants, name="operator-tenants"),
+    path("preferences", preferences.preferences, name="preferences"),
+    path("t/<slug:slug>/search", palette.tenant_search, name="search"),
+    path("ops/search", palette.operator_search, name="ops-search"),
+    # Each screen's own, one line a screen.
+    *overview.urlpatterns,
+    *ops_tenants.urlpatterns,
 ]

@@ -19,13 +19,11 @@ from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
-from frontend import operators, overview
-from frontend.shell import operator_shell, person_shell, signed_in, tenant_shell
+from frontend.shell import person_shell, signed_in
 from millrace.config import platform_settings
 from tenants import actions, audit, invitations
-from tenants.authentication import Access, accesses
+from tenants.authentication import accesses
 from tenants.models import Invitation, User
-from tenants.scoping import tenant_scope
 from tenants.stepup import has_totp
 
 
@@ -97,7 +95,7 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
 def account(request: HttpRequest) -> HttpResponse:
     """One's own log-in: password and second factor."""
     user = signed_in(request)
-    context = {"shell": person_shell(user, "Your log-in"), "totp": has_totp(user)}
+    context = {"shell": person_shell(request, "Your log-in"), "totp": has_totp(user)}
     return render(request, "frontend/account.html", context)
 
 
@@ -108,41 +106,9 @@ def home(request: HttpRequest) -> HttpResponse:
     """To the one place there is for this person, or a choice of tenants."""
     user = signed_in(request)
     if user.is_staff:
-        return redirect("operator-tenants")
+        return redirect("ops-tenants")
     tenants = [access.tenant for access in accesses(user)]
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
-    context = {"shell": person_shell(user, "Your tenants"), "tenants": tenants}
+    context = {"shell": person_shell(request, "Your tenants"), "tenants": tenants}
     return render(request, "frontend/choose.html", context)
-
-
-def tenant_access(user: User, slug: str) -> Access:
-    """The person's access to the tenant, which others are not told exists."""
-    found = accesses(user, slug)
-    if not found:
-        raise Http404
-    return found[0]
-
-
-@require_safe
-@never_cache
-@login_required
-def tenant_overview(request: HttpRequest, slug: str) -> HttpResponse:
-    user = signed_in(request)
-    access = tenant_access(user, slug)
-    with tenant_scope(access.tenant):
-        page = overview.overview(access.tenant)
-    context = {"shell": tenant_shell(user, access, "Overview"), "page": page}
-    return render(request, "frontend/overview.html", context)
-
-
-@require_safe
-@never_cache
-@login_required
-def operator_tenants(request: HttpRequest) -> HttpResponse:
-    """Every tenant. That there is such a page is nothing for others to know."""
-    user = signed_in(request)
-    if not user.is_staff:
-        raise Http404
-    context = {"shell": operator_shell(user, "Tenants"), "page": operators.tenant_list()}
-    return render(request, "frontend/tenants.html", context)

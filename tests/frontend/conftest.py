@@ -1,25 +1,38 @@
 from __future__ import annotations
 
 import copy
-import secrets
+import os
+import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import Envelope, UsageEvent, encode
+from tests.frontend.console import Undefined, meter
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
-class Undefined(str):
-    """What Django puts for an undefined name: here, a failure."""
-
-    def __mod__(self, name: Any) -> str:
-        raise AssertionError(f"a template asks for {name!r}, which is not there")
-
-    def __contains__(self, part: object) -> bool:
-        return part == "%s"
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium. Playwright keeps an event loop in this thread, which Django would take for a mistake."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield running
+        running.close()
+    del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,28 +47,7 @@ def _strict_templates(request: pytest.FixtureRequest, settings: Any) -> None:
 @pytest.fixture
 def use() -> Callable[..., str]:
     """Meters one leg for a tenant, as the settler does; gives the request's id."""
-
-    def use(tenant: Any, **changes: Any) -> str:
-        from billing.ingest import Message, settle  # here: this file is read before Django is set up
-
-        at = changes.pop("at", datetime.now(UTC))
-        counts = {name: changes.pop(name, 0) for name in TokenUsage.__dataclass_fields__}
-        request_id = changes.pop("request_id", f"req_{secrets.token_hex(16)}")
-        envelope = Envelope(
-            admitted_at=int(at.timestamp()) * 1_000_000 + at.microsecond,
-            request_id=request_id,
-            leg=0,
-            tenant_id=tenant.pk,
-            project_id=1,
-            key_id=changes.pop("key_id", 1),
-            model=changes.pop("model", "smollm2-135m"),
-        )
-        fields = {"attempt": 1, "verdict": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
-        event = UsageEvent(envelope=envelope, usage=TokenUsage(**counts), **(fields | changes))
-        assert settle([Message("1-0", encode(event))]).settled == 1
-        return request_id
-
-    return use
+    return meter
 
 
 @pytest.fixture

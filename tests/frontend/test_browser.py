@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from tenants import actions
 from tenants.models import Tenant, User
@@ -18,30 +16,8 @@ from tests.seeing import only_project
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
 WIDTHS = pytest.mark.parametrize("width", [390, 1440])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """The system's Chromium. Playwright keeps an event loop in this thread, which Django would take for a mistake."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        yield running
-        running.close()
-    del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
 @pytest.fixture

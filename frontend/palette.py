@@ -1,0 +1,82 @@
+"""The palette (Ctrl K) and its page: what a few typed letters may mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from django.db.models import Q
+from django.http import HttpResponse
+from django.urls import reverse
+
+from frontend.navigation import sections
+from frontend.showing import show
+from frontend.visits import Visit, operator_page, tenant_page
+from tenants.access import Permission
+from tenants.models import ApiKey, Tenant
+
+MOST = 8  # of each kind
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One line of the palette."""
+
+    label: str
+    url: str
+    icon: str
+    detail: str = ""
+    letter: str = ""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The hits of one kind."""
+
+    kind: str
+    hits: tuple[Hit, ...]
+
+
+Finder = Callable[[Visit, str], Iterable[Hit]]
+
+
+def find_keys(visit: Visit, typed: str) -> Iterable[Hit]:
+    """API keys by name or prefix."""
+    if not visit.may(Permission.KEYS_READ):
+        return
+    rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
+    for key in rows.order_by("name")[:MOST]:
+        yield Hit(key.name, f"{visit.url('keys')}?key={key.pk}", "keys", f"{key.prefix}…")
+
+
+def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Tenants by name or slug."""
+    rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
+    for tenant in rows.order_by("name")[:MOST]:
+        yield Hit(tenant.name, reverse("overview", args=[tenant.slug]), "tenants", tenant.slug)
+
+
+# What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
+TENANT: dict[str, Finder] = {}
+OPERATOR: dict[str, Finder] = {"Tenants": find_tenants}
+
+
+def _found(visit: Visit) -> tuple[Hits, ...]:
+    typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
+    links = [link for section in sections(visit) for link in section.links if typed.lower() in link.label.lower()]
+    found = [Hits("Screens", tuple(Hit(link.label, link.url, link.icon, letter=link.letter) for link in links))]
+    if typed:
+        with visit.scope():
+            finders = OPERATOR if visit.access is None else TENANT
+            found += [Hits(kind, tuple(islice(find(visit, typed), MOST))) for kind, find in finders.items()]
+    return tuple(hits for hits in found if hits.hits)
+
+
+def _search(visit: Visit) -> HttpResponse:
+    template = "frontend/parts/hits.html" if visit.is_fragment else "frontend/search.html"
+    return show(visit, template, "Search", found=_found(visit), typed=visit.query.get("q", ""))
+
+
+tenant_search = tenant_page()(_search)
+operator_search = operator_page()(_search)

@@ -1,0 +1,133 @@
+"""What the console's templates are made of: numbers, times, icons, panels, charts, meters."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+from django import template
+from django.template.loader import render_to_string
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from frontend import gauges, numbers
+from frontend.charts import Chart
+from frontend.numbers import Money
+from frontend.panels import Shown
+
+register = template.Library()
+
+
+@register.filter
+def money(amount: Money | None, how: str = "") -> str:
+    """An amount with its cents dimmed, its exact value behind it. "less": what is taken off."""
+    if amount is None:
+        return "–"
+    if how == "less":
+        amount = Money(-amount.femto)
+    whole, rest = amount.parts
+    return format_html(
+        '<data class="num" value="{}"{}>{}<span class="cents">{}</span></data>',
+        amount.exact,
+        mark_safe("") if amount.femto % 10**13 == 0 else format_html(' title="${}"', amount.exact),
+        whole,
+        rest,
+    )
+
+
+@register.filter
+def count(value: int | None) -> str:
+    """At most four digits, the exact number behind them."""
+    if value is None:
+        return "–"
+    short, whole = numbers.compact(value), numbers.exact(value)
+    if short == whole:
+        return format_html('<span class="num">{}</span>', whole)
+    return format_html('<data class="num" value="{}" title="{}">{}</data>', value, whole, short)
+
+
+@register.filter
+def exact(value: int) -> str:
+    """Every digit, in groups."""
+    return numbers.exact(value)
+
+
+@register.filter
+def duration(microseconds: int | None) -> str:
+    return "–" if microseconds is None else numbers.duration(microseconds)
+
+
+@register.filter
+def when(at: datetime | None, form: str = "minute") -> str:
+    """An instant in the person's zone: "day", "minute" or "second"; UTC behind it. The year only if it is another."""
+    if at is None:
+        return "–"
+    here = timezone.localtime(at)
+    year = "" if here.year == timezone.localtime().year else f" {here.year}"
+    day = f"{here.day} {here:%b}{year}"
+    text = {"day": day, "minute": f"{day}, {here:%H:%M}", "second": f"{day}, {here:%H:%M:%S}"}[form]
+    utc = at.astimezone(UTC)
+    return format_html(
+        '<time datetime="{}" title="{} UTC">{}</time>', utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S}", text
+    )
+
+
+@register.filter
+def clock(at: datetime) -> str:
+    """Only the time of day, in the person's zone: 14:02:10."""
+    return format_html('<time datetime="{}">{:%H:%M:%S}</time>', at.isoformat(), timezone.localtime(at))
+
+
+@register.filter
+def day(of: date) -> str:
+    """A calendar day, which no zone moves."""
+    return format_html('<time datetime="{}">{} {:%b %Y}</time>', of.isoformat(), of.day, of)
+
+
+@register.simple_tag
+def icon(name: str, kind: str = "") -> SafeString:
+    """A symbol of icons.svg, hidden from assistive technology: words stand beside it, or in a label."""
+    address = static("frontend/vendor/icons.svg")
+    return format_html('<svg class="icon {}" aria-hidden="true"><use href="{}#{}"/></svg>', kind, address, name)
+
+
+@register.simple_tag
+def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
+    """A small bar. `kind`: a colour's name, or nothing for one that warns near its limit. The number stands beside."""
+    width = gauges.percent(part, whole)
+    return format_html(
+        '<svg class="meter {}" aria-hidden="true"><rect class="rail" width="100%" height="100%" rx="3"/>'
+        '<rect class="{}" width="{}%" height="100%" rx="3"/></svg>',
+        size,
+        kind or gauges.level(part, whole) or "fill",
+        width,
+    )
+
+
+@register.simple_tag(takes_context=True)
+def panel(context: Any, name: str, kind: str = "card") -> SafeString:
+    """A panel by its name; nothing if the person may not see it. `kind`: its classes, like "card span-8"."""
+    shown: Shown | None = context["panels"].get(name)
+    if shown is None:
+        return SafeString("")
+    return render_to_string("frontend/parts/panel.html", {"shown": shown, "kind": kind})
+
+
+@register.simple_tag
+def chart(of: Chart) -> SafeString:
+    """The drawing, its legend, and its table twin."""
+    return render_to_string("frontend/parts/chart.html", {"chart": of})
+
+
+@register.simple_tag
+def code(text: str, label: str) -> SafeString:
+    """A block of code with a button that copies it."""
+    return render_to_string("frontend/parts/code.html", {"text": text, "label": label})
+
+
+@register.simple_tag
+def opens(place: str, url: str) -> SafeString:
+    """The attributes of a link that opens its page in the "dialog" or the "drawer"; without scripts, it is a link."""
+    return format_html('href="{}" hx-get="{}" hx-target="#{}" hx-swap="innerHTML"', url, url, place)

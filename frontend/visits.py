@@ -1,0 +1,169 @@
+"""Who looks at what: the decorators that every view of the console stands behind, and what they hand to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from functools import wraps
+from typing import Any
+from urllib.parse import urlsplit
+
+from allauth.account.internal.flows.reauthentication import suspend_request
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+
+from frontend.zones import zone_of
+from tenants.access import STEP_UP, Permission
+from tenants.audit import current_actor
+from tenants.authentication import Access, accesses
+from tenants.models import Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
+from tenants.stepup import has_totp, recently_authenticated
+
+READ = ("GET", "HEAD")
+FORM = (*READ, "POST")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request to the console by a person. `access` is None on operators' own pages."""
+
+    request: HttpRequest
+    user: User
+    access: Access | None
+    now: datetime
+    zone: tzinfo
+    arguments: Mapping[str, Any]  # of the address, but for the tenant's slug
+    others: tuple[Tenant, ...] = ()  # the other tenants this person is a member of
+
+    @property
+    def tenant(self) -> Tenant:
+        if self.access is None:
+            raise TypeError("an operator's page is about no tenant")
+        return self.access.tenant
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The filters in the address."""
+        return self.request.GET.dict()
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether a part of the page asks, so that no frame is wanted around the answer."""
+        return self.request.headers.get("HX-Request") == "true"
+
+    @property
+    def request_id(self) -> str:
+        return current_actor().request_id
+
+    def may(self, permission: Permission | None) -> bool:
+        """Whether the person's role lets them. Operators may everything."""
+        return permission is None or self.access is None or permission in self.access.permissions
+
+    def scope(self) -> AbstractContextManager[None]:
+        """A transaction that sees the tenant's rows; on operators' pages, everybody's."""
+        return system(SystemUse.OPERATOR) if self.access is None else tenant_scope(self.access.tenant)
+
+    def url(self, name: str, *arguments: Any) -> str:
+        """The address of another of this tenant's, or the operator's, pages."""
+        return reverse(name, args=arguments if self.access is None else (self.access.tenant.slug, *arguments))
+
+
+View = Callable[[Visit], HttpResponse]
+
+
+def tenant_page(
+    needs: Permission = Permission.TENANT_READ, *, methods: tuple[str, ...] = READ, step_up: bool | None = None
+) -> Callable[[View], Callable[..., HttpResponse]]:
+    """A view below /t/<slug>/. Another's tenant is not found; a role that lacks `needs` is refused.
+
+    A form that is sent asks for a recent proof of who it is if `needs` is one of STEP_UP; `step_up` says otherwise.
+    """
+    asked = needs in STEP_UP if step_up is None else step_up
+
+    def decorate(view: View) -> Callable[..., HttpResponse]:
+        @wraps(view)
+        def wrapped(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponse:
+            def enter(user: User) -> Visit:
+                mine = accesses(user, slug) if user.is_staff else accesses(user)
+                found = [access for access in mine if access.tenant.slug == slug]
+                if not found:
+                    raise Http404
+                others = tuple(access.tenant for access in mine if access.tenant.slug != slug)
+                return Visit(request, user, found[0], datetime.now(UTC), zone_of(request), arguments, others)
+
+            return _run(request, view, enter, needs, methods, asked)
+
+        return never_cache(wrapped)
+
+    return decorate
+
+
+def operator_page(
+    *, methods: tuple[str, ...] = READ, step_up: bool = False
+) -> Callable[[View], Callable[..., HttpResponse]]:
+    """A view below /ops/, which nobody but operators is told exists. `step_up`: as for `tenant_page`."""
+
+    def decorate(view: View) -> Callable[..., HttpResponse]:
+        @wraps(view)
+        def wrapped(request: HttpRequest, **arguments: Any) -> HttpResponse:
+            def enter(user: User) -> Visit:
+                if not user.is_staff:
+                    raise Http404
+                return Visit(request, user, None, datetime.now(UTC), zone_of(request), arguments)
+
+            return _run(request, view, enter, None, methods, step_up)
+
+        return never_cache(wrapped)
+
+    return decorate
+
+
+def _run(
+    request: HttpRequest,
+    view: View,
+    enter: Callable[[User], Visit],
+    needs: Permission | None,
+    methods: tuple[str, ...],
+    step_up: bool,
+) -> HttpResponse:
+    user = request.user
+    if not isinstance(user, User):
+        return _elsewhere(request, redirect_to_login(_page_of(request)))
+    visit = enter(user)
+    if not visit.may(needs):
+        raise PermissionDenied
+    if request.method not in methods:
+        return HttpResponseNotAllowed(methods)
+    if step_up and request.method == "POST" and not recently_authenticated(request):
+        return prove(request, user)
+    with timezone.override(visit.zone):
+        return view(visit)
+
+
+def prove(request: HttpRequest, user: User) -> HttpResponse:
+    """Ask for the TOTP code, or the password until that is enrolled. A form that was sent is then carried out."""
+    page = "mfa_reauthenticate" if has_totp(user) else "account_reauthenticate"
+    return _elsewhere(request, suspend_request(request, reverse(page)))
+
+
+def _elsewhere(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:
+    """A redirect that leaves the page also if only a part of it asked."""
+    if request.headers.get("HX-Request") != "true":
+        return answer
+    return HttpResponse(status=200, headers={"HX-Redirect": answer.url})
+
+
+def _page_of(request: HttpRequest) -> str:
+    """Where to come back to: the page itself, also if only a part of it asked."""
+    shown = request.headers.get("HX-Current-URL", "")
+    parts = urlsplit(shown)
+    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    return path if path.startswith("/") and not path.startswith("//") else request.get_full_path()
