@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
@@ -18,13 +19,13 @@ from billing.usage import BUCKETS, GROUPS, instant, span
 
 @extend_schema_field(OpenApiTypes.DATETIME)
 class InstantField(serializers.Field[datetime, str, str, datetime]):
-    """A date or a date and time, as a point in time."""
+    """A date or a date and time, as a point in time: by the clocks that the query names, if it has no offset."""
 
     default_error_messages = {"invalid": "Give a date (2026-11-01) or a time with its offset (2026-11-01T09:00:00Z)."}  # noqa: RUF012
 
     def to_internal_value(self, data: str) -> datetime:
         try:
-            return instant(data)
+            return instant(data, getattr(self.parent, "zone", UTC))
         except ValueError:
             self.fail("invalid")
 
@@ -71,14 +72,46 @@ class _Query(serializers.Serializer[Any]):
         return attrs
 
 
+@extend_schema_field(OpenApiTypes.STR)
+class ZoneField(serializers.Field[tzinfo, str, str, tzinfo]):
+    """A time zone by its IANA name."""
+
+    default_error_messages = {"invalid": "Give an IANA time zone, for example America/New_York."}  # noqa: RUF012
+
+    def to_internal_value(self, data: str) -> tzinfo:
+        if data == "UTC":
+            return UTC
+        if data not in available_timezones():
+            self.fail("invalid")
+        return ZoneInfo(data)
+
+    def to_representation(self, value: tzinfo) -> str:
+        return str(value)
+
+
 class UsageQuery(_Query):
     group_by = GroupsField(default=("model",), help_text=f"Comma-separated: {', '.join(GROUPS)}; empty: one sum.")
-    bucket = serializers.ChoiceField(BUCKETS, required=False, help_text="A row for each hour or day (UTC).")
+    bucket = serializers.ChoiceField(BUCKETS, required=False, help_text="A row for each hour, day or month.")
+    tz = ZoneField(
+        required=False,
+        help_text="Time zone of buckets, of `from` and `to` without an offset, and of the month there is by default:"
+        " an IANA name. Default: UTC. For buckets its clocks must be whole hours off from UTC.",
+    )
+
+    @property
+    def zone(self) -> tzinfo:
+        """Whose clocks count; a name that is none is told by its own field."""
+        try:
+            found: tzinfo = ZoneField().run_validation(self.initial_data.get("tz", "UTC"))
+        except serializers.ValidationError:
+            return UTC
+        return found
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
+        attrs["tz"] = attrs.get("tz", UTC)
         try:
-            attrs["from"], attrs["to"] = span(attrs.get("from"), attrs.get("to"))
+            attrs["from"], attrs["to"] = span(attrs.get("from"), attrs.get("to"), attrs["tz"])
         except ValueError as fault:
             raise serializers.ValidationError({"from": [f"It {fault}."]}) from fault
         return attrs
@@ -165,7 +198,7 @@ class CountsOut(serializers.Serializer[Any]):
 class UsageRowOut(CountsOut):
     """One group's sums. What was grouped by is there, and `start` if there is a bucket."""
 
-    start = serializers.DateTimeField(required=False, help_text="The bucket's first instant.")
+    start = InstantField(required=False, help_text="The bucket's first instant.")
     model = serializers.CharField(required=False)
     key_id = serializers.IntegerField(required=False)
     project_id = serializers.IntegerField(required=False)
@@ -179,6 +212,7 @@ class UsageOut(serializers.Serializer[Any]):
     tenant = serializers.CharField()
     group_by = serializers.ListField(child=serializers.ChoiceField(GROUPS))
     bucket = serializers.ChoiceField(BUCKETS, allow_null=True)
+    tz = ZoneField()
     rows = UsageRowOut(many=True)
     total = CountsOut()
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Literal, get_args
 
 from django.db.models import DecimalField, Q, QuerySet, Subquery, Sum, Value
-from django.db.models.functions import Coalesce, TruncDay, TruncHour
+from django.db.models.functions import Coalesce, TruncDay, TruncHour, TruncMonth
 
 from billing.models import SUMMED, RollupState, UsageChange, UsageEvent, UsageRollup
-from billing.partitions import month_of
 
 Group = Literal["model", "key", "project", "tier", "miss_reason"]
-Bucket = Literal["hour", "day"]
+Bucket = Literal["hour", "day", "month"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 GROUP_COLUMNS: dict[Group, str] = {
@@ -24,10 +23,14 @@ GROUP_COLUMNS: dict[Group, str] = {
     "miss_reason": "miss_reason",
 }
 MOST_ROWS = 10_000
-_TRUNCATE = {"hour": TruncHour, "day": TruncDay}
+_TRUNCATE = {"hour": TruncHour, "day": TruncDay, "month": TruncMonth}
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 _WHOLE: DecimalField[Any, Any] = DecimalField(max_digits=38, decimal_places=0)
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class OddHours(Exception):
+    """A zone's clocks are off from UTC by part of an hour in that time: its hours and days are no sums of UTC hours."""
 
 
 class TooManyRows(Exception):
@@ -91,25 +94,32 @@ def _present(**wanted: Any) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-def this_month(now: datetime | None = None) -> tuple[datetime, datetime]:
-    """From the first instant of this UTC month until now."""
+def this_month(now: datetime | None = None, zone: tzinfo = UTC) -> tuple[datetime, datetime]:
+    """From the first instant of this month, by the clocks of `zone`, until now."""
     now = now or datetime.now(UTC)
-    return datetime.combine(month_of(now), datetime.min.time(), UTC), now
+    first = datetime.combine(now.astimezone(zone).date().replace(day=1), datetime.min.time(), zone)
+    return first.astimezone(UTC), now
 
 
-def sums(question: Question, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None) -> list[dict[str, Any]]:
+def sums(
+    question: Question, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None, zone: tzinfo = UTC
+) -> list[dict[str, Any]]:
     """What the question's usage adds up to, one dict for each group and bucket, oldest first.
 
     Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, and SUMMED. A failed leg's tokens are in no sum:
-    nobody pays for them. The question's verdict and request are not looked at.
+    nobody pays for them. The question's verdict and request are not looked at. Buckets are by the clocks of `zone`: an
+    hour that comes twice is two, a day may have 23 or 25.
 
     Raises:
-        TooManyRows: see there.
+        OddHours, TooManyRows: see there.
     """
+    if bucket and zone is not UTC:
+        _require_whole_hours(question, zone)
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
     # One statement, so that what a run of the rollups moves from the one to the other meanwhile is counted once.
-    rolled = _grouped(question.rollups(by_hour=bucket == "hour"), "start", columns, bucket)
-    found = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket), all=True)
+    by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
+    rolled = _grouped(question.rollups(by_hour=by_hour), "start", columns, bucket, zone)
+    found = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket, zone), all=True)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for values in found[: 2 * MOST_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
@@ -118,12 +128,26 @@ def sums(question: Question, group_by: tuple[Group, ...] = (), bucket: Bucket | 
             row[name] += count
     if len(merged) > MOST_ROWS:
         raise TooManyRows
+    if bucket:
+        for row in merged.values():
+            row["start"] = row["start"].astimezone(zone)
     return [merged[group] for group in sorted(merged)]
 
 
-def _grouped(rows: QuerySet[Any, Any], time: str, columns: list[str], bucket: Bucket | None) -> QuerySet[Any, Any]:
+def _require_whole_hours(question: Question, zone: tzinfo) -> None:
+    moment, end = question.start or _EARLIEST, question.end or datetime.now(UTC) + _DAY
+    while moment < end + _DAY:
+        if moment.astimezone(zone).utcoffset() % _HOUR:  # type: ignore[operator]
+            raise OddHours
+        moment += _DAY
+
+
+def _grouped(
+    rows: QuerySet[Any, Any], time: str, columns: list[str], bucket: Bucket | None, zone: tzinfo
+) -> QuerySet[Any, Any]:
     """Tuples of 1, the columns' values, and the sums: alike for rollups and changes."""
-    truncated = {"at": _TRUNCATE[bucket](time, tzinfo=UTC)} if bucket else {}
+    # NOTE: hours of such zones are UTC's, and cut as these: by the zone's clocks one that comes twice would be one.
+    truncated = {"at": _TRUNCATE[bucket](time, tzinfo=UTC if bucket == "hour" else zone)} if bucket else {}
     names = ["one", *("at" if name == "start" else name for name in columns)]
     grouped = rows.order_by().annotate(one=Value(1), **truncated).values(*names)
     totals = {f"sum_{name}": Sum(name, output_field=_WHOLE) for name in SUMMED}
@@ -136,8 +160,8 @@ def total(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {name: sum(row[name] for row in rows) for name in SUMMED}
 
 
-def instant(text: str) -> datetime:
-    """A date (its first instant, UTC) or a date and time with its offset from UTC (`Z` or +hh:mm; none means UTC).
+def instant(text: str, zone: tzinfo = UTC) -> datetime:
+    """A date (its first instant) or a date and time with its offset from UTC (`Z` or +hh:mm); without one by `zone`.
 
     Raises:
         ValueError: it is neither, or lies beyond any use of ours.
@@ -145,17 +169,17 @@ def instant(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     if not 2000 <= moment.year < 2200:
         raise ValueError("want a year from 2000 to 2199")
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return (moment.replace(tzinfo=zone) if moment.tzinfo is None else moment).astimezone(UTC)
 
 
-def span(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
-    """The times asked for, completed: until now, from the beginning of the end's month.
+def span(start: datetime | None, end: datetime | None, zone: tzinfo = UTC) -> tuple[datetime, datetime]:
+    """The times asked for, completed: until now, from the beginning of the end's month by the clocks of `zone`.
 
     Raises:
         ValueError: the start is not before the end.
     """
     end = end or datetime.now(UTC)
-    start = start or this_month(end - timedelta(microseconds=1))[0]
+    start = start or this_month(end - timedelta(microseconds=1), zone)[0]
     if start >= end:
         raise ValueError("must be before `to`")
     return start, end

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 
 from billing.models import Price
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
-from billing.usage import MOST_ROWS, Question, TooManyRows, instant, sums, total
+from billing.usage import MOST_ROWS, OddHours, Question, TooManyRows, instant, sums, total
 from millrace.pagination import NewestFirst
 from tenants.access import Permission
 from tenants.scoping import tenant_scope
@@ -66,19 +66,23 @@ class UsageView(TenantView):
 
     @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageOut, tags=["usage"])
     def get(self, request: Request) -> Response:
-        """Tokens, requests, cost and savings, grouped and by hour or day. By default: this month, by model. As CSV
-        with `format=csv`."""
+        """Tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by model. As
+        CSV with `format=csv`."""
         asked = _asked(UsageQuery, request)
         tenant = self.access.tenant
         groups, bucket = asked["group_by"], asked.get("bucket")
         try:
             with tenant_scope(tenant):
-                rows = sums(_question(tenant.pk, asked), groups, bucket)
+                rows = sums(_question(tenant.pk, asked), groups, bucket, asked["tz"])
+        except OddHours as fault:
+            message = "Its clocks are off from UTC by part of an hour; usage is summed by whole UTC hours."
+            raise serializers.ValidationError({"tz": [message]}) from fault
         except TooManyRows as fault:
             message = f"The answer would have more than {MOST_ROWS} rows: ask for less time or fewer groups."
             raise serializers.ValidationError({"group_by": [message]}) from fault
         answer = {"tenant": tenant.slug, "from": asked["from"], "to": asked["to"], "group_by": list(groups)}
-        return Response(UsageOut({**answer, "bucket": bucket, "rows": rows, "total": total(rows)}).data)
+        told = {"bucket": bucket, "tz": asked["tz"], "rows": rows, "total": total(rows)}
+        return Response(UsageOut({**answer, **told}).data)
 
 
 class UsageEventsView(TenantView):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from rest_framework.test import APIClient
@@ -146,6 +147,8 @@ def test_rejects_callers_without_the_right(acme, url):
     [
         (USAGE, "group_by", "colour"),
         (USAGE, "bucket", "minute"),
+        (USAGE, "tz", "Mars/Olympus_Mons"),
+        (USAGE, "tz", "../UTC"),
         (USAGE, "from", "yesterday"),
         (USAGE, "from", "2026-02-30"),
         (USAGE, "to", "0001-01-01"),
@@ -169,6 +172,21 @@ def test_bad_parameters(acme, url, name, value):
     assert response.status_code == 400
     assert response["content-type"] == "application/problem+json"
     assert list(response.json()["errors"]) == [name]
+
+
+def test_usage_by_the_clocks_of_a_time_zone(acme, event):
+    zone = ZoneInfo("America/New_York")
+    night = datetime.now(zone).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    store(event(tenant_id=acme.pk, at=night), event(tenant_id=acme.pk, at=night - timedelta(microseconds=1)))
+    client, asked = by_key(acme), {"tz": "America/New_York", "from": f"{night:%Y-%m-%d}", "group_by": ""}
+    told = client.get(USAGE, {**asked, "bucket": "day"}).json()
+    assert (told["tz"], told["from"]) == ("America/New_York", night.astimezone(UTC).isoformat().replace("+00:00", "Z"))
+    assert [(row["start"], row["requests"]["completed"]) for row in told["rows"]] == [(night.isoformat(), 1)]
+    (month,) = client.get(USAGE, {**asked, "bucket": "month"}).json()["rows"]
+    assert month["start"] == night.replace(day=1).isoformat()
+    refused = client.get(USAGE, {**asked, "tz": "Asia/Kolkata", "bucket": "hour"})
+    assert (refused.status_code, list(refused.json()["errors"])) == (400, ["tz"])
+    assert client.get(USAGE, {**asked, "tz": "Asia/Kolkata"}).status_code == 200  # without buckets
 
 
 def test_too_many_rows(acme, event, monkeypatch):

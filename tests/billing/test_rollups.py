@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import connection
@@ -13,6 +15,7 @@ from django.db import connection
 from billing import rollups, usage
 from billing.ingest import Message, settle
 from billing.models import SUMMED, Adjustment, RollupState, UsageRollup
+from billing.periods import month_bounds
 from billing.usage import Question
 from inference_worker.protocol import encode
 from tenants.roles import SystemUse
@@ -183,3 +186,44 @@ def test_runs_at_once_and_settling_meanwhile_lose_nothing(event):
         RollupState.objects.all().delete()
     assert answers() == rolled
     assert rolled[0][0]["output"] > 0
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(
+    ("name", "month", "hours", "days"),
+    [
+        ("America/New_York", 11, 721, {25: 1, 24: 29}),  # clocks go back on the 2nd
+        ("America/New_York", 3, 743, {23: 1, 24: 30}),
+        ("Asia/Tokyo", 11, 720, {24: 30}),
+        ("America/Havana", 11, 721, {25: 1, 24: 29}),  # midnight comes twice
+        ("UTC", 11, 720, {24: 30}),
+    ],
+)
+def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month, hours, days):
+    """An event an hour, and one before and after: a month has the hours that its clocks give it."""
+    zone = UTC if name == "UTC" else ZoneInfo(name)
+    start, end = month_bounds(name, 2025, month)
+    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2025, month + each, 1) for each in (-1, 0, 1)]])
+    count = round((end - start) / HOUR)
+    store(*[event(at=start + HOUR * number, output=1) for number in range(-1, count + 1)])
+    if built:
+        rollups.build()
+    with tenant_scope(1):
+        question = Question(1, start, end)
+        by_hour = usage.sums(question, (), "hour", zone)
+        by_day = usage.sums(question, (), "day", zone)
+        whole = usage.sums(Question(1), (), "month", zone)
+    assert [row["output"] for row in by_hour] == [1] * hours
+    assert len({row["start"].astimezone(UTC) for row in by_hour}) == hours
+    assert Counter(row["output"] for row in by_day) == days
+    assert all((row["start"].hour, row["start"].tzinfo) == (0, zone) for row in by_day)
+    assert [row["output"] for row in whole] == [1, hours, 1]
+    assert whole[1]["start"].astimezone(UTC) == start
+
+
+@pytest.mark.parametrize("name", ["Asia/Kolkata", "Australia/Lord_Howe"])
+def test_clocks_off_by_part_of_an_hour_are_refused(event, name):
+    start, end = month_bounds(name, 2025, 10)  # Lord Howe's are on the hour in half of the year
+    with tenant_scope(1), pytest.raises(usage.OddHours):
+        usage.sums(Question(1, start, end), (), "day", ZoneInfo(name))

@@ -107,6 +107,6 @@ def _by(text: str) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if unknown := [name for name in names if name not in _BY]:
         raise argparse.ArgumentTypeError(f"cannot group by {', '.join(unknown)}; known: {', '.join(_BY)}")
-    if {"hour", "day"} <= set(names):
-        raise argparse.ArgumentTypeError("hour and day do not go together")
+    if len(set(BUCKETS) & set(names)) > 1:
+        raise argparse.ArgumentTypeError("hour, day and month do not go together")
     return names
