@@ -15,6 +15,7 @@ from billing.models import Budget, CreditGrant, Invoice, Payment, UsageEvent, Us
 from billing.reconciler import reconcile
 from millrace.demo import live, running
 from millrace.demo.cast import CAST
+from millrace.records.models import RequestRecord
 from tenants import actions
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.seeing import Everybody, of
@@ -34,7 +35,7 @@ def small(*words: str) -> str:
 
 
 def counts() -> dict[str, int]:
-    models = (Tenant, User, ApiKey, Budget, UsageEvent, Invoice, Payment, CreditGrant, AuditEntry)
+    models = (Tenant, User, ApiKey, Budget, UsageEvent, RequestRecord, Invoice, Payment, CreditGrant, AuditEntry)
     return {model.__name__: Everybody(model).count() for model in models}
 
 
@@ -93,6 +94,17 @@ def test_budgets_are_counted_and_never_overrun(played):
     assert reconcile().is_clean
 
 
+def test_gateways_wrote_requests_down(played):
+    """Each answered one of the last weeks beside its usage event, and those that a budget did not allow."""
+    copper = tenant("demo-copper")
+    records = of(RequestRecord, copper)
+    since = datetime.now(UTC) - timedelta(days=29)
+    answered = {each.request_id for each in records if each.verdict != "limited" and each.at > since}
+    assert answered == {each.request_id for each in of(UsageEvent, copper, admitted_at__gt=since)}
+    refused = [each for each in records if each.code == "budget_exceeded"]
+    assert refused and all(each.bound["name"] == "Pilot" and each.status == "429" for each in refused)
+
+
 def test_the_months_that_are_over_are_invoiced(played):
     invoices = Everybody(Invoice).all()
     last = max(each.period_id for each in invoices)
@@ -111,7 +123,8 @@ def test_a_second_run_adds_nothing_twice(played):
     again = small()
     after = counts()
     assert [str(entry.verb) for entry in Everybody(AuditEntry).all()][:-audited] == []
-    assert after["UsageEvent"] - before.pop("UsageEvent") <= 3
+    for grown in ("UsageEvent", "RequestRecord"):
+        assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before
     assert "were there" in again
 

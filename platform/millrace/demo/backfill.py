@@ -25,6 +25,7 @@ from billing.slices import LEASE_SECONDS, SETTLING_SECONDS, UNITS
 from inference_worker.protocol import encode
 from millrace.demo.cast import BudgetSpec
 from millrace.demo.history import PREFIX, Span, Use, months, uses
+from millrace.demo.records import record
 from millrace.demo.stage import Models, Player
 from tenants.actions import record_key_use
 from tenants.models import ApiKey
@@ -71,13 +72,15 @@ def backfill(players: Sequence[Player], span: Span, models: Models, tell: Callab
     told.of = sum(len(days) for days in plan.values())
     for player in players:
         history = {day: uses(player, day, span, models, index) for day in plan[player.spec.slug]}
-        _budgets(player, [use for day in history.values() for use in day], span.now)
+        everything = [use for day in history.values() for use in day]
+        _budgets(player, everything, span.now)
         sending = _Sending(player, told)
         for day, found in history.items():
             sending.send(day, found)
             told.done += 1
             tell(told)
         sending.flush()
+        record(player, everything, span.now)
     rollups.build()
     return told
 

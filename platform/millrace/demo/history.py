@@ -36,6 +36,7 @@ class Use:
     """A request, and what it would hold of budgets."""
 
     key: str
+    work: Work
     event: UsageEvent
     need: dict[str, int]  # by unit
 
@@ -134,7 +135,7 @@ def _use(
         changed_at=usage.cache_read if miss_reason == "prefix_changed" else None,
     )
     hold = hold_nano(sheet, usage.prompt, asked, at, writes_5m=writes_5m, writes_1h=writes_1h)
-    return Use(key.name, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
+    return Use(key.name, work, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
 
 
 def _tokens(work: Work, age: float, draw: random.Random) -> tuple[TokenUsage, str]:
