@@ -164,6 +164,9 @@ class Lost:
         self.records_lost = self
         self.count = 0
 
+    def labels(self, kind: str) -> Lost:
+        return self
+
     def inc(self, number: int = 1) -> None:
         self.count += number
 

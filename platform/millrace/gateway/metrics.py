@@ -34,7 +34,7 @@ class GatewayMetrics:
             "millrace_tokens", "tokens served, by billing class", ["model", "token_class"], registry=self.registry
         )
         self.records_lost = Counter(
-            "millrace_request_records_lost", "records of requests that were not written", registry=self.registry
+            "millrace_request_records_lost", "records of requests not written", ["kind"], registry=self.registry
         )
         self.registry.register(ReplicaMetrics(replicas))
         self.settler = settler or _SettlerStatus()

@@ -212,6 +212,16 @@ class Trail:
         return Content(self.key.tenant_id, self.request_id, self.at, _clean(body, MOST_CONTENT), kept, truncated)
 
 
+class Waiting:
+    """Encoded rows of one table that wait for the database."""
+
+    def __init__(self, kind: str, statement: str, most: int) -> None:
+        self.kind = kind
+        self.statement = statement
+        self.most = most
+        self.rows: deque[bytes] = deque()
+
+
 class Recorder:
     """The records of one gateway on their way to the database."""
 
@@ -219,9 +229,8 @@ class Recorder:
         self._rows = rows
         self._gateway_id = gateway_id
         self._lost = metrics.records_lost
-        self._records: deque[bytes] = deque()
-        self._contents: deque[bytes] = deque()
-        self._failing = False
+        self._records = Waiting("record", _INSERT_RECORDS, MOST)
+        self._contents = Waiting("content", _INSERT_CONTENTS, MOST_CONTENTS)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -235,25 +244,25 @@ class Recorder:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.flush()
         except TimeoutError:
-            log.warning("records_not_written", records=len(self._records))
+            log.warning("records_not_written", records=len(self._records.rows))
 
     def end(self, trail: Trail, status: str, *, complete: bool = True) -> None:
         """The request is over: keep its record until it is written."""
-        self._put(self._records, _encode(trail.record(self._gateway_id, status, complete=complete)), MOST)
+        self._put(self._records, trail.record(self._gateway_id, status, complete=complete))
         content = trail.content()
         if content is not None:
-            self._put(self._contents, _encode(content), MOST_CONTENTS)
+            self._put(self._contents, content)
 
     async def flush(self) -> None:
         """Write what there is."""
-        await self._write(self._records, _INSERT_RECORDS)
-        await self._write(self._contents, _INSERT_CONTENTS)
+        await self._write(self._records)
+        await self._write(self._contents)
 
-    def _put(self, waiting: deque[bytes], row: bytes, most: int) -> None:
-        if len(waiting) >= most:
-            waiting.popleft()
-            self._lost.inc()
-        waiting.append(row)
+    def _put(self, waiting: Waiting, row: Record | Content) -> None:
+        if len(waiting.rows) >= waiting.most:
+            waiting.rows.popleft()
+            self._lost.labels(waiting.kind).inc()
+        waiting.rows.append(_encode(row))
 
     async def _run(self) -> None:
         while True:
@@ -263,21 +272,21 @@ class Recorder:
             except Exception:
                 log.exception("records_not_written")
 
-    async def _write(self, waiting: deque[bytes], statement: str) -> None:
-        while waiting:
-            batch = [waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))]
+    async def _write(self, waiting: Waiting) -> None:
+        rows = waiting.rows
+        while rows:
+            batch = [rows.popleft() for _ in range(min(AT_ONCE, len(rows)))]
             try:
                 async with self._rows.of_all() as connection:
-                    await connection.execute(statement, [(b"[%s]" % b",".join(batch)).decode()])
-                self._failing = False
+                    await connection.execute(waiting.statement, [(b"[%s]" % b",".join(batch)).decode()])
             except asyncio.CancelledError:
-                waiting.extendleft(reversed(batch))
+                rows.extendleft(reversed(batch))
                 raise
             except (ApiError, psycopg.Error) as fault:
                 if isinstance(fault, ApiError) and fault.retry_after is not None:  # it cannot be reached
-                    waiting.extendleft(reversed(batch))
+                    rows.extendleft(reversed(batch))
                     return
-                self._lost.inc(len(batch))  # the same would happen to them again
+                self._lost.labels(waiting.kind).inc(len(batch))  # the same would happen to them again
                 log.warning("records_refused", records=len(batch), error=str(fault))
 
 

@@ -67,6 +67,7 @@ class RequestRecord(models.Model):
             models.Index(
                 F("tenant_id"), F("at").desc(), condition=~Q(verdict="completed"), name="records_request_not_completed"
             ),
+            models.Index(fields=["tenant_id", "replay_of"], condition=~Q(replay_of=""), name="records_request_replay"),
             BrinIndex(fields=["at"], name="records_request_at", autosummarize=True),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [

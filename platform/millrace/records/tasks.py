@@ -39,6 +39,7 @@ def _delete(statement: str, now: datetime, before: datetime) -> int:
     while True:
         with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
             cursor.execute(statement, {"before": before, "now": now, "most": AT_ONCE})
-            removed += cursor.rowcount
-            if cursor.rowcount < AT_ONCE:
-                return removed
+            count = int(cursor.rowcount)
+        removed += count
+        if count < AT_ONCE:
+            return removed

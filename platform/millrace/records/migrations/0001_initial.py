@@ -65,7 +65,7 @@ class Migration(migrations.Migration):
                 ('batch_line', models.IntegerField(null=True)),
             ],
             options={
-                'indexes': [models.Index(models.F('request_id'), name='records_request'), models.Index(models.F('tenant_id'), models.OrderBy(models.F('at'), descending=True), condition=models.Q(('verdict', 'completed'), _negated=True), name='records_request_not_completed'), django.contrib.postgres.indexes.BrinIndex(autosummarize=True, fields=['at'], name='records_request_at')],
+                'indexes': [models.Index(models.F('request_id'), name='records_request'), models.Index(models.F('tenant_id'), models.OrderBy(models.F('at'), descending=True), condition=models.Q(('verdict', 'completed'), _negated=True), name='records_request_not_completed'), models.Index(condition=models.Q(('replay_of', ''), _negated=True), fields=['tenant_id', 'replay_of'], name='records_request_replay'), django.contrib.postgres.indexes.BrinIndex(autosummarize=True, fields=['at'], name='records_request_at')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('verdict__in', ['completed', 'cancelled', 'failed', 'limited', 'refused'])), name='records_request_verdict')],
             },
         ),
