@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.frontend.console import Undefined, meter
+from tests.frontend.console import PASSWORD, Undefined, meter
 
 FLAGS = [
     "--no-sandbox",
@@ -60,3 +60,11 @@ def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
         cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
         cursor.execute("DELETE FROM billing_usageevent")
         cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")
+
+
+@pytest.fixture
+def demo(table: None) -> Any:
+    """The demo tenants with a few hundred requests each, and people who log in with `console.PASSWORD`."""
+    from millrace.demo.running import play  # here: this file is read before Django is set up
+
+    return play(events=200, password=PASSWORD)
