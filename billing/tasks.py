@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from celery import shared_task
 
-from billing import rollups
+from billing import alerts, rollups
 from billing.actions.credits import do_expire_credits
 from billing.invoicing import mails, runs
 from billing.partitions import ensure_partitions
@@ -61,6 +61,18 @@ def expire_credits() -> int:
 def collect_payments() -> int:
     """Record payments from files in the state folder's `payments`; returns how many were new."""
     return collect(platform_settings().state_dir / "payments")
+
+
+@shared_task(name="billing.check_thresholds")
+def check_thresholds() -> int:
+    """Alert for every budget that passed a threshold; returns how many are new."""
+    return alerts.check_thresholds()
+
+
+@shared_task(name="billing.check_forecasts")
+def check_forecasts() -> int:
+    """Alert for every budget whose forecast passes its limit; returns how many are new."""
+    return alerts.check_forecasts()
 
 
 @shared_task(name="billing.reconcile")

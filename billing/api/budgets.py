@@ -13,7 +13,14 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget, is_raised
+from billing.actions.budgets import (
+    MOST_PERCENT,
+    MOST_THRESHOLDS,
+    do_change_budget,
+    do_make_budget,
+    do_remove_budget,
+    is_raised,
+)
 from billing.models import Budget, Window
 from tenants.access import Permission
 from tenants.api.idempotency import HEADER, idempotent
@@ -57,7 +64,8 @@ class BudgetOut(serializers.ModelSerializer[Budget]):
         model = Budget
         fields = (
             *("id", "name", "project_id", "key_id", "member_id", "unit", "period", "amount", "mode", "clamp"),
-            *("raise_amount", "raise_until", "rollover_cap", "active", "created_at", "window"),
+            *("raise_amount", "raise_until", "rollover_cap", "thresholds", "alert_forecast", "active"),
+            *("created_at", "window"),
         )
         read_only_fields = fields
 
@@ -82,6 +90,16 @@ class BudgetChange(Strict):
     raise_until = serializers.DateTimeField(required=False, allow_null=True)
     rollover_cap = serializers.IntegerField(
         min_value=0, max_value=MOST_AMOUNT, required=False, help_text="So much of what a period left goes to the next."
+    )
+
+    thresholds = serializers.ListField(
+        child=serializers.IntegerField(min_value=1, max_value=MOST_PERCENT),
+        max_length=MOST_THRESHOLDS,
+        required=False,
+        help_text="Alert at so many percent of the limit, once each in a period; 50, 80 and 100.",
+    )
+    alert_forecast = serializers.BooleanField(
+        required=False, help_text="Alert once in a month when its forecast passes the limit."
     )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from django.urls import path
 
-from billing.api import budgets, invoices, money, operators
+from billing.api import alerts, budgets, invoices, money, operators
 
 urlpatterns = [
     path("budgets", budgets.Budgets.as_view(), name="api-budgets"),
     path("budgets/<int:pk>", budgets.BudgetDetail.as_view(), name="api-budget"),
+    path("budgets/<int:pk>/alerts", alerts.BudgetAlerts.as_view(), name="api-budget-alerts"),
+    path("budgets/<int:pk>/forecast", alerts.BudgetForecast.as_view(), name="api-budget-forecast"),
+    path("alerts", alerts.Alerts.as_view(), name="api-alerts"),
+    path("forecast", alerts.TenantForecast.as_view(), name="api-forecast"),
     path("invoices", invoices.Invoices.as_view(), name="api-invoices"),
     path("invoices/<int:pk>", invoices.InvoiceDetail.as_view(), name="api-invoice"),
     path("invoices/<int:pk>/pdf", invoices.InvoicePdf.as_view(), name="api-invoice-pdf"),

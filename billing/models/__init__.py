@@ -1,7 +1,7 @@
 """What was used, what it costs, and what is owed."""
 
 from billing.models.archives import UsageArchive
-from billing.models.budgets import Budget
+from billing.models.budgets import Budget, BudgetAlert
 from billing.models.holds import Adjustment, Correction, Reconciliation, Slice, Window
 from billing.models.invoicing import (
     ADDRESS,
@@ -42,6 +42,7 @@ __all__ = [
     "BillingProfile",
     "BookAssignment",
     "Budget",
+    "BudgetAlert",
     "Commitment",
     "CompiledSheet",
     "Correction",

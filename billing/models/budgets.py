@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
 from billing.models.holds import Window
-from tenants.models import ApiKey, Project, Tenant, User
+from tenants.models import ApiKey, Project, Tenant, User, WebhookEvent
 from tenants.scoping import TenantManager
 
 MOST = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
+
+
+def usual_thresholds() -> list[int]:
+    """At how many percent of its limit a budget alerts, if nothing else is said."""
+    return [50, 80, 100]
 
 
 class Budget(models.Model):
@@ -44,6 +50,8 @@ class Budget(models.Model):
         "raise_amount",
         "raise_until",
         "rollover_cap",
+        "thresholds",
+        "alert_forecast",
         "active",
     )
 
@@ -60,6 +68,8 @@ class Budget(models.Model):
     raise_amount = models.BigIntegerField(default=0)
     raise_until = models.DateTimeField(null=True)
     rollover_cap = models.BigIntegerField(default=0, help_text="how much unused amount a period takes over at most")
+    thresholds = ArrayField(models.SmallIntegerField(), default=usual_thresholds, blank=True, help_text="in percent")
+    alert_forecast = models.BooleanField(default=True, help_text="alert when the forecast passes the limit")
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -83,3 +93,28 @@ class Budget(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class BudgetAlert(models.Model):
+    """That a period of a budget passed one of its thresholds, once. Amounts as they were then, in the budget's unit."""
+
+    FORECAST: ClassVar = "forecast"
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    budget = models.ForeignKey(Budget, on_delete=models.CASCADE)
+    window = models.ForeignKey(Window, on_delete=models.CASCADE)
+    threshold = models.CharField(max_length=8, help_text="percent, or `forecast`")
+    used = models.BigIntegerField()
+    limit = models.BigIntegerField()
+    forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; of alerts by forecast alone")
+    event = models.ForeignKey(WebhookEvent, on_delete=models.SET_NULL, null=True)
+    at = models.DateTimeField(auto_now_add=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["window", "threshold"], name="budget_alert_once")]
+        indexes: ClassVar = [models.Index(fields=["budget", "-id"], name="budget_alert_budget")]
+
+    def __str__(self) -> str:
+        return f"{self.budget}: {self.threshold}"

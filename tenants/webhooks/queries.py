@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import OuterRef, Prefetch, QuerySet, Subquery
 
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint
 
@@ -20,4 +20,5 @@ def endpoints_with_last(tenant_id: int) -> QuerySet[WebhookEndpoint]:
 def deliveries(tenant_id: int) -> QuerySet[WebhookDelivery]:
     """Deliveries with their events, endpoints and tries."""
     rows = WebhookDelivery.objects.for_tenant(tenant_id).select_related("event", "endpoint")
-    return rows.prefetch_related("attempts")
+    tries = WebhookAttempt.objects.for_tenant(tenant_id).order_by("pk")
+    return rows.prefetch_related(Prefetch("attempts", tries))

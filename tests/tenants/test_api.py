@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from django.urls import get_resolver
 from rest_framework.test import APIClient
 
 from billing.actions.budgets import do_make_budget
+from millrace.records.models import RequestRecord
 from tenants import actions
 from tenants.access import KEY, ROLES, STEP_UP, Permission
 from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
@@ -31,6 +33,7 @@ from tenants.models import (
     Tenant,
     User,
 )
+from tenants.scoping import tenant_scope
 from tenants.views import TenantView
 from tests.billing.books import draft_for
 from tests.seeing import Everybody, of
@@ -43,7 +46,7 @@ class Row(NamedTuple):
     """A tenant with one of everything."""
 
     tenant: Tenant
-    ids: dict[str, int]
+    ids: dict[str, int | str]
 
 
 def furnished(slug: str) -> Row:
@@ -59,8 +62,9 @@ def furnished(slug: str) -> Row:
     budget = do_make_budget(tenant, name=f"of {slug}", unit="money", period="month", amount=1)
     endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
     delivery = do_send_test_event(endpoint)
-    ids = {
-        "api-budget": budget.pk,
+    ids: dict[str, int | str] = {
+        "api-request": record_of(tenant).request_id,
+        **dict.fromkeys(("api-budget", "api-budget-alerts", "api-budget-forecast"), budget.pk),
         **dict.fromkeys(("api-webhook", "api-webhook-rotate", "api-webhook-test"), endpoint.pk),
         **dict.fromkeys(("api-webhook-delivery", "api-webhook-replay"), delivery.pk),
         "api-webhook-event": delivery.event_id,
@@ -77,6 +81,14 @@ def furnished(slug: str) -> Row:
         "api-audit-entry": of(AuditEntry, tenant)[0].pk,
     }
     return Row(tenant, ids)
+
+
+def record_of(tenant: Tenant) -> RequestRecord:
+    fields = {"tenant_id": tenant.pk, "request_id": f"req_of_{tenant.slug}", "project_id": 1, "key_id": 1}
+    fields |= {"gateway_id": "gw", "endpoint": "chat.completions", "asked": "m", "served": "m", "stream": False}
+    fields |= {"status": "200", "code": "", "verdict": "completed", "total_ms": 7, "at": datetime.now(UTC)}
+    with tenant_scope(tenant):
+        return RequestRecord.objects.create(**fields)
 
 
 def only_default(tenant: Tenant) -> Project:
@@ -273,9 +285,9 @@ def routes(base: type) -> dict[str, Any]:
     return found
 
 
-def url_of(route: str, ids: dict[str, int]) -> str:
+def url_of(route: str, ids: dict[str, int | str]) -> str:
     path, _ = routes(TenantView)[route]
-    return path.replace("<int:pk>", str(ids.get(route, 0)))
+    return re.sub("<[^>]*>", str(ids.get(route, 0)), path)
 
 
 SENT = {
@@ -328,7 +340,7 @@ def _body(data: object) -> dict[str, Any]:
     return {"data": json.dumps(data or {}), "content_type": "application/json"}
 
 
-WITH_ID = [route for route, (path, _) in routes(TenantView).items() if "<int:pk>" in path]
+WITH_ID = [route for route, (path, _) in routes(TenantView).items() if "<" in path]
 
 
 @pytest.mark.parametrize("route", WITH_ID)
@@ -353,7 +365,7 @@ def test_foreign_rows_are_in_no_list(acme):
     other = furnished("other")
     client = by_key(acme.tenant)
     for route, (path, view) in routes(TenantView).items():
-        if "<int:pk>" not in path and "GET" in view.permissions:
+        if "<" not in path and "GET" in view.permissions:
             assert "other" not in client.get(path).content.decode(), route
             assert client.get(f"{path}?tenant=other").status_code == 404, route
     assert client.get("/api/keys", {"project": only_default(other.tenant).pk}).json()["results"] == []
@@ -382,7 +394,7 @@ def test_operators_routes_are_not_there_for_others(acme):
 
 def test_without_a_key_or_session_there_is_nothing(acme):
     for path, _ in routes(TenantView).values():
-        assert APIClient().get(path.replace("<int:pk>", "1")).status_code == 401
+        assert APIClient().get(re.sub("<[^>]*>", "1", path)).status_code == 401
 
 
 # Step-up

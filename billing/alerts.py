@@ -1,0 +1,155 @@
+"""Alerts of budgets: each threshold once in each period, by webhook and by mail.
+
+The row of an alert is unique for (window, threshold), and is written in one transaction with the webhook's event and
+the mail. So whoever checks, how often, at once or killed at any line: there is one of each, or none yet.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from django.db import connection
+from django.db.models import Q, QuerySet
+
+from billing.amounts import decimal
+from billing.forecast import Forecast, forecast_window
+from billing.models import Budget, BudgetAlert, Window
+from millrace.config import platform_settings
+from tenants.mails import enqueue_mail
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tenants.webhooks.outbox import enqueue
+
+ROLES = ("owner", "admin", "billing")
+AFTERWARDS = timedelta(hours=1)  # so long after its end a period is looked at: its last requests settle then
+MILLIONTHS = 10**6
+# A hard budget refuses what does not fit, so its use seldom ends at its limit to the nano-dollar.
+HARD_IS_FULL_AT = 99
+
+# Windows under way that passed a threshold which has no alert yet. `window_end` finds them, however many are over.
+_PASSED = """
+SELECT w.id, t.percent FROM billing_window w
+JOIN billing_budget b ON b.id = w.budget_id AND b.active
+CROSS JOIN LATERAL unnest(b.thresholds) AS t (percent)
+CROSS JOIN LATERAL (SELECT b.amount + w.carried
+    + CASE WHEN b.raise_until > %(now)s THEN b.raise_amount ELSE 0 END AS whole) AS l
+WHERE (w.period_end > %(since)s OR w.period_end IS NULL) AND w.period_start <= %(now)s AND l.whole > 0
+    AND w.used * 100 >= l.whole::numeric * 1000000
+        * CASE WHEN t.percent = 100 AND b.mode = 'hard' THEN %(full)s ELSE t.percent END
+    AND NOT EXISTS (SELECT FROM billing_budgetalert a WHERE a.window_id = w.id AND a.threshold = t.percent::text)
+ORDER BY w.id, t.percent
+"""
+
+
+class Standing(NamedTuple):
+    """How a period of a budget stands, in whole units."""
+
+    used: int
+    limit: int
+
+
+def standing(budget: Budget, window: Window, now: datetime) -> Standing:
+    """What was used of it, rounded up, and what may be used in all."""
+    raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
+    return Standing(-(-int(window.used) // MILLIONTHS), budget.amount + window.carried + raised)
+
+
+def check_thresholds(now: datetime | None = None) -> int:
+    """Alert for every threshold that was passed; gives how many are new."""
+    now = now or datetime.now(UTC)
+    with system(SystemUse.BILLING), connection.cursor() as cursor:
+        cursor.execute(_PASSED, {"now": now, "since": now - AFTERWARDS, "full": HARD_IS_FULL_AT})
+        passed = cursor.fetchall()
+    return sum(_alert(window_id, str(percent), now) for window_id, percent in passed)
+
+
+def check_forecasts(now: datetime | None = None) -> int:
+    """Alert for every month whose forecast passes the limit, and whose use has not; gives how many are new."""
+    now = now or datetime.now(UTC)
+    with system(SystemUse.BILLING):
+        budgets = Budget.objects.all_tenants().filter(active=True, alert_forecast=True, period=Budget.Period.MONTH)
+        open_windows = Window.objects.all_tenants().filter(period_start__lte=now, period_end__gt=now, used__gt=0)
+        alerted = BudgetAlert.objects.all_tenants().filter(threshold=BudgetAlert.FORECAST)
+        rows = open_windows.filter(budget_id__in=budgets.values("pk")).exclude(pk__in=alerted.values("window_id"))
+        wanted = list(rows.order_by("pk").values_list("pk", flat=True))
+    return sum(_alert(pk, BudgetAlert.FORECAST, now) for pk in wanted)
+
+
+def _alert(window_id: int, threshold: str, now: datetime) -> bool:
+    """Write the alert with its event and its mail, unless that was done before, or does not hold any more."""
+    with system(SystemUse.BILLING):
+        window = Window.objects.all_tenants().get(pk=window_id)
+        budget = Budget.objects.all_tenants().select_related("tenant").filter(pk=window.budget_id, active=True).first()
+        if budget is None or budget.tenant.status == Tenant.Status.PURGED:
+            return False
+        stands = standing(budget, window, now)
+        expected: Forecast | None = None
+        if threshold == BudgetAlert.FORECAST:
+            expected = forecast_window(budget, window, now)
+            if expected is None or not stands.used < stands.limit < expected.point:
+                return False
+        row, is_new = BudgetAlert.objects.all_tenants().get_or_create(
+            window=window,
+            threshold=threshold,
+            defaults={
+                "tenant_id": budget.tenant_id,
+                "budget": budget,
+                "used": stands.used,
+                "limit": stands.limit,
+                "forecast": expected.point if expected else None,
+            },
+        )
+        if is_new:
+            told = _payload(row, window, expected)
+            row.event = enqueue(budget.tenant_id, "budget.threshold", f"budget:{window.pk}:{threshold}", told)
+            row.save(update_fields=["event"])
+            enqueue_mail(budget.tenant_id, ROLES, *_mail(row, window))
+    return is_new
+
+
+def _payload(alert: BudgetAlert, window: Window, expected: Forecast | None) -> dict[str, object]:
+    budget = alert.budget
+    return {
+        "alert_id": alert.pk,
+        "budget": {name: getattr(budget, name) for name in ("id", "name", "unit", "period", "mode")}
+        | {name: getattr(budget, name) for name in ("project_id", "key_id", "member_id")},
+        "period_start": window.period_start.isoformat(),
+        "period_end": window.period_end and window.period_end.isoformat(),
+        "threshold": alert.threshold,
+        "used": alert.used,
+        "limit": alert.limit,
+        "percent": alert.used * 100 // alert.limit,
+        "forecast": expected and {"point": expected.point, "low": expected.low, "high": expected.high},
+    }
+
+
+def _mail(alert: BudgetAlert, window: Window) -> tuple[str, str]:
+    """Its subject and text."""
+    budget = alert.budget
+    used, limit = (_text(value, budget) for value in (alert.used, alert.limit))
+    if alert.forecast is None:
+        subject = f"{budget.name}: {alert.used * 100 // alert.limit} % of the budget is used"
+        text = f"{used} of {limit} of the budget “{budget.name}” of {budget.tenant.name} are used."
+    else:
+        subject = f"{budget.name}: the budget will not last"
+        text = (
+            f"If use goes on as it did, the budget “{budget.name}” of {budget.tenant.name} comes to"
+            f" {_text(alert.forecast, budget)} of {limit}. {used} are used."
+        )
+    if window.period_end is not None:
+        text += f"\nThe period ends on {window.period_end:%d %B %Y, %H:%M} UTC."
+    if budget.mode == Budget.Mode.HARD:
+        text += "\nIt refuses requests that do not fit any more."
+    return subject, f"{text}\n\n{platform_settings().base_url}"
+
+
+def _text(amount: int, budget: Budget) -> str:
+    return f"${decimal(amount, 9, 2)}" if budget.unit == Window.Unit.MONEY else f"{amount:,} {budget.unit}"
+
+
+def alerts_of(tenant_id: int, budget_id: int | None = None) -> QuerySet[BudgetAlert]:
+    """The tenant's alerts, or one budget's, with their events; the scope must be open."""
+    rows = BudgetAlert.objects.for_tenant(tenant_id).select_related("event", "window", "budget").order_by("-pk")
+    return rows.filter(Q() if budget_id is None else Q(budget_id=budget_id))

@@ -1,0 +1,130 @@
+"""How the use of the days to come may turn out, from the days before: a statistical estimate. Free of Django.
+
+The model is simple exponential smoothing with weekdays (in the terms of the field an innovations state space model,
+with errors in proportion to the weekday). Day t is expected to be level x factor(weekday); what it is other than that
+moves the level by the share `alpha`, which is chosen so that the days gone by were foreseen best. So the error of a sum
+of days to come has a closed form: each day's surprise counts for itself and, by `alpha`, for every day after it. The
+band is the middle 80 % of a log-normal distribution with that mean and error (use is not negative, and is skewed), with
+Student's quantile, since the error itself is an estimate. The same days always give the same numbers.
+
+Floats are for the estimate alone: what comes in and what goes out are whole numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import date, timedelta
+from typing import NamedTuple
+
+FEWEST_DAYS = 3  # of history; with fewer there is nothing to say
+_ALPHAS = (0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
+_USUAL_ALPHA = 0.3  # until there are days enough to choose by
+_ENOUGH_TO_CHOOSE = 10
+_WEEKS_FOR_WEEKDAYS = 2
+_SHRINKING = 0.25  # so many days' worth of "no different from the others" is in each weekday's factor
+_LEAST_SHARE = 0.25  # a weekday without use may still surprise by so much of an average day
+_UNKNOWN_WEEKDAYS = 0.2  # of what is to come: what weekdays may change as long as they are not known
+_Z = 1.2815515655446004  # the normal distribution's 90 % quantile
+
+
+class Point(NamedTuple):
+    """How much may have been used by the end of a day, counted from now."""
+
+    day: date
+    point: int
+    low: int
+    high: int
+
+
+class Fitted(NamedTuple):
+    """What the days gone by say."""
+
+    level: float
+    alpha: float
+    error: float  # of a day, as a share of what its weekday weighs
+    factors: tuple[float, ...]  # by weekday, Monday first; 1 on average
+    days: int
+
+    @property
+    def unknown(self) -> float:
+        return 0.0 if self.days >= 7 * _WEEKS_FOR_WEEKDAYS else _UNKNOWN_WEEKDAYS
+
+
+def fit(first: date, used: Sequence[int]) -> Fitted | None:
+    """Learn from whole days without gaps, the oldest first; None if there are fewer than FEWEST_DAYS."""
+    if len(used) < FEWEST_DAYS:
+        return None
+    factors = _factors(first, used)
+    shares = [factors[(first + timedelta(days=number)).weekday()] for number in range(len(used))]
+    alphas = _ALPHAS if len(used) >= _ENOUGH_TO_CHOOSE else (_USUAL_ALPHA,)
+    squares, alpha, level = min(_smoothed(used, shares, alpha) for alpha in alphas)
+    return Fitted(level, alpha, math.sqrt(squares / (len(used) - 1)), factors, len(used))
+
+
+def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> list[Point]:
+    """What may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
+
+    `rest_of_today`: the share of today that is still to come.
+    """
+    parts = [rest_of_today, *[1.0] * (days - 1)]
+    shares = [fitted.factors[(today + timedelta(days=number)).weekday()] for number in range(days)]
+    weights = [share * part for share, part in zip(shares, parts, strict=True)]
+    own = [_floored(share) * math.sqrt(part) for share, part in zip(shares, parts, strict=True)]
+    points = []
+    for ahead in range(1, days + 1):
+        total, after, squares = sum(weights[:ahead]), 0.0, 0.0
+        for weight, surprise in zip(reversed(weights[:ahead]), reversed(own[:ahead]), strict=True):
+            squares += (surprise + fitted.alpha * after) ** 2
+            after += weight
+        squares += total**2 / fitted.days  # the level it starts from is an estimate too
+        error = math.hypot(fitted.error * math.sqrt(squares), fitted.level * total * fitted.unknown)
+        low, high = _band(fitted.level * total, error, fitted.days - 1)
+        day = today + timedelta(days=ahead - 1)
+        points.append(Point(day, round(fitted.level * total), math.floor(low), math.ceil(high)))
+    return points
+
+
+def _factors(first: date, used: Sequence[int]) -> tuple[float, ...]:
+    """How much of an average day each weekday is."""
+    mean = sum(used) / len(used)
+    if len(used) < 7 * _WEEKS_FOR_WEEKDAYS or mean == 0:
+        return (1.0,) * 7
+    sums, counts = [0.0] * 7, [0] * 7
+    for number, value in enumerate(used):
+        weekday = (first + timedelta(days=number)).weekday()
+        sums[weekday] += value / mean
+        counts[weekday] += 1
+    found = [(total + _SHRINKING) / (count + _SHRINKING) for total, count in zip(sums, counts, strict=True)]
+    return tuple(7 * factor / sum(found) for factor in found)
+
+
+def _smoothed(used: Sequence[int], shares: Sequence[float], alpha: float) -> tuple[float, float, float]:
+    """(Sum of the squares of what surprised, alpha, the level now)."""
+    start = used[:7]
+    level = sum(start) / sum(shares[: len(start)])
+    squares = 0.0
+    for value, share in zip(used, shares, strict=True):
+        surprise = (value - level * share) / _floored(share)
+        squares += surprise**2
+        level = max(0.0, level + alpha * surprise * min(1.0, share))
+    return squares, alpha, level
+
+
+def _floored(share: float) -> float:
+    return max(share, _LEAST_SHARE)
+
+
+def _band(mean: float, error: float, freedom: int) -> tuple[float, float]:
+    """The middle 80 %."""
+    if mean < 0.5:  # less than the least there is
+        return 0.0, max(mean, error * _student(freedom))
+    width = math.log1p((error / mean) ** 2)
+    reach = _student(freedom) * math.sqrt(width)
+    return min(mean, mean * math.exp(-width / 2 - reach)), max(mean, mean * math.exp(-width / 2 + reach))
+
+
+def _student(freedom: int) -> float:
+    """Student's 90 % quantile, by the expansion of Cornish and Fisher."""
+    z = _Z
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
