@@ -18,10 +18,10 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test lint types imports check docs lock clean
+.PHONY: help up setup test lint types imports check docs screenshots lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up and test'
 
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
@@ -30,7 +30,7 @@ up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
 setup: $(VENV)/installed ## install what `make up` needs
 
 test: $(VENV)/installed-dev ## run the tests (ARGS="tests/platform -k name")
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style and format
 	$(BIN)/ruff check
@@ -46,6 +46,9 @@ check: lint types imports test ## all of the above
 
 docs: setup ## write the settings' table in docs/configuration.md anew
 	$(BIN)/millrace settings --write docs/configuration.md
+
+screenshots: $(VENV)/installed-dev ## take docs/screenshots anew, of demo tenants
+	@exec $(BIN)/python -m pytest -q tests/frontend/make_screenshots.py
 
 lock: $(VENV)/installed-dev ## choose the newest allowed versions anew, and lock them
 	$(PIP) install --quiet uv

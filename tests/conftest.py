@@ -53,7 +53,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.getoption("--browser-must-run") and not _browser_tests:
+    if session.config.getoption("--browser-must-run") and not _browser_tests and not _is_worker(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -62,8 +62,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"browser tests that ran: {len(_browser_tests)}", bold=True)
 
 
-def pytest_configure() -> None:
-    """Start the services and describe them in the environment, before pytest-django sets Django up."""
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this process only runs tests for another one (`pytest -n`), which hears of every test's end."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the services and describe them in the environment, before pytest-django sets Django up.
+
+    Each of several processes (`pytest -n`) has its own.
+    """
     given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
     for name in given:
         del os.environ[name]  # the tests' settings are their own, not those of a stack that runs here
