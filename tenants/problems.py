@@ -6,7 +6,8 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.http import Http404
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views.defaults import page_not_found
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
@@ -57,3 +58,11 @@ def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | Non
 def _code(fault: exceptions.APIException) -> str:
     codes = fault.get_codes()
     return codes if isinstance(codes, str) else str(fault.default_code)
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler404: below /api a problem like all others of it, elsewhere the page."""
+    answer = problem_handler(exceptions.NotFound(), {}) if request.path_info.startswith("/api/") else None
+    if answer is None:
+        return page_not_found(request, exception)
+    return JsonResponse(answer.data, status=answer.status_code, content_type=answer.content_type)

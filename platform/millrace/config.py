@@ -218,6 +218,13 @@ class PlatformSettings(SharedSettings):
         help="signs the payment provider's webhooks; empty: none are taken",
         secret=True,
     )
+    metrics_token: str = env.env(
+        "MILLRACE_METRICS_TOKEN",
+        str,
+        default="",
+        help="whoever reads /metrics must send it as a bearer token; empty: this machine alone may read them",
+        secret=True,
+    )
     cache_read_percent: int = env.env(
         "MILLRACE_CACHE_READ_PERCENT",
         env.integer(0, 100),

@@ -20,3 +20,4 @@ urlpatterns = [
     ),
     path("ops/raw/", admin.site.urls),
 ]
+handler404 = "tenants.problems.not_found"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
@@ -13,6 +16,7 @@ from billing.status import SettlerStatus
 from inference_worker.engine import metric_families as families
 from inference_worker.engine.metric_families import HistogramSnapshot, MetricsSnapshot
 from inference_worker.protocol import Heartbeat, encode
+from millrace.gateway.endpoints.health import Metrics
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.replicas import ReplicaBoard
 from tests.engine.fakes import fake_engine, request, run
@@ -126,3 +130,47 @@ def test_every_metric_is_in_the_docs_and_no_other() -> None:
     rows = re.findall(r"^\| `([a-z0-9:_]+)` \| (\w+) \|", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert dict(rows) == told
     assert len(dict(rows)) == len(rows)
+
+
+async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent: str = "") -> tuple[int, bytes]:
+    """Status and body of GET /metrics from that address."""
+
+    async def nothing() -> None: ...
+
+    settings = SimpleNamespace(metrics_token=token, max_body_bytes=10)
+    gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_settler_status=nothing)
+    monkeypatch.setattr("millrace.gateway.http.running_gateway", lambda: gateway)
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "client": (client, 1)}
+    scope |= {"headers": [(b"authorization", sent.encode())], "url_route": {"kwargs": {}}}
+    waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    waiting.put_nowait({"type": "http.request", "body": b""})
+    answer: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        answer.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            waiting.put_nowait({"type": "http.disconnect"})
+
+    await Metrics.as_asgi()(scope, waiting.get, send)
+    return answer[0]["status"], b"".join(message.get("body", b"") for message in answer[1:])
+
+
+@pytest.mark.parametrize(
+    ("token", "client", "sent", "status"),
+    [
+        ("", "127.0.0.1", "", 200),
+        ("", "::1", "", 200),
+        ("", "::ffff:127.0.0.1", "", 200),
+        ("", "192.0.2.7", "", 403),
+        ("", "192.0.2.7", "Bearer ", 403),
+        ("secret", "192.0.2.7", "Bearer secret", 200),
+        ("secret", "192.0.2.7", "Bearer secre", 401),
+        ("secret", "127.0.0.1", "", 401),
+    ],
+)
+async def test_metrics_are_told_to_this_machine_or_for_the_token(
+    monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent: str, status: int
+) -> None:
+    got, body = await fetched(monkeypatch, token, client, sent)
+    assert got == status
+    assert (b"millrace_requests_total" in body) == (status == 200)

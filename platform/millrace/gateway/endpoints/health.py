@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
+
+from millrace.gateway.errors import ApiError
 from millrace.gateway.http import HttpConsumer
+from tenants.addresses import allowed
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 class Healthz(HttpConsumer):
@@ -31,5 +37,21 @@ class Metrics(HttpConsumer):
     logged = False
 
     async def handle(self, body: bytes) -> None:
+        self._require_reader()
         await self.gateway.read_settler_status()
         await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    def _require_reader(self) -> None:
+        """They tell of everybody's traffic: whoever has the token may read them or, if there is none, this machine.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        if token := self.gateway.settings.metrics_token:
+            sent = self.headers.get(b"authorization", b"")
+            if not secrets.compare_digest(sent, b"Bearer " + token.encode()):
+                raise ApiError("invalid_api_key", "Give the metrics' token: Authorization: Bearer <token>.")
+        elif not allowed((self.scope["client"] or ("",))[0], LOOPBACK):
+            raise ApiError(
+                "insufficient_scope", "Metrics are told to this machine alone, or by MILLRACE_METRICS_TOKEN."
+            )
