@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection
+from django.db.models import Q, QuerySet
 
 from billing.models import TOKEN_CLASSES, Adjustment, Budget, Price, UsageEvent, Window
 from billing.pricing import COMPONENTS
@@ -49,21 +50,17 @@ class Filters:
     code: str | None = None
     endpoint: str | None = None
 
-    def where(self) -> tuple[str, dict[str, Any]]:
-        """A condition in SQL, and its values."""
-        parts = ["tenant_id = %(tenant_id)s"]
-        if self.start is not None:
-            parts.append("at >= %(start)s")
-        if self.end is not None:
-            parts.append("at < %(end)s")
+    def rows(self) -> QuerySet[RequestRecord]:
+        names = ("key_id", "project_id", "verdict", "status", "code", "endpoint")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        times = {"at__gte": self.start, "at__lt": self.end}
+        given |= {name: value for name, value in times.items() if value is not None}
+        found = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
-            parts.append("(asked = %(model)s OR served = %(model)s)")
-        for name in ("key_id", "project_id", "verdict", "status", "code", "endpoint"):
-            if getattr(self, name) is not None:
-                parts.append(f"{name} = %({name})s")
+            found = found.filter(Q(asked=self.model) | Q(served=self.model))
         if self.verdict is not None and self.verdict != Verdict.COMPLETED:
-            parts.append("verdict <> 'completed'")  # names the index of what did not go well
-        return " AND ".join(parts), vars(self)
+            found = found.filter(~Q(verdict=Verdict.COMPLETED))  # names the index of what did not go well
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,18 +97,12 @@ def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE)
         BadCursor: it is no cursor.
     """
     size = max(1, min(size, MOST_PAGE))
-    where, values = filters.where()
-    back, at, name = _read(cursor) if cursor else (False, None, None)
-    if at is not None:
-        where += f" AND (at, request_id) {'>' if back else '<'} (%(cursor_at)s, %(cursor_id)s)"
-    order = "ASC" if back else "DESC"
-    found = list(
-        RequestRecord.objects.for_tenant(filters.tenant_id).raw(
-            f"SELECT * FROM records_requestrecord WHERE {where}"  # noqa: S608  (no value is in it)
-            f" ORDER BY at {order}, request_id {order} LIMIT %(most)s",
-            {**values, "cursor_at": at, "cursor_id": name, "most": size + 1},
-        )
-    )
+    rows, back = filters.rows(), False
+    if cursor is not None:
+        back, *place = _read(cursor)
+        rows = rows.filter(**{"pk__gt" if back else "pk__lt": (filters.tenant_id, *place)})
+    order = ("at", "request_id") if back else ("-at", "-request_id")
+    found = list(rows.order_by(*order)[: size + 1])
     more, found = len(found) > size, found[:size]
     if back:
         found.reverse()
