@@ -124,6 +124,8 @@ class UsageQuarantine(models.Model):
         UNPLACEABLE = "unplaceable"  # of a month that has no partition
         CONFLICT = "conflict"  # of a leg that has been settled, with other counts
 
+    AUDITED: ClassVar = ("stream_id", "reason", "detail", "resolved_at")
+
     received_at = models.DateTimeField()
     stream_id = models.CharField(max_length=64)
     reason = models.CharField(max_length=16, choices=Reason)

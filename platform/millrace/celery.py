@@ -15,6 +15,7 @@ from billing.schedule import BEAT_SCHEDULE as BILLING
 from millrace import logs
 from millrace.batches.schedule import BEAT_SCHEDULE as BATCHES
 from millrace.config import platform_settings
+from millrace.operations.schedule import BEAT_SCHEDULE as OPERATIONS
 from millrace.outcomes.schedule import BEAT_SCHEDULE as OUTCOMES
 from millrace.records.schedule import BEAT_SCHEDULE as RECORDS
 from tenants.schedule import BEAT_SCHEDULE as TENANTS
@@ -29,7 +30,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "web:"},
     accept_content=["json"],
-    beat_schedule=BATCHES | BILLING | OUTCOMES | RECORDS | TENANTS,
+    beat_schedule=BATCHES | BILLING | OPERATIONS | OUTCOMES | RECORDS | TENANTS,
     beat_schedule_filename=str(_settings.state_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

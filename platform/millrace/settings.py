@@ -42,6 +42,7 @@ INSTALLED_APPS = [
     "millrace.outcomes",
     "millrace.demo",
     "millrace.records",
+    "millrace.operations",
 ]
 
 MIDDLEWARE = [

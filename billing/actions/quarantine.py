@@ -1,0 +1,57 @@
+"""Verbs on usage records in quarantine: settle one again, or decide that it shall not count."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from billing.ingest import Message, settle
+from billing.models import UsageQuarantine
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+
+def do_replay_quarantined(pk: int) -> UsageQuarantine:
+    """Settle the record after all, now that what was wrong is mended: a price is there, or the month's partition.
+
+    Call it outside of any transaction. If it ends half-way the record is settled and still here; once more is no harm.
+
+    Raises:
+        Conflict: nobody waits for it any more. ActionRefused: it cannot be settled as things are.
+    """
+    row = _open(pk)
+    outcome = settle([Message(row.stream_id, bytes(row.payload))])
+    if not (outcome.settled or outcome.repeated):
+        raise ActionRefused(f"It still cannot be settled: {row.detail}.")
+    return _resolve(row, "quarantine.replay", {})
+
+
+def do_dismiss_quarantined(pk: int, why: str) -> UsageQuarantine:
+    """Decide that the record never counts. It is kept, with the reason in the audit log.
+
+    Raises:
+        Conflict: nobody waits for it any more. ActionRefused: there is no reason.
+    """
+    if not why.strip() or len(why) > 200:
+        raise ActionRefused("Say why, in at most 200 characters.")
+    return _resolve(_open(pk), "quarantine.dismiss", {"why": why.strip()})
+
+
+def _open(pk: int) -> UsageQuarantine:
+    with system(SystemUse.BILLING):
+        row = UsageQuarantine.objects.filter(pk=pk, resolved_at__isnull=True).first()
+    if row is None:
+        raise Conflict("This record is no longer in quarantine.")
+    return row
+
+
+def _resolve(row: UsageQuarantine, verb: str, more: dict[str, str]) -> UsageQuarantine:
+    before = audit.described(row)
+    row.resolved_at = datetime.now(UTC)
+    with system(SystemUse.BILLING):
+        open_still = UsageQuarantine.objects.filter(pk=row.pk, resolved_at__isnull=True)
+        if not open_still.update(resolved_at=row.resolved_at):
+            raise Conflict("Somebody else has just seen to it.")
+        audit.record(verb, row, tenant_id=None, before=before, after=audit.described(row) | more)
+    return row
