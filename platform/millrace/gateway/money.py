@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from weakref import WeakValueDictionary
 
 import msgspec
 import psycopg
@@ -106,6 +107,7 @@ class Treasury:
         self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
         self._unreturned: list[Slice] = []
         self._to_return = asyncio.Event()
+        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
         self._changes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
@@ -158,9 +160,10 @@ class Treasury:
             amount = bill.amount(max_tokens)
         except UnknownPriceError:
             raise refusals.unpriced(demand.candidates[0].model.name) from None
-        path = self._by_key.get(demand.key.key_id)
-        if path is None or not path.starts <= demand.admitted_at < path.ends:
-            path = await self._open(demand)
+        path = self._known(demand)
+        if path is None:
+            async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
+                path = self._known(demand) or await self._open(demand)
         if not path.windows:
             return self._terms(bill, max_tokens, amount, None, ())
         slice_ = path.slice
@@ -175,6 +178,10 @@ class Treasury:
         if slice_ is None:
             return Terms(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
         return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows)
+
+    def _known(self, demand: Demand) -> Path | None:
+        path = self._by_key.get(demand.key.key_id)
+        return path if path is not None and path.starts <= demand.admitted_at < path.ends else None
 
     async def _open(self, demand: Demand) -> Path:
         """Find the windows on the key's way at that instant."""

@@ -1,0 +1,165 @@
+"""Several gateways as real processes before one database, one broker and one settler; the test is their worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis.asyncio as redis
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from inference_worker import claims
+from inference_worker.engine.request import TokenUsage
+from inference_worker.protocol import (
+    USAGE_STREAM,
+    Claimed,
+    End,
+    Job,
+    UsageEvent,
+    decode_job,
+    encode,
+    gateway_stream,
+    request_log,
+)
+from millrace.services.program import die_with_parent, free_port
+from tests.gateway.test_dispatch import Replica
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "smollm2-135m"
+REQUEST_SECONDS = 5
+LEASE_SECONDS = 4.0
+
+
+@dataclass
+class GatewayProcess:
+    """One gateway, and a client of it."""
+
+    process: subprocess.Popen[bytes]
+    client: httpx.AsyncClient
+
+    async def ask(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
+        """Its answer; None: it died over the request."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
+        try:
+            return await self.client.post("/v1/chat/completions", json=body)
+        except httpx.TransportError:
+            return None
+
+    async def ready(self) -> bool:
+        """Whether it would send a request to the worker."""
+        assert self.process.poll() is None, "the gateway ended"
+        try:
+            return (await self.client.get("/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class Worker:
+    """Claims whatever is sent to it, and answers when it may."""
+
+    broker: redis.Redis
+    replica: Replica
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    claimed: list[tuple[Job, int]] = field(default_factory=list)
+    answered: list[UsageEvent] = field(default_factory=list)
+
+    async def run(self) -> None:
+        while True:
+            async for key in self.broker.scan_iter("claim:*", count=1000):
+                await self._claim(key)
+            if self.may_answer.is_set():
+                while self.claimed:
+                    await self._answer(*self.claimed.pop())
+            await asyncio.sleep(0.02)
+
+    async def _claim(self, key: bytes) -> None:
+        attempt = await self.broker.hget(key, "attempt")  # type: ignore[misc]
+        found: Any = await self.broker.eval(claims.CLAIM, 1, key, attempt, self.replica.name, secrets.token_hex(8))  # type: ignore[misc]
+        if found is not None:
+            job = decode_job(found)
+            told = encode([Claimed(job.envelope.request_id, int(attempt), self.replica.name)])
+            await self.broker.xadd(gateway_stream(job.gateway_id), {"e": told}, nomkstream=True)
+            self.claimed.append((job, int(attempt)))
+
+    async def _answer(self, job: Job, attempt: int) -> None:
+        """Half as long as it may be."""
+        name = job.envelope.request_id
+        usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
+        event = UsageEvent(job.envelope, attempt, "completed", "stop", usage, self.replica.name, 32)
+        end = End(name, attempt, 0, "stop", None, usage)
+        keys = [f"claim:{name}:{job.envelope.leg}", USAGE_STREAM, gateway_stream(job.gateway_id)]
+        keys.append(request_log(name, attempt))
+        await self.broker.eval(  # type: ignore[misc]
+            claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60
+        )
+        self.answered.append(event)
+
+
+@dataclass
+class House:
+    gateways: dict[str, GatewayProcess]
+    worker: Worker
+
+
+@asynccontextmanager
+async def house(
+    broker: redis.Redis, database: str, key: str, names: Sequence[str], *, lease: float = LEASE_SECONDS, **kill_at: str
+) -> AsyncIterator[House]:
+    """Gateways of these names, ready; some die at a step. One settler, and the test's worker."""
+    environ = os.environ | {
+        "MILLRACE_DATABASE_URL": database,
+        "MILLRACE_MODELS": f"{MODEL}=embedded",
+        "MILLRACE_REQUEST_SECONDS": str(REQUEST_SECONDS),
+        "HOUSE_LEASE": str(lease),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+    }
+    started: dict[str, GatewayProcess] = {}
+    settler = _start("manage.py", "settle", "--name", "house", environ=environ)
+    worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL))
+    working = asyncio.create_task(worker.run())
+    try:
+        for name in names:
+            port = str(free_port())
+            arguments = ("tests.gateway.killable:application", "--port", port, "--log-level", "warning")
+            process = _start(
+                *("-m", "uvicorn", *arguments, "--loop", "uvloop", "--http", "httptools", "--no-access-log"),
+                environ=environ | ({"HOUSE_KILL_AT": kill_at[name]} if name in kill_at else {}),
+            )
+            headers = {"authorization": f"Bearer {key}"}
+            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60)
+            started[name] = GatewayProcess(process, client)
+        async with asyncio.timeout(90):
+            for gateway in started.values():
+                while not await gateway.ready():
+                    await asyncio.sleep(0.1)
+        yield House(started, worker)
+    finally:
+        working.cancel()
+        worker.replica.kill()
+        for process in (settler, *(each.process for each in started.values())):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        for gateway in started.values():
+            await gateway.client.aclose()
+        await sync_to_async(lambda: connection.close())()
+
+
+def _start(*arguments: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, env=environ, preexec_fn=die_with_parent(signal.SIGKILL)
+    )

@@ -1,0 +1,45 @@
+"""The steps of a hold's life at which tests kill a gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from billing.slices import SliceStore
+from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.money import Treasury
+
+# Step -> what is patched, and whether the process dies before it does anything or after it has.
+STEPS: dict[str, tuple[type, str, str]] = {
+    "windows opened": (SliceStore, "open_windows", "after"),
+    "lease asked for": (SliceStore, "lease", "before"),
+    "lease granted": (SliceStore, "lease", "after"),
+    "held": (Treasury, "take", "after"),
+    "dispatching": (Dispatcher, "_write", "before"),
+    "dispatched": (Dispatcher, "_write", "after"),
+    "recalled": (Treasury, "_recalled", "before"),
+    "returning": (SliceStore, "give_back", "before"),
+    "returned": (SliceStore, "give_back", "after"),
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(step: str) -> None:
+    """Have this process die at the step."""
+    owner, name, when = STEPS[step]
+    real: Callable[..., Awaitable[Any]] = getattr(owner, name)
+
+    @wraps(real)
+    async def deadly(*given: Any, **more: Any) -> Any:
+        if when == "before":
+            die()
+        await real(*given, **more)
+        die()
+
+    setattr(owner, name, deadly)
