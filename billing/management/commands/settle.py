@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
@@ -42,6 +43,8 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
         _without_pool()
+        gc.collect()
+        gc.freeze()  # a batch makes many objects: what was loaded is not to be looked through for each
         _run(settlers, stopping)
 
 
