@@ -5,6 +5,7 @@ from tenants.actions.common import ActionRefused, Conflict
 from tenants.actions.keys import (
     CHANGEABLE,
     do_create_api_key,
+    do_give_ticket,
     do_rehash_api_key,
     do_rehash_unpeppered,
     do_revoke_api_key,
@@ -53,6 +54,7 @@ __all__ = [
     "do_create_tenant",
     "do_delete_project",
     "do_delete_tenant",
+    "do_give_ticket",
     "do_invite",
     "do_keep_content",
     "do_publish_policy",

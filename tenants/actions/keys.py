@@ -9,12 +9,12 @@ from typing import Any
 from django.db import connection
 
 from millrace.config import platform_settings
-from tenants import addresses, audit, changes, snapshot
+from tenants import addresses, audit, changes, snapshot, tickets
 from tenants.actions.common import ActionRefused, Conflict, changing, check
 from tenants.compiling import recompile
 from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
 from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.scoping import system, tenant_scope
 
 LONGEST_OVERLAP = timedelta(days=30)
 CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
@@ -136,6 +136,22 @@ def do_rehash_unpeppered() -> int:
         keys = list(ApiKey.objects.all_tenants().filter(pepper="").select_related("tenant"))
     keys = [key for key in keys if key.tenant.status != Tenant.Status.PURGED]
     return sum(_rehash(key, snapshot.with_pepper(bytes(key.key_hash), newest), newest) for key in keys)
+
+
+def do_give_ticket(key: ApiKey, user: User) -> str:
+    """Let the person use the key from a browser, for some minutes and without its secret (`tenants.tickets`).
+
+    Raises:
+        Conflict: the key is revoked or expired, or not for inference.
+    """
+    now = datetime.now(UTC)
+    with tenant_scope(key.tenant_id):
+        row = ApiKey.objects.for_tenant(key.tenant_id).filter(pk=key.pk).first()
+        if row is None or not row.is_live or "inference" not in row.scopes:
+            raise Conflict("This key is revoked or expired, or not for inference.")
+        audit.record("key.ticket", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
+    secret = platform_settings().secret_key
+    return tickets.give(secret, key_id=row.pk, tenant_id=row.tenant_id, user_id=user.pk, now=now)
 
 
 def record_key_use(used: Mapping[int, datetime]) -> None:

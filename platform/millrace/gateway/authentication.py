@@ -23,6 +23,7 @@ from tenants import snapshot
 from tenants.addresses import allowed
 from tenants.changes import Change
 from tenants.snapshot import KeySnapshot
+from tenants.tickets import Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +61,23 @@ class KeyStore:
         Raises:
             ApiError: 401 for no key or a dead one, 403 if it may not do this.
         """
-        key = await self.find(_secret_from(headers))
+        return self._admit(await self.find(_secret_from(headers)), scope, address)
+
+    async def authenticate_ticket(self, ticket: Ticket, scope: str, address: str | None = None) -> KeySnapshot:
+        """The key that a person was given a ticket for, as it is now.
+
+        Raises:
+            ApiError: as for `authenticate`, and once the ticket has run out.
+        """
+        if not ticket.holds(time.time_ns() // 1000):
+            raise ApiError("invalid_api_key", "The ticket has run out: get a new one.")
+        try:
+            key = (await self.by_id([ticket.key_id])).get(ticket.key_id)
+        except (psycopg.Error, PoolTimeout) as fault:
+            raise _unreachable(fault) from fault
+        return self._admit(key, scope, address)
+
+    def _admit(self, key: KeySnapshot | None, scope: str, address: str | None) -> KeySnapshot:
         if key is None:
             raise incorrect()
         if (fault := dead(key)) is not None:
@@ -158,9 +175,13 @@ class KeyStore:
                 cursor = await connection.execute(_BY_HASH, [list(hashes)], binary=True)
                 row = await cursor.fetchone()
         except (psycopg.Error, PoolTimeout) as fault:
-            log.warning("database_unreachable", error=str(fault))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+            raise _unreachable(fault) from fault
         return None if row is None else (bytes(row[0]), bytes(row[1]))
+
+
+def _unreachable(fault: Exception) -> ApiError:
+    log.warning("database_unreachable", error=str(fault))
+    return ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1)
 
 
 def incorrect() -> ApiError:

@@ -1,7 +1,8 @@
 """WebSocket /v1/realtime/chat: a chat completion's body in each message, its chunks back; several at once.
 
-A browser cannot send a key in a header, so it may come in the first message. Cookies play no part, but a page of
-another site is refused all the same, unless MILLRACE_ALLOWED_ORIGINS names it.
+A browser cannot send a key in a header, so it may come in the first message; the console's pages have no key, but a
+ticket for one (`tenants.tickets`). Cookies play no part, but a page of another site is refused all the same, unless
+MILLRACE_ALLOWED_ORIGINS names it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from millrace.gateway.openai import chat
 from millrace.gateway.openai.writer import DONE
 from millrace.gateway.recording import Trail
 from millrace.gateway.service import Call
+from tenants import tickets
 from tenants.snapshot import KeySnapshot
+from tenants.tickets import Ticket
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +60,7 @@ class Socket:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._address = (scope["client"] or ("",))[0]
         self._receive, self._base_send = receive, send
+        self._ticket: Ticket | None = None  # instead of a key
         self._main = asyncio.current_task()
         self._sending = asyncio.Lock()
         self._generations: dict[str, asyncio.Task[None]] = {}
@@ -102,14 +106,37 @@ class Socket:
             except TimeoutError:
                 first = None
             fields = {} if first is None else _object(first)
-            if fields.get("type") != "auth" or not isinstance(fields.get("key"), str):
+            if fields.get("type") == "auth" and isinstance(fields.get("ticket"), str):
+                self._ticket = await self._take_ticket(fields["ticket"])
+            elif fields.get("type") == "auth" and isinstance(fields.get("key"), str):
+                self._headers[b"x-api-key"] = fields["key"].encode("utf-8", "replace")
+            else:
                 raise ApiError("invalid_api_key", 'The first message must be {"type": "auth", "key": "sk-…"}.')
-            self._headers[b"x-api-key"] = fields["key"].encode("utf-8", "replace")
         await self._key()
         await self._tell({"type": "ready"})
 
+    async def _take_ticket(self, text: str) -> Ticket:
+        """Each can be taken once.
+
+        Raises:
+            ApiError: 401, it is none of ours, too old, or was taken; 503, that cannot be known.
+        """
+        ticket = tickets.read(self._gateway.settings.secret_key, text)
+        if ticket is None or not ticket.may_be_taken(time.time_ns() // 1000):
+            raise ApiError("invalid_api_key", "This ticket is unknown or too old: get a new one.")
+        try:
+            first = await self._gateway.broker.set(ticket.name, 1, nx=True, ex=2 * tickets.TAKEN_WITHIN)
+        except redis.RedisError as broken:
+            log.warning("broker_unreachable", error=str(broken))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from broken
+        if not first:
+            raise ApiError("invalid_api_key", "This ticket was taken before: get a new one.")
+        return ticket
+
     async def _key(self) -> KeySnapshot:
         """As it is now."""
+        if self._ticket is not None:
+            return await self._gateway.keys.authenticate_ticket(self._ticket, "inference", self._address)
         return await self._gateway.keys.authenticate(self._headers, "inference", self._address)
 
     async def _next(self) -> bytes | None:
