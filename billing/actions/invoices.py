@@ -15,6 +15,7 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
+from billing.invoicing.telling import tell_finalised
 from billing.ledger import Entry, post
 from billing.models import (
     Account,
@@ -59,6 +60,7 @@ def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
             raise Conflict(str(fault)) from fault
         _issue(row, now)
         _fix(row, lines)
+        tell_finalised(row)
         credits.use(row, burnt)
         _book(row)
         audit.record("invoice.finalise", row, tenant_id=row.tenant_id, after=audit.described(row))
@@ -109,8 +111,9 @@ def _book(invoice: Invoice) -> None:
         Entry(Account.TAX, -tax, invoice.pk),
     ]
     post(invoice.tenant_id, key, entries)
+    note_balance(invoice)  # of nothing, nothing is owed
     match_deposits(invoice.tenant_id)
-    note_balance(invoice)
+    invoice.refresh_from_db(fields=["state"])
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:

@@ -10,6 +10,7 @@ from django.db.models import Sum
 from billing.actions.common import booking
 from billing.actions.credits import do_grant_credit
 from billing.amounts import NANO_A_CENT
+from billing.invoicing.telling import tell_paid
 from billing.ledger import Entry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from tenants import audit
@@ -118,6 +119,8 @@ def note_balance(invoice: Invoice) -> None:
     invoice.save(update_fields=["state"])
     after = audit.described(invoice)
     audit.record(f"invoice.{state.value}", invoice, tenant_id=invoice.tenant_id, before=before, after=after)
+    if state == Invoice.State.PAID:
+        tell_paid(invoice)
 
 
 def _reopen(payment: Payment) -> None:

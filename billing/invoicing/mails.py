@@ -11,6 +11,7 @@ from django.db import connection
 
 from billing.actions.payments import outstanding
 from billing.amounts import dollars
+from billing.invoicing.telling import tell_past_due
 from billing.models import BillingProfile, Invoice, InvoiceFile, InvoiceMail
 from millrace.config import platform_settings
 from tenants.models import Membership
@@ -94,11 +95,13 @@ def remind(now: datetime | None = None) -> int:
         late = Invoice.objects.all_tenants().filter(
             state=Invoice.State.OPEN, due_on__lt=today, kind=Invoice.Kind.INVOICE
         )
-        for invoice in late.order_by("pk"):
+        for invoice in late.select_related("period").order_by("pk"):
             days = (today - invoice.due_on).days if invoice.due_on else 0
             number = sum(days >= after for after in REMIND_AFTER)
             _, created = InvoiceMail.objects.all_tenants().get_or_create(
                 invoice=invoice, tenant_id=invoice.tenant_id, kind=InvoiceMail.Kind.REMINDER, number=number
             )
+            if created:
+                tell_past_due(invoice, number, outstanding(invoice))
             new += created
     return new
