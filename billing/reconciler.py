@@ -7,10 +7,11 @@ database made it. Then it is found within minutes and stands in a report on the 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from django.db import connection
+from django.db.models import Count
 
 from billing.models import Correction, Reconciliation, UsageQuarantine
 from tenants.roles import SystemUse
@@ -19,6 +20,7 @@ from tenants.scoping import system
 log = structlog.get_logger(__name__)
 
 LOOKS_BACK = timedelta(days=2)  # at windows that ended and slices that were made
+LATE = timedelta(minutes=15)  # without a report: it should come every five
 OVERDUE = timedelta(minutes=5)  # that the settler may take to reap a slice
 
 # What windows should hold and have used, by their slices; only those that differ. One statement sees one moment.
@@ -80,6 +82,27 @@ def reconcile() -> Reconciliation:
     if not report.is_clean:
         log.error("reconciliation_found", differences=report.differences, overdue_slices=report.overdue_slices)
     return report
+
+
+class Standing(NamedTuple):
+    """How the books stand, for operators: the newest report, and what lies in quarantine now."""
+
+    report: Reconciliation | None  # None: it has never run
+    is_late: bool  # nobody has compared for so long that something is wrong with the beat
+    quarantine: dict[str, int]  # messages that nobody has looked at, by reason
+
+    @property
+    def is_clean(self) -> bool:
+        return self.report is not None and self.report.is_clean and not (self.is_late or self.quarantine)
+
+
+def standing() -> Standing:
+    """The last report, and the quarantine as it is now. The scope must allow all tenants' rows."""
+    report = Reconciliation.objects.first()
+    open_ = UsageQuarantine.objects.filter(resolved_at__isnull=True)
+    counts = dict(open_.values_list("reason").annotate(number=Count("pk")).order_by("reason"))
+    is_late = report is None or report.at < datetime.now(UTC) - LATE
+    return Standing(report, is_late, counts)
 
 
 def _differing(cursor: Any, since: datetime, only: int | None = None) -> list[tuple[int, int, int, Any]]:

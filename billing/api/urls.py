@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from billing.api import alerts, budgets, invoices, money, operators
+from billing.api import alerts, budgets, invoices, money, operators, reconciliation
 
 urlpatterns = [
     path("budgets", budgets.Budgets.as_view(), name="api-budgets"),
@@ -26,6 +26,7 @@ urlpatterns = [
     path("payments", money.Payments.as_view(), name="api-payments"),
     path("ledger", money.Ledger.as_view(), name="api-ledger"),
     path("webhooks/payments/<slug:provider>", money.PaymentWebhook.as_view(), name="api-payment-webhook"),
+    path("operator/reconciliation", reconciliation.ReconciliationView.as_view(), name="api-operator-reconciliation"),
     path("operator/entities", operators.Entities.as_view(), name="api-operator-entities"),
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),

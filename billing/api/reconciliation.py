@@ -1,0 +1,42 @@
+"""How the books stand, for operators' first screen."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.models import Reconciliation
+from billing.reconciler import standing
+from tenants.api.operators import OperatorView
+
+
+class ReportOut(serializers.ModelSerializer[Reconciliation]):
+    """One comparison of windows, slices and events."""
+
+    class Meta:
+        model = Reconciliation
+        fields = ("at", "windows", "differences", "corrected", "overdue_slices")
+        read_only_fields = fields
+
+
+class StandingOut(serializers.Serializer[None]):
+    is_clean = serializers.BooleanField(help_text="All agreed, lately, and nothing waits in quarantine.")
+    is_late = serializers.BooleanField(help_text="No comparison for a quarter of an hour.")
+    report = ReportOut(allow_null=True, help_text="The newest; null before the first.")
+    quarantine = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Usage messages nobody has looked at, by reason."
+    )
+
+
+@extend_schema(tags=["operators"])
+class ReconciliationView(OperatorView):
+    serializer_class = StandingOut
+
+    @extend_schema(operation_id="operator_reconciliation", responses=StandingOut)
+    def get(self, request: Request) -> Response:
+        """Whether windows, slices and events agreed when they were last compared, what was repaired, and what usage
+        could not be settled."""
+        with self.scope():
+            return Response(StandingOut(standing()).data)
