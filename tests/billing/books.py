@@ -53,7 +53,12 @@ def price(amount: str, component: str = "uncached", *, model: str = "alpha", num
 
 
 def use(
-    tenant: Tenant, at: datetime, *used: tuple[int, int], times: int = 1, stamped: Callable[[], object] = int
+    tenant: Tenant,
+    at: datetime,
+    *used: tuple[int, int],
+    times: int = 1,
+    stamped: Callable[[], object] = int,
+    request_id: str = "",
 ) -> None:
     """Settle `times` events of (price id, tokens) each, as the settler does; calls `stamped` once they are stamped."""
     with system(SystemUse.SETTLER), connection.cursor() as cursor:
@@ -65,7 +70,7 @@ def use(
         UsageEvent.objects.all_tenants().bulk_create(
             UsageEvent(
                 admitted_at=at,
-                request_id=f"req_{secrets.token_hex(12)}",
+                request_id=request_id or f"req_{secrets.token_hex(12)}",
                 leg=0,
                 tenant_id=tenant.pk,
                 project_id=1,

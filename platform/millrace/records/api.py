@@ -119,7 +119,7 @@ class LineOut(serializers.Serializer[Any]):
     usd_per_million = serializers.CharField()
     usd = serializers.CharField()
     price_id = serializers.IntegerField()
-    price_version = serializers.CharField()
+    effective_from = serializers.DateTimeField(help_text="Since when that has been the price.")
 
 
 class AdjustmentOut(serializers.ModelSerializer[Adjustment]):
@@ -169,7 +169,7 @@ class LegOut(serializers.Serializer[Leg]):
                 "usd_per_million": decimal(line.nano_per_million, 9, 2),
                 "usd": _usd(line.femto),
                 "price_id": line.price_id,
-                "price_version": line.price_version,
+                "effective_from": line.effective_from,
             }
             for line in leg.lines
         ]

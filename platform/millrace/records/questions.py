@@ -148,7 +148,7 @@ class Line:
     nano_per_million: int
     femto: int
     price_id: int
-    price_version: str  # the price book's version that set the price
+    effective_from: datetime  # since when that has been the price
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _legs(tenant_id: int, names: Sequence[str]) -> tuple[Leg, ...]:
         return ()
     adjustments = list(Adjustment.objects.for_tenant(tenant_id).filter(request_id__in=names).order_by("made_at"))
     wanted = {price_id for event in events for price_id in event.price_ids or () if price_id}
-    prices = Price.objects.select_related("version").in_bulk(wanted)
+    prices = Price.objects.in_bulk(wanted)
     return tuple(
         Leg(
             event,
@@ -258,7 +258,7 @@ def _lines(event: UsageEvent, prices: Mapping[int, Price]) -> Iterable[Line]:
         if price is not None:
             tokens = getattr(event, component)
             femto = tokens * price.nano_per_million
-            yield Line(component.value, tokens, price.nano_per_million, femto, price.pk, str(price.version))
+            yield Line(component.value, tokens, price.nano_per_million, femto, price.pk, price.effective_from)
 
 
 def _budgets(tenant_id: int, windows: Iterable[int]) -> tuple[HeldFrom, ...]:
