@@ -8,7 +8,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
-from frontend.screens import ops_tenants, overview
+from frontend.screens import ops_health, ops_tenants, overview
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -44,5 +44,6 @@ urlpatterns = [
     path("ops/search", palette.operator_search, name="ops-search"),
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
+    *ops_health.urlpatterns,
     *ops_tenants.urlpatterns,
 ]

@@ -27,7 +27,7 @@ def test_it_works(client, operator, use):
     actions.do_suspend_tenant(lab)
     use(acme, uncached=1000, output=234)
     use(acme, uncached=5000, verdict="failed")
-    response = client.get("/ops/")
+    response = client.get("/ops/tenants/")
     first, second = response.context["page"].rows
     assert (first.url, first.live_keys, first.requests, first.failed, first.tokens) == (
         "/t/acme/",
@@ -43,23 +43,23 @@ def test_it_works(client, operator, use):
 
 
 def test_it_rejects_who_is_no_operator(client):
-    assert client.get("/ops/").url == "/login?next=/ops/"
+    assert client.get("/ops/tenants/").url == "/login?next=/ops/tenants/"
     owner = User.objects.create_user("owner@example.com")
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
     client.force_login(owner)
-    assert client.get("/ops/").status_code == 404
+    assert client.get("/ops/tenants/").status_code == 404
     assert client.get("/ops/raw/").status_code == 302
 
 
 def test_no_tenant_yet(client, operator):
-    assert "There is no tenant yet" in client.get("/ops/").content.decode()
+    assert "There is no tenant yet" in client.get("/ops/tenants/").content.decode()
 
 
 def test_queries_are_bounded(client, operator, use, django_assert_num_queries):
     for number in range(6):
         use(actions.do_create_tenant(f"t{number}", "T"))
     with django_assert_num_queries(9):
-        client.get("/ops/")
+        client.get("/ops/tenants/")
 
 
 def test_the_raw_admin_works_and_is_read_only(client, operator):

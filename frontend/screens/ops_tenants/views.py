@@ -15,4 +15,4 @@ def tenants(visit: Visit) -> HttpResponse:
     return show(visit, "ops_tenants/page.html", "Tenants", page=tenant_list(visit.now))
 
 
-urlpatterns = [path("ops/", tenants, name="ops-tenants")]
+urlpatterns = [path("ops/tenants/", tenants, name="ops-tenants")]

@@ -117,7 +117,7 @@ def _replicas(broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mappin
         except msgspec.MsgspecError:
             log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, while a deploy goes on
             continue
-        age = BEAT_KEPT_MS - ttl if ttl > 0 else None
+        age = max(0, BEAT_KEPT_MS - ttl) if ttl > 0 else None
         wish = cordons.get(worker_of(replica_id).encode(), b"")
         found.append(Replica(replica_id, _state(beat, age, wish), beat, age))
     return tuple(found)

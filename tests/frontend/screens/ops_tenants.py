@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tests.frontend.console import Screen, register
 
-register(Screen("ops-tenants", "/ops/", queries=16, who="operator", states=("populated",)))
+register(Screen("ops-tenants", "/ops/tenants/", queries=16, who="operator", states=("populated",)))
