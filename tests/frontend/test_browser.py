@@ -153,10 +153,13 @@ def test_the_operators_tenants_are_accessible(open_page, busy, theme, width):
     page.wait_for_url("**/t/acme/")
 
 
-def test_the_api_reference_shows_under_our_policy(open_page):
-    page = open_page()
+@THEMES
+def test_the_api_reference_shows_under_our_policy(open_page, theme):
+    page = open_page(theme)
     page.goto("/api/docs/")
     page.get_by_text("/api/usage/events").first.wait_for()
+    ground = page.locator(".reference").evaluate("element => getComputedStyle(element).backgroundColor")
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(28, 32, 34)"}[theme]
 
 
 def test_the_keyboard_reaches_everything(open_page, busy):
