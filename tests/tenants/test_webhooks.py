@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
@@ -36,6 +37,7 @@ from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
 from tenants.tasks import EVENTS_KEPT, send_webhooks, sweep
 from tenants.webhooks import sending
+from tenants.webhooks.kinds import KINDS
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
 from tests.seeing import Everybody, of
@@ -400,3 +402,26 @@ def test_one_that_was_deleted_meanwhile(tenant, server):
     do_delete_endpoint(endpoint)
     assert not sending._note(claimed, sending.Answer(200, 1), datetime.now(UTC))
     assert of(WebhookAttempt, tenant) == []
+
+
+def test_the_documents_example_verifies(tenant, server):
+    """The code in docs/webhooks.md, as it stands there."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    found: dict[str, Callable[..., bool]] = {}
+    exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
+    receiver, url = server
+    endpoint, secret = do_create_endpoint(tenant, url)
+    do_send_test_event(endpoint)
+    sending.send_all()
+    (got,) = receiver.received
+    genuine = found["is_genuine"]
+    assert genuine(secret, got.headers, got.body)
+    assert not genuine(secret, got.headers, got.body + b" ")
+    assert not genuine("whsec_" + "A" * 44, got.headers, got.body)
+    assert not genuine(secret, got.headers | {"webhook-timestamp": "1"}, got.body)
+
+
+def test_the_documents_table_of_kinds_is_current():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    table = text.split("## Events")[1].split("Without `kinds`")[0]
+    assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(KINDS)
