@@ -16,6 +16,7 @@ import msgspec
 import openai
 import pytest
 
+from tests.balance import assert_books_balance
 from tests.e2e.conftest import MODEL, Stack, eventually
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
@@ -28,6 +29,22 @@ BODY: dict[str, Any] = {
     "ignore_eos": True,
     "temperature": 0,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def budgets(stack: Stack) -> None:
+    """Ample ones: every request of these tests holds money and tokens in slices."""
+    for unit, period in (("money", "month"), ("money", "day"), ("tokens", "lifetime")):
+        body = {"name": f"{unit} {period}", "unit": unit, "period": period, "amount": 10**15}
+        answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers, timeout=20)
+        assert answer.status_code == 201, answer.text
+
+
+@pytest.fixture(autouse=True)
+def balance(stack: Stack, budgets: None) -> Iterator[None]:
+    """The specification's invariants, after every fault."""
+    yield
+    assert_books_balance(stack.database_url)
 
 
 class Stream:

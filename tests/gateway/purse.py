@@ -68,9 +68,9 @@ class Purse:
     async def admit(self, prompt: int = 10_000, max_tokens: int | None = 4096, **more: Any) -> Admitted | ApiError:
         """The admission, or the refusal; a request without `max_tokens` would like 4,096."""
         self.count += 1
-        at = more.pop("at", time.time_ns() // 1000)
+        at, candidates = more.pop("at", time.time_ns() // 1000), more.pop("candidates", [Candidate(MODEL)])
         name = f"req_{self.name}_{self.count}"
-        demand = Demand(name, at, self.key, MODEL.name, [Candidate(MODEL)], prompt, max_tokens, **more)
+        demand = Demand(name, at, self.key, MODEL.name, candidates, prompt, max_tokens, **more)
         began = time.perf_counter()
         try:
             return Admitted(demand, await self.treasury.take(self.treasury.bill(demand), max_tokens or 4096))

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,11 +19,13 @@ from billing.models import Budget, Slice, Window
 from billing.slices import Amount
 from millrace.gateway import money
 from millrace.gateway.errors import ApiError
+from millrace.gateway.routing import Candidate
 from tenants.changes import Change
 from tenants.roles import SystemUse
 from tenants.scoping import system
+from tests.billing.books import sheet
 from tests.gateway import test_money
-from tests.gateway.purse import Admitted, Purse, admit_elsewhere
+from tests.gateway.purse import MODEL, Admitted, Purse, admit_elsewhere
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
 from tests.seeing import Everybody
 
@@ -55,6 +58,19 @@ async def eventually_held(budget_id: int, amount: int) -> None:
     async with asyncio.timeout(5):
         while await sync_to_async(held)(budget_id) != amount:
             await asyncio.sleep(0.02)
+
+
+async def test_the_dearest_candidate_is_held_for(gateway: Any, budget: Any) -> None:
+    """Whichever of them answers: it costs no more than what was held."""
+    await sync_to_async(sheet)("dear", uncached="30", output="150")
+    await sync_to_async(sheet)("cheap", uncached="0.3", output="1.5")
+    await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    three = [Candidate(replace(MODEL, name=name)) for name in (MODEL.name, "dear", "cheap")]
+    for order in (three, three[::-1]):
+        found = await mine.admit(candidates=order)
+        assert (found.terms.hold, found.terms.sheet.model) == (10 * HOLD, order[0].model.name)
+    await see()
 
 
 # Periods.
