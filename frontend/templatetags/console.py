@@ -77,7 +77,7 @@ def when(at: datetime | None, form: str = "minute") -> str:
 @register.filter
 def clock(at: datetime) -> str:
     """Only the time of day, in the person's zone: 14:02:10."""
-    return format_html('<time datetime="{}">{:%H:%M:%S}</time>', at.isoformat(), timezone.localtime(at))
+    return format_html('<time datetime="{}">{}</time>', at.isoformat(), f"{timezone.localtime(at):%H:%M:%S}")
 
 
 @register.filter
