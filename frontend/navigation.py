@@ -37,7 +37,7 @@ TENANT = (
         (
             Entry("Overview", "overview", "overview", "o"),
             Entry("Usage", "usage", "usage", "u", Permission.USAGE_READ),
-            Entry("Playground", "playground", "playground", "p", Permission.KEYS_READ),
+            Entry("Playground", "playground", "playground", "p", Permission.KEYS_WRITE),
         ),
     ),
     Group(

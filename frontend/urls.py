@@ -8,7 +8,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
-from frontend.screens import ops_health, ops_tenants, overview
+from frontend.screens import ops_health, ops_tenants, overview, playground
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -44,6 +44,7 @@ urlpatterns = [
     path("ops/search", palette.operator_search, name="ops-search"),
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
+    *playground.urlpatterns,
     *ops_health.urlpatterns,
     *ops_tenants.urlpatterns,
 ]

@@ -1,0 +1,258 @@
+// The playground: one socket a key, one request a model, numbers as they come.
+"use strict";
+const form = $("[data-playground]");
+if (form) {
+  const data = JSON.parse($("#playground-data").textContent);
+  const columns = $("[data-columns]", form);
+  const shown = new Map(); // model -> its column
+  const running = new Map(); // request id -> what runs
+  let socket = null;
+  let count = 0;
+
+  const chosen = () => [...form.elements.model instanceof RadioNodeList ? form.elements.model : [form.elements.model]].filter((one) => one.checked && !one.disabled).map((one) => one.value);
+  const number = (name) => (form.elements[name].value === "" ? undefined : Number(form.elements[name].value));
+  const settings = () => ({ max_tokens: number("max_tokens"), temperature: number("temperature") });
+  const messagesWith = (turns) => {
+    const system = form.elements.system.value.trim();
+    return [...(system ? [{ role: "system", content: system }] : []), ...turns];
+  };
+
+  // Prices are whole nano-USD a million tokens, so a cost is a whole number of femto-USD: no float comes near it.
+  const cost = (model, usage) => {
+    const rates = data.prices[model] || data.prices[data.served[model]];
+    if (!rates) return null;
+    const now = new Date();
+    const minute = now.getUTCHours() * 60 + now.getUTCMinutes();
+    const details = usage.prompt_tokens_details;
+    const tokens = {
+      uncached: usage.prompt_tokens - details.cached_tokens - details.cache_write_tokens,
+      cache_read: details.cached_tokens,
+      cache_write_5m: details.cache_write_tokens,
+      output: usage.completion_tokens,
+    };
+    let femto = 0n;
+    for (const [component, many] of Object.entries(tokens)) {
+      if (!many) continue;
+      const rate = rates.find(([name, , from, until, start, end]) => name === component && from <= usage.prompt_tokens && usage.prompt_tokens < until && start <= minute && minute < end);
+      if (!rate) return null;
+      femto += BigInt(many) * BigInt(rate[1]);
+    }
+    return femto;
+  };
+  const dollars = (femto, places) => {
+    const unit = 10n ** BigInt(15 - places);
+    const digits = String((femto + unit - 1n) / unit).padStart(places + 1, "0");
+    return `$${digits.slice(0, -places)}.${digits.slice(-places)}`;
+  };
+
+  const columnOf = (model) => {
+    if (shown.has(model)) return shown.get(model);
+    const card = $("#column").content.firstElementChild.cloneNode(true);
+    $("h2", card).textContent = model;
+    card.setAttribute("aria-label", `Answers of ${model}`);
+    $(".turns", card).setAttribute("aria-label", `Conversation with ${model}`);
+    columns.append(card);
+    const column = { card, turns: [] };
+    shown.set(model, column);
+    return column;
+  };
+  const put = (column, name, text) => ($(`[data-${name}]`, column.card).textContent = text);
+  const turn = (column, role, text) => {
+    const said = document.createElement("div");
+    said.className = `turn ${role}`;
+    said.textContent = text;
+    const log = $(".turns", column.card);
+    log.append(said);
+    log.scrollTop = log.scrollHeight;
+    return said;
+  };
+  const state = (column, kind, text) => {
+    const badge = $("[data-state]", column.card);
+    badge.className = `badge ${kind}`;
+    badge.textContent = text;
+  };
+  const fault = (text) => {
+    const banner = $("[data-fault]", form);
+    $("p", banner).textContent = text;
+    banner.hidden = !text;
+  };
+  const busy = () => {
+    $("[data-stop]", form).disabled = !running.size;
+    $("[type=submit]", form).disabled = running.size > 0;
+  };
+
+  // The socket: a ticket for the chosen key, then its gateway's answer.
+  const connect = async (key) => {
+    if (socket && socket.key === key && socket.readyState === WebSocket.OPEN && Date.now() < socket.until) return socket;
+    if (socket) socket.close();
+    const body = new URLSearchParams({ key });
+    const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
+    const answer = await fetch(data.ticket, { method: "POST", body, headers, redirect: "error" });
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error);
+    const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/realtime/chat`);
+    opened.key = key;
+    opened.until = Date.now() + 12 * 60 * 1000;
+    await new Promise((ready, broken) => {
+      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket: told.ticket }));
+      opened.onmessage = ({ data: text }) => {
+        const first = JSON.parse(text);
+        first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The socket was refused."));
+      };
+      opened.onclose = opened.onerror = () => broken(new Error("The gateway cannot be reached."));
+    });
+    opened.onmessage = ({ data: text }) => hear(JSON.parse(text));
+    opened.onerror = null;
+    opened.onclose = () => {
+      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Broken off", "The connection broke off.");
+    };
+    return (socket = opened);
+  };
+
+  const hear = (told) => {
+    const run = running.get(told.id);
+    if (!run) return;
+    if (told.type === "started") {
+      run.id = told.request_id;
+      state(run.column, "info", "Answering");
+    } else if (told.type === "chunk") {
+      const text = told.chunk.choices[0]?.delta?.content;
+      if (text) {
+        run.first ||= performance.now();
+        run.text += text;
+        run.said.textContent = run.text;
+        const log = $(".turns", run.column.card);
+        log.scrollTop = log.scrollHeight;
+      }
+      if (told.chunk.usage) show(run, told.chunk.usage, told.chunk.model);
+    } else if (told.type === "done") {
+      end(run, "good", "Complete");
+    } else if (told.type === "error") {
+      if (told.error.code === "cancelled") end(run, "warn", "Stopped");
+      else end(run, "bad", told.error.code === "rate_limit_exceeded" || /budget|quota/.test(told.error.code) ? "Limited" : "Refused", why(told));
+    }
+  };
+  const why = ({ error, retry_after }) => {
+    const later = retry_after && !/try again/.test(error.message) ? ` Try again in ${Math.ceil(retry_after)} s.` : "";
+    return `${error.message}${later} (${error.code})`;
+  };
+
+  const show = (run, usage, model) => {
+    run.usage = usage;
+    const { column, first, began } = run;
+    const now = performance.now();
+    if (first) put(column, "ttft", first - began < 1000 ? `${Math.round(first - began)} ms` : `${((first - began) / 1000).toFixed(2)} s`);
+    if (first && usage.completion_tokens > 1 && now > first) put(column, "speed", ((usage.completion_tokens - 1) / ((now - first) / 1000)).toFixed(1));
+    const { cached_tokens: cached, cache_write_tokens: written } = usage.prompt_tokens_details;
+    put(column, "input", (usage.prompt_tokens - cached).toLocaleString("en"));
+    $("[data-input]", column.card).title = written ? `${written} of them written to the cache` : "";
+    put(column, "cached", cached.toLocaleString("en"));
+    put(column, "output", usage.completion_tokens.toLocaleString("en"));
+    const femto = cost(model, usage) ?? cost(run.model, usage);
+    put(column, "cost-label", "Cost so far");
+    put(column, "cost", femto === null ? "no price" : dollars(femto, 6));
+    if (femto !== null) $("[data-cost]", column.card).title = dollars(femto, 15);
+  };
+
+  const end = (run, kind, label, text) => {
+    running.delete(run.name);
+    state(run.column, kind, label);
+    put(run.column, "cost-label", "Cost");
+    if (run.text) run.column.turns.push({ role: "assistant", content: run.text });
+    else {
+      run.column.turns.pop(); // unanswered: it is no part of what the model is told next
+      run.said.remove();
+    }
+    if (text) {
+      const note = turn(run.column, "fault", text);
+      const link = /budget|quota|limit/.test(text) && data.budgets;
+      if (link) {
+        const go = document.createElement("a");
+        go.className = "link";
+        go.href = link;
+        go.textContent = "Budgets and quotas";
+        note.append(" ", go);
+      }
+    }
+    if (run.id && data.requests) {
+      const go = document.createElement("a");
+      go.className = "link dim";
+      go.href = `${data.requests}?request=${run.id}`;
+      go.textContent = run.id;
+      $(".turns", run.column.card).append(go);
+    }
+    const used = run.usage ? `, ${run.usage.completion_tokens} tokens, ${$("[data-cost]", run.column.card).textContent}` : "";
+    $("[data-said]", form).textContent = `${run.model}: ${label}${used}. ${text || ""}`;
+    busy();
+  };
+
+  const send = async () => {
+    const models = chosen();
+    const prompt = form.elements.prompt.value.trim();
+    if (running.size || !prompt) return;
+    if (!models.length) return fault("Choose a model.");
+    fault("");
+    let opened;
+    try {
+      opened = await connect(form.elements.key.value);
+    } catch (problem) {
+      return fault(problem.message);
+    }
+    for (const [model, column] of shown) column.card.hidden = !models.includes(model);
+    for (const model of models) {
+      const column = columnOf(model);
+      column.turns.push({ role: "user", content: prompt });
+      turn(column, "user", prompt);
+      for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) put(column, name, "–");
+      state(column, "", "Waiting");
+      const name = `${++count}`;
+      running.set(name, { name, model, column, socket: opened, text: "", said: turn(column, "assistant", ""), began: performance.now() });
+      const options = { include_usage: true, continuous_usage_stats: true };
+      opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: options, ...settings() }));
+    }
+    form.elements.prompt.value = "";
+    busy();
+    code();
+  };
+  const stop = () => {
+    for (const run of running.values()) run.socket.send(JSON.stringify({ type: "cancel", id: run.name }));
+  };
+
+  // The same as code.
+  const code = () => {
+    const model = chosen()[0] || "";
+    const turns = (shown.get(model)?.turns || []).slice();
+    const prompt = form.elements.prompt.value.trim();
+    if (prompt || !turns.length) turns.push({ role: "user", content: prompt || "Hello!" });
+    else while (turns.length > 1 && turns.at(-1).role === "assistant") turns.pop();
+    const body = { model, messages: messagesWith(turns), ...settings() };
+    const json = JSON.stringify(body, null, 2);
+    const quoted = json.replaceAll("'", "'\\''");
+    $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
+    const more = Object.entries(settings()).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${value},\n`).join("");
+    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(answer.choices[0].message.content)`;
+  };
+  const held = () => {
+    const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);
+    const boxes = [...form.querySelectorAll("[name=model]")];
+    const full = boxes.filter((box) => box.checked).length >= 4;
+    for (const box of boxes) box.disabled = (allowed.length > 0 && !allowed.includes(box.value)) || (full && !box.checked);
+    const address = new URL(location);
+    address.searchParams.set("key", form.elements.key.value);
+    address.searchParams.set("model", chosen().join(","));
+    history.replaceState(null, "", address);
+  };
+
+  on("submit", (event) => { event.preventDefault(); send(); }, form);
+  on("input", code, form);
+  on("change", () => { held(); code(); }, form);
+  on("click", stop, $("[data-stop]", form));
+  on("click", () => { stop(); shown.clear(); columns.replaceChildren(); fault(""); code(); form.elements.prompt.focus(); }, $("[data-new]", form));
+  on("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.contains(event.target)) { event.preventDefault(); form.requestSubmit(); }
+    if (event.key === "Escape" && running.size && !$("dialog[open]")) { event.preventDefault(); stop(); }
+  });
+  on("pagehide", () => socket?.close(), window);
+  held();
+  code();
+}
