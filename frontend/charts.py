@@ -19,7 +19,7 @@ class Series:
     """One line of a chart. Values: femto-USD, tokens, microseconds ("ms") or hundredths of a percent; None: a gap.
 
     `kind` names its colour in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
-    `total` stands in the legend. `in_table`: no for what only the picture needs, like the edges of a band.
+    `total` stands in the legend, unless the series has no place there, like the edges of a band.
     """
 
     label: str
@@ -27,7 +27,7 @@ class Series:
     values: tuple[int | None, ...]
     style: Style = "line"
     total: str = ""
-    in_table: bool = True
+    in_legend: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Chart:
 
     @property
     def legend(self) -> tuple[Series, ...]:
-        return tuple(one for one in self.series if one.in_table)
+        return tuple(one for one in self.series if one.in_legend)
 
     @property
     def rows(self) -> Sequence[tuple[str, list[str]]]:
         """The table twin: an instant and each series' exact value."""
         return [
-            (self._when(at), ["–" if one.values[i] is None else told(one.values[i], self.unit) for one in self.legend])
+            (self._when(at), ["–" if one.values[i] is None else told(one.values[i], self.unit) for one in self.series])
             for i, at in enumerate(self.at)
         ]
 

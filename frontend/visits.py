@@ -14,7 +14,7 @@ from allauth.account.internal.flows.reauthentication import suspend_request
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
@@ -74,6 +74,13 @@ class Visit:
     def url(self, name: str, *arguments: Any) -> str:
         """The address of another of this tenant's, or the operator's, pages."""
         return reverse(name, args=arguments if self.access is None else (self.access.tenant.slug, *arguments))
+
+    def link(self, name: str, *arguments: Any) -> str:
+        """As `url`; empty while there is no such page."""
+        try:
+            return self.url(name, *arguments)
+        except NoReverseMatch:
+            return ""
 
 
 View = Callable[[Visit], HttpResponse]

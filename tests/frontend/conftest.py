@@ -3,10 +3,13 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.frontend.console import PASSWORD, Undefined, meter
@@ -33,6 +36,22 @@ def browser() -> Iterator[Browser]:
         yield running
         running.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture(scope="session")
+def served(django_db_setup: None) -> Iterator[str]:
+    """Django behind uvicorn, as it is served; gives its address."""
+    from django.core.asgi import get_asgi_application
+
+    config = uvicorn.Config(get_asgi_application(), "127.0.0.1", 0, log_level="error", lifespan="off")
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    running.should_exit = True
+    thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -101,16 +101,25 @@ class Screen:
 Prepare = Callable[[World], None]
 SCREENS: list[Screen] = []
 PREPARE: list[Prepare] = []
+# For the screenshots: what stands in an address for the demo tenant, by its name there.
+DEMO: dict[str, Callable[[Any], object]] = {}
 # For the arguments of addresses below /t/<slug>/: the value that belongs to another tenant, for the 404 test.
 THEIRS: dict[str, Callable[[World], object]] = {}
 
 
 def register(
-    *screens: Screen, prepare: Prepare | None = None, theirs: Mapping[str, Callable[[World], object]] | None = None
+    *screens: Screen,
+    prepare: Prepare | None = None,
+    theirs: Mapping[str, Callable[[World], object]] | None = None,
+    demo: Mapping[str, Callable[[Any], object]] | None = None,
 ) -> None:
-    """Have the table-driven tests look at these screens. `prepare` makes what they show, after the tenants' usage."""
+    """Have the table-driven tests look at these screens. `prepare` makes what they show, after the tenants' usage.
+
+    `demo`: for what the address names, from the demo tenant to its value (inside that tenant's scope).
+    """
     SCREENS.extend(screens)
     THEIRS.update(theirs or {})
+    DEMO.update(demo or {})
     if prepare:
         PREPARE.append(prepare)
 

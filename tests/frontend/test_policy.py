@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
-from frontend import overview
+from frontend.screens.overview import page as overview
 from tenants import actions
 from tenants.models import User
 
@@ -27,8 +29,10 @@ def check(response, status: int, heading: str = "") -> None:
     assert heading in page
     assert response.headers["Content-Security-Policy"] == settings.SECURITY_HEADERS["Content-Security-Policy"]
     assert "frontend/console.css" in page
-    for inline in ("<script", "<style", " style=", " onclick=", "javascript:"):
+    for inline in ("<style", " style=", " onclick=", " hx-on", "javascript:"):
         assert inline not in page, inline
+    for opening in re.findall(r"<script[^>]*>", page):
+        assert " src=" in opening or 'type="application/json"' in opening, opening
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -51,10 +55,10 @@ def test_what_is_not_there(client, operator):
     ],
 )
 def test_a_fault_shows_our_page_and_no_detail(client, operator, monkeypatch, fault, status, heading):
-    def fail(tenant):
+    def fail(visit):
         raise fault
 
-    monkeypatch.setattr(overview, "overview", fail)
+    monkeypatch.setattr(overview, "head", fail)
     client.force_login(operator)
     client.raise_request_exception = False
     response = client.get("/t/acme/")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from django.db import connection
 from django.test import Client
@@ -54,30 +51,14 @@ def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def server(world: World) -> Iterator[str]:
-    """Django behind uvicorn, as it is served; gives its address."""
-    from django.core.asgi import get_asgi_application
-
-    config = uvicorn.Config(get_asgi_application(), "127.0.0.1", 0, log_level="error", lifespan="off")
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-    running.should_exit = True
-    thread.join()
-
-
-@pytest.fixture(scope="module")
-def contexts(browser: Browser, server: str, world: World) -> Iterator[Callable[[str], BrowserContext]]:
+def contexts(browser: Browser, served: str, world: World) -> Iterator[Callable[[str], BrowserContext]]:
     """A browser context a person, logged in, for the whole file."""
     found: dict[str, BrowserContext] = {}
 
     def context_of(who: str) -> BrowserContext:
         if who not in found:
-            context = browser.new_context(base_url=server, viewport={"width": 1440, "height": 900})
-            cookie = {"name": "sessionid", "value": logged_in(world, who).session.session_key, "url": server}
+            context = browser.new_context(base_url=served, viewport={"width": 1440, "height": 900})
+            cookie = {"name": "sessionid", "value": logged_in(world, who).session.session_key, "url": served}
             context.add_cookies([cookie])
             context.add_init_script(WATCH)
             found[who] = context
@@ -155,6 +136,7 @@ def test_a_screen_is_as_it_should_be(visit, screen, state):
     assert 0 < code <= 60 * KB, seen.weights
     assert code + seen.weights.get("font", 0) <= 150 * KB, seen.weights
     accessible(page)
+    assert state == "error" or page.locator(".fallen").count() == 0, "a panel failed"
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
     accessible(page, COLOURS)

@@ -6,7 +6,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from frontend.panels import Panel, Panels
-from frontend.screens.overview import page
+from frontend.screens.overview import keys, page, spend, usage
 from frontend.showing import show
 from frontend.visits import Visit, tenant_page
 from tenants.access import Permission
@@ -14,10 +14,14 @@ from tenants.access import Permission
 PANELS = Panels(
     "overview-panel",
     (
-        Panel("spend", "Spend this month", "overview/spend.html", page.spend),
-        Panel("cache", "Prompt-cache saving", "overview/cache.html", page.cache, every=60),
-        Panel("tokens", "Tokens by kind", "overview/tokens.html", page.tokens, every=60),
-        Panel("keys", "Top API keys by spend", "overview/keys.html", page.keys, needs=Permission.KEYS_READ),
+        Panel("notices", "Notices", "overview/notices.html", spend.notices),
+        Panel("spend", "Spend this month", "overview/spend.html", spend.spend),
+        Panel("cache", "Prompt-cache saving", "overview/cache.html", usage.cache, every=60),
+        Panel("figures", "Key figures", "overview/figures.html", usage.figures),
+        Panel("tokens", "Tokens by kind", "overview/tokens.html", usage.tokens, every=60),
+        Panel("first-token", "Time to first token", "overview/first_token.html", usage.first_token),
+        Panel("keys", "Top API keys by spend", "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),
+        Panel("batches", "Batch jobs", "overview/batches.html", keys.batches),
     ),
 )
 

@@ -103,7 +103,8 @@
         width: one.style === "line" || one.style === "area" ? 2 : 1.75,
         dash: DASHES[one.style],
         fill: one.style === "area" && !given.stacked ? colour(token, 0.11) : given.stacked && i === given.series.length - 1 ? colour(token, 0.34) : undefined,
-        points: { show: one.y.filter((v) => v != null).length < 2, size: 6 },
+        // Only what no line would show: values with a gap on both sides.
+        points: { show: true, size: 5, fill: colour(token), filter: () => one.y.flatMap((v, at) => (v != null && one.y[at - 1] == null && one.y[at + 1] == null ? [at] : [])) },
         spanGaps: false,
       };
     });
