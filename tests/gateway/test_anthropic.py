@@ -23,7 +23,8 @@ from millrace.gateway.dialects import ANTHROPIC
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import Breakpoint, Form, InferenceRequest, Tool
 from millrace.gateway.http import sse
-from millrace.gateway.limits import DAY, MINUTE, Check, Standing
+from millrace.gateway.limits import Check, Standing
+from tenants.buckets import DAY, MINUTE
 from tenants.snapshot import LimitSet
 from tests.gateway.test_parameters import ANY_JSON
 

@@ -222,11 +222,6 @@ def test_the_api(acme):
     (line,) = told["legs"][0]["lines"]
     arithmetic = (line["component"], line["tokens"], line["usd_per_million"], line["usd"])
     assert arithmetic == ("uncached", 1000, "3.00", "0.003")
-        "uncached",
-        1000,
-        "3.00",
-        "0.003",
-    )
     times = {"from": (NOW - timedelta(hours=1)).isoformat(), "to": (NOW + timedelta(hours=1)).isoformat()}
     rates = client.get("/api/requests/rates", times).json()
     assert (rates["total"]["requests"], rates["total"]["limited"], rates["ttft_objective_ms"]) == (2, 1, 1000)

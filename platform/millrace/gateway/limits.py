@@ -24,10 +24,10 @@ import msgspec
 import redis.asyncio as redis
 
 from millrace.gateway.scripts import ScriptBatch
+from tenants.buckets import WINDOWS, start_of
 from tenants.snapshot import LimitSet
 
 LEASE_MS = 15_000  # how long a place outlives its gateway
-MINUTE, DAY = (60_000, 1), (86_400, 1_000)  # ticks in the period, milliseconds in a tick
 MAX_LIMIT = 10**11  # more would not be exact; it is as good as none
 _COUNTERS_SECONDS = 40 * 86_400
 _BUCKET, _PLACE, _FIXED = 0, 1, 2
@@ -172,24 +172,12 @@ class Standing:
         return -(-self.level // self.check.limit) * self.check.period[1] if self.check.limit else 0
 
 
-_WINDOWS = (
-    ("requests_per_minute", "requests", MINUTE, "rm"),
-    ("input_tokens_per_minute", "input", MINUTE, "im"),
-    ("output_tokens_per_minute", "output", MINUTE, "om"),
-    ("tokens_per_minute", "total", MINUTE, "tm"),
-    ("requests_per_day", "requests", DAY, "rd"),
-    ("input_tokens_per_day", "input", DAY, "id"),
-    ("output_tokens_per_day", "output", DAY, "od"),
-    ("tokens_per_day", "total", DAY, "td"),
-)
-
-
 def checks_of(tenant_id: int, sets: Iterable[LimitSet], cost: Cost) -> list[Check]:
     """Everything that must hold for a request of this cost, and is taken by it."""
     checks: list[Check] = []
     for group, set_ in _grouped(sets):
-        start = f"limit:{{{tenant_id}}}:{set_.id}:"
-        for name, counts, period, short in _WINDOWS:
+        start = start_of(tenant_id, set_.id)
+        for name, counts, period, short in WINDOWS:
             limit = getattr(set_, name)
             if limit is not None and limit <= MAX_LIMIT:
                 amount = getattr(cost, counts)

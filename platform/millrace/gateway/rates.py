@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from millrace.gateway.limits import DAY, ENFORCED, MINUTE, Check, Standing
+from millrace.gateway.limits import ENFORCED, Check, Standing
+from tenants.buckets import DAY, MINUTE
 
 Headers = list[tuple[bytes, bytes]]
 COUNTED = ("requests", "input", "output", "total")
