@@ -8,7 +8,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
-from frontend.screens import ops_health, ops_tenants, overview, playground
+from frontend.screens import ops_health, ops_tenants, overview, playground, prices
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -45,6 +45,7 @@ urlpatterns = [
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
     *playground.urlpatterns,
+    *prices.urlpatterns,
     *ops_health.urlpatterns,
     *ops_tenants.urlpatterns,
 ]

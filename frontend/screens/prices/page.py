@@ -1,0 +1,138 @@
+"""What the tenant pays: prices in force, and those announced."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Q
+
+from billing.models import CompiledSheet
+from billing.pricebook import NewPrice, in_force
+from billing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from frontend.numbers import Money
+from frontend.visits import Visit
+
+MOST_CHANGES = 12
+COLUMNS = (
+    (Component.UNCACHED, "Input"),
+    (Component.CACHE_READ, "Cache read"),
+    (Component.CACHE_WRITE_5M, "Cache write, 5 min"),
+    (Component.CACHE_WRITE_1H, "Cache write, 1 h"),
+    (Component.OUTPUT, "Output"),
+    (Component.ANSWER_HIT_INPUT, "Replaced input"),
+    (Component.ANSWER_HIT_OUTPUT, "Replaced output"),
+)
+TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier.PRIORITY: "Priority"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    label: str  # the column's
+    price: Money | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tier's prices, for a band of prompts and a part of the day where they differ by these."""
+
+    tier: str
+    when: str  # "" always
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Prices that are announced."""
+
+    at: datetime
+    models: tuple[Model, ...]
+
+
+@dataclass(frozen=True)
+class Prices:
+    columns: tuple[str, ...]
+    models: tuple[Model, ...]
+    changes: tuple[Change, ...]
+
+
+def prices(visit: Visit) -> Prices:
+    """All that is priced for the tenant."""
+    tenant = visit.tenant.pk
+    now = in_force(tenant, visit.now)
+    ahead = [(at, only, in_force(tenant, at)) for at, only in _announced(tenant, visit.now)]
+    there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
+    columns = [column for column in COLUMNS if column[0] in there]
+    changes = tuple(
+        Change(at, _models([price for price in found if price.model in only], columns)) for at, only, found in ahead
+    )
+    return Prices(tuple(label for _, label in columns), _models(now, columns), changes)
+
+
+def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
+    """When prices change, and of which models."""
+    rows = CompiledSheet.objects.filter(Q(tenant_id=tenant) | Q(tenant_id=None), effective_from__gt=now)
+    found: dict[datetime, set[str]] = defaultdict(set)
+    for at, model in rows.order_by("effective_from").values_list("effective_from", "model"):
+        found[at].add(model)
+    return list(found.items())[:MOST_CHANGES]
+
+
+def _models(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[Model, ...]:
+    by_model: dict[str, list[NewPrice]] = defaultdict(list)
+    for price in found:
+        by_model[price.model].append(price)
+    return tuple(Model(name, tuple(_rows(rows, columns))) for name, rows in by_model.items())
+
+
+def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterable[Row]:
+    """One row for each tier, and one more for each band of prompt lengths and window of the day that has a price."""
+    for tier, label in TIERS.items():
+        mine = [price for price in found if price.tier == tier]
+        ranges = sorted({_range(price) for price in mine})
+        for place in ranges:
+            cells = tuple(Cell(name, _priced(mine, component, place)) for component, name in columns)
+            yield Row(label, _said(place), cells)
+
+
+Place = tuple[int, int, int, int]
+
+
+def _range(price: NewPrice) -> Place:
+    return price.from_tokens, price.until_tokens, price.from_minute, price.until_minute
+
+
+def _priced(found: list[NewPrice], component: Component, place: Place) -> Money | None:
+    """What the component costs there: its price whose range holds this one; None if it has none throughout."""
+    for price in found:
+        since, until, opens, closes = _range(price)
+        within = since <= place[0] and place[1] <= until and opens <= place[2] and place[3] <= closes
+        if price.component == component and within:
+            return Money.nano(price.nano_per_million)
+    return None
+
+
+def _said(place: Place) -> str:
+    since, until, opens, closes = place
+    said = []
+    if until != NO_END:
+        said.append(
+            f"prompts up to {until - 1:,} tokens" if not since else f"prompts of {since:,} to {until - 1:,} tokens"
+        )
+    elif since:
+        said.append(f"prompts from {since:,} tokens on")
+    if (opens, closes) != (0, MINUTES_A_DAY):
+        said.append(f"{_time(opens)} to {_time(closes)} UTC")
+    return ", ".join(said)
+
+
+def _time(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"
