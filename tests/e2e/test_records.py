@@ -1,0 +1,132 @@
+"""What the platform writes down of each request, from the gateway to the management API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+
+ASKED = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
+
+
+def post(stack: Stack, body: dict[str, Any], path: str = "completions", **headers: str) -> httpx.Response:
+    return httpx.post(f"{stack.url}/v1/{path}", json=body, headers={**stack.headers, **headers}, timeout=60)
+
+
+def get(stack: Stack, path: str, **query: str) -> dict[str, Any]:
+    answer = httpx.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=20)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def story(stack: Stack, request_id: str, *, legs: int) -> dict[str, Any]:
+    """As soon as its record is written and so many legs are settled."""
+    url = f"{stack.url}/api/requests/{request_id}"
+
+    def told() -> bool:
+        answer = httpx.get(url, headers=stack.headers, timeout=20)
+        found = answer.json()
+        return answer.status_code == 200 and found["record"] is not None and len(found["legs"]) >= legs
+
+    eventually(told, 20)
+    return get(stack, f"requests/{request_id}")
+
+
+def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None:
+    answer = post(stack, ASKED)
+    found = story(stack, answer.headers["x-request-id"], legs=1)
+    record, (leg,) = found["record"], found["legs"]
+    assert (record["endpoint"], record["asked"], record["served"]) == ("completions", MODEL, MODEL)
+    assert (record["status"], record["verdict"], record["code"]) == ("200", "completed", "")
+    assert 0 < record["ttft_ms"] <= record["total_ms"]
+    assert record["max_tokens"] == 3
+    (placed,) = record["placements"]
+    assert placed["replica"] == leg["replica"]
+    assert found["hold_nano"] == record["hold_nano"] == leg["hold_nano"] > 0
+    assert found["usd"] == answer.headers["x-millrace-cost-usd"]
+    assert leg["output"] == answer.json()["usage"]["completion_tokens"]
+    assert found["content"] is None
+    listed = get(stack, "requests", limit="50")["results"]
+    (row,) = [row for row in listed if row["request_id"] == found["request_id"]]
+    assert row["usage"]["usd"] == found["usd"]
+
+
+def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
+    whole = post(stack, {**ASKED, "stream": True})
+    assert story(stack, whole.headers["x-request-id"], legs=1)["record"]["stream"] is True
+    asked = {**ASKED, "stream": True, "max_tokens": 500, "ignore_eos": True}
+    url = f"{stack.url}/v1/completions"
+    with httpx.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
+        next(left.iter_lines())
+    record = story(stack, left.headers["x-request-id"], legs=0)["record"]
+    assert (record["status"], record["verdict"]) == ("200", "cancelled")
+
+
+def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
+    made = httpx.post(
+        f"{stack.url}/api/limits",
+        json={"model": "no-such-model", "requests_per_minute": 1},
+        headers=stack.headers,
+        timeout=20,
+    ).json()
+    try:
+        assert post(stack, {**ASKED, "model": "no-such-model"}).status_code == 404
+        wrong = post(stack, {**ASKED, "max_tokens": -1})
+        record = story(stack, wrong.headers["x-request-id"], legs=0)["record"]
+        assert (record["status"], record["verdict"], record["asked"]) == ("400", "refused", "")
+    finally:
+        httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=20)
+    made = httpx.post(
+        f"{stack.url}/api/limits", json={"model": MODEL, "requests_per_day": 0}, headers=stack.headers, timeout=20
+    ).json()
+    try:
+        eventually(lambda: post(stack, ASKED).status_code == 429, 10)
+        limited = post(stack, ASKED)
+        record = story(stack, limited.headers["x-request-id"], legs=0)["record"]
+        assert (record["status"], record["verdict"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
+        assert (record["bound"]["id"], record["bound"]["name"]) == (made["id"], "requests_per_day")
+        bounds = get(stack, "requests/rates")["bounds"]
+        assert [each["requests"] > 0 for each in bounds if each["id"] == made["id"]] == [True]
+    finally:
+        httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=20)
+        eventually(lambda: post(stack, ASKED).status_code == 200, 10)
+
+
+def test_a_replayed_answer_names_the_request_it_was_of(stack: Stack) -> None:
+    first = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
+    again = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
+    assert again.headers["idempotent-replayed"] == "true"
+    name = first.headers["x-request-id"]
+    eventually(lambda: get(stack, f"requests/{name}")["others"], 20)
+    (replay,) = get(stack, f"requests/{name}")["others"]
+    assert (replay["replay_of"], replay["verdict"]) == (name, "completed")
+
+
+@pytest.fixture
+def kept(stack: Stack) -> Any:
+    def keep(days: int) -> None:
+        answer = httpx.patch(
+            f"{stack.url}/api/tenant", json={"keep_content_days": days}, headers=stack.headers, timeout=20
+        )
+        assert answer.status_code == 200, answer.text
+
+    keep(1)
+    yield
+    keep(0)
+
+
+def test_prompt_and_answer_are_kept_only_if_that_is_switched_on(stack: Stack, kept: Any) -> None:
+    def told() -> bool:
+        answer = post(stack, ASKED)
+        content = story(stack, answer.headers["x-request-id"], legs=1)["content"]
+        if content is None:
+            return False  # the gateway has not heard of it yet
+        assert json.loads(content["body"]) == ASKED
+        assert content["answers"] == [answer.json()["choices"][0]["text"]]
+        return True
+
+    eventually(told, 20)
