@@ -139,7 +139,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='webhookdelivery',
-            index=models.Index(condition=models.Q(('state', 'pending')), fields=['tenant'], name='webhook_delivery_pending'),
+            index=models.Index(condition=models.Q(('leased_until__isnull', False), ('state', 'pending')), fields=['tenant'], name='webhook_delivery_leased'),
         ),
         migrations.AddIndex(
             model_name='webhookdelivery',

@@ -97,7 +97,11 @@ class WebhookDelivery(models.Model):
         constraints: ClassVar = [models.UniqueConstraint(fields=["event", "endpoint"], name="webhook_delivery_once")]
         indexes: ClassVar = [
             models.Index(fields=["next_at"], condition=Q(state="pending"), name="webhook_delivery_due"),
-            models.Index(fields=["tenant"], condition=Q(state="pending"), name="webhook_delivery_pending"),
+            models.Index(
+                fields=["tenant"],
+                condition=Q(state="pending", leased_until__isnull=False),
+                name="webhook_delivery_leased",
+            ),
             models.Index(fields=["endpoint", "-id"], name="webhook_delivery_endpoint"),
         ]
 
