@@ -128,7 +128,7 @@ def needs(visit: Visit) -> Needs:
 
 def figures(visit: Visit) -> tuple[Figure, ...]:
     board = _board()
-    return (*_of_board(board), _ttft(visit), _quarantined())
+    return (*_of_board(board), _ttft(visit))
 
 
 def queues(visit: Visit) -> Queues:
@@ -208,7 +208,7 @@ def _of_board(board: Board | None) -> tuple[Figure, ...]:
     told = board.settler
     return (
         Figure("Replicas ready", f"{ready} of {len(board.replicas)}", _others(board), "" if ready else "bad"),
-        Figure("Requests in flight", f"{flight:,}", f"in {len(board.gateways)} gateways" if board.gateways else ""),
+        Figure("Requests in flight", f"{flight:,}", f"gateways: {len(board.gateways)}"),
         Figure(
             "Requests waiting",
             f"{waiting:,}",
@@ -244,11 +244,6 @@ def _ttft(visit: Visit) -> Figure:
     late = p95 > objective
     detail = f"of {number:,} in an hour; objective {duration(objective * MILLISECOND)}"
     return Figure("First token, p95", duration(p95 * MILLISECOND), detail, "warn" if late else "")
-
-
-def _quarantined() -> Figure:
-    number = UsageQuarantine.objects.filter(resolved_at__isnull=True).count()
-    return Figure("In quarantine", f"{number:,}", "wait for a person" if number else "nothing", "bad" if number else "")
 
 
 def _queue(board: Board, model: str) -> QueueRow:

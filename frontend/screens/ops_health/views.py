@@ -13,6 +13,7 @@ from billing.models import UsageQuarantine
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
 from frontend.screens.ops_health import page
+from frontend.shell import Crumb
 from frontend.showing import carry_out, done, refused, show
 from frontend.visits import FORM, Visit, operator_page
 from millrace.config import platform_settings
@@ -70,10 +71,13 @@ def _quarantined(visit: Visit, form: forms.Form, submit: str, effect: str, said:
     if row is None:
         raise Http404
     title = f"{submit}: record {row.stream_id}"
-    given = {"action": visit.request.path, "submit": submit, "back": reverse("ops-health"), "effect": effect}
+    back = reverse("ops-health")
+    crumbs = (Crumb("Health", back),)
+    given: dict[str, Any] = {"action": visit.request.path, "submit": submit, "back": back, "effect": effect}
+    given |= {"crumbs": crumbs}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: verb(pk, data)):
-            return done(visit, reverse("ops-health"), said)
+            return done(visit, back, said)
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 

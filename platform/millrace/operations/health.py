@@ -198,7 +198,7 @@ def _settler(board: Board, now: datetime) -> Iterator[Concern]:
             "",
             urgent=True,
             title="No settler runs",
-            todo="Usage waits in the broker: nothing is lost, nothing is billed. Start `manage.py settle`.",
+            todo="Usage waits in the broker: nothing is lost, nothing is billed. Start the settler.",
         )
     elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
         seconds = board.settler.lag_ms // 1000
@@ -248,15 +248,18 @@ def _quarantine(now: datetime) -> Iterator[Concern]:
         UsageQuarantine.Reason.CONFLICT: "Two counts of one request. The first stands; compare, then dismiss.",
     }
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
-        since = timesince(row["first"], now, depth=1)
         records = "usage record is" if row["number"] == 1 else "usage records are"
         yield Concern(
             Kind.QUARANTINE,
             row["reason"],
             urgent=True,
-            title=f"{row['number']:,} {records} in quarantine ({row['reason']}), the first for {since}",
+            title=f"{row['number']:,} {records} in quarantine ({row['reason']}){_since(row['first'], now)}",
             todo=todo[UsageQuarantine.Reason(row["reason"])],
         )
+
+
+def _since(first: datetime, now: datetime) -> str:
+    return "" if now - first < timedelta(minutes=1) else f", the first for {timesince(first, now, depth=1)}"
 
 
 def _unrated(now: datetime) -> Iterator[Concern]:
@@ -302,13 +305,15 @@ def _reconciliation(now: datetime) -> Iterator[Concern]:
             todo="The web jobs do it every five minutes: see whether beat and its worker run.",
         )
     if last is not None and (last.differences or last.overdue_slices):
-        corrected = f", {last.corrected:,} of them corrected" if last.corrected else ""
-        overdue = f"; {last.overdue_slices:,} slices are overdue" if last.overdue_slices else ""
+        number = len(last.differences)
+        found = f"{number:,} difference{'' if number == 1 else 's'}"
+        corrected = f", {last.corrected:,} corrected" if last.corrected else ""
+        overdue = f"; overdue slices: {last.overdue_slices:,}" if last.overdue_slices else ""
         yield Concern(
             Kind.RECONCILIATION,
             "differences",
             urgent=True,
-            title=f"Reconciliation found {len(last.differences):,} differences{corrected}{overdue}",
+            title=f"Reconciliation found {found}{corrected}{overdue}",
             todo="Windows were set right; find out what moved them. An overdue slice wants the settler to run.",
         )
 
