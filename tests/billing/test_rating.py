@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.ingest import Message, settle
-from billing.models import CompiledSheet, Price, UsageEvent, UsageQuarantine
+from billing.models import CompiledSheet, InvoiceLine, Price, UsageEvent, UsageQuarantine
 from billing.pricebook import NewPrice, Proposal, nano_per_million
 from billing.pricing import Component, Tier
 from inference_worker.protocol import encode
@@ -22,6 +22,7 @@ from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
+from tests.billing.books import invoiced
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
@@ -89,6 +90,22 @@ def test_worked_example_5_batch_at_half(event):
     version = publish({name: str(Decimal(each) / 2) for name, each in A.items()}, Tier.BATCH)
     (row,) = settled(event(model="m", price_version=version, uncached=10_000, cache_read=0, output=2_000))
     assert usd(row.cost_femto) == Decimal("0.03")
+
+
+def test_the_price_pinned_at_admission_decides_and_its_tier_stands_on_the_invoice(acme, event):
+    standard, half = publish(A), publish({name: str(Decimal(each) / 2) for name, each in A.items()}, Tier.BATCH)
+    used = {"tenant_id": acme.pk, "uncached": 10_000, "cache_read": 0, "output": 2000, "at": NOW}
+    dear, cheap = settled(event(price_version=standard, **used), event(price_version=half, **used))
+    assert (usd(dear.cost_femto), usd(cheap.cost_femto)) == (Decimal("0.06"), Decimal("0.03"))
+    invoice = invoiced(acme, NOW)
+    lines = Everybody(InvoiceLine).filter(invoice_id=invoice.pk)
+    found = {(line.tier, line.component): line.cents for line in lines if line.component}
+    assert found == {
+        ("standard", "uncached"): 3,
+        ("standard", "output"): 3,
+        ("batch", "uncached"): 2,  # 1.5 cents, half up
+        ("batch", "output"): 2,
+    }
 
 
 def test_worked_example_11_a_price_change_makes_two_lines(event):

@@ -160,6 +160,23 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
     assert broker.xlen(USAGE_STREAM) == 0
 
 
+@pytest.mark.parametrize(
+    ("over", "detail"),
+    [({"hold": 154_199}, "costs 154200000000 femto-USD"), ({"hold_tokens": 80}, "used 81 tokens")],
+)
+def test_a_leg_over_its_hold_is_not_settled(settler, send, event, over, detail):
+    """Admission makes it impossible; were it to happen, a budget could be overrun."""
+    given = {"slice_id": 5, "fence": 1, "hold": 154_200, "hold_tokens": 81, "price_version": sheet()}
+    exact = event(**given)
+    send(exact, event(**(given | over)))
+    settler().drain()
+    (row,) = Everybody(UsageEvent).all()
+    assert (row.request_id, row.cost_femto) == (exact.envelope.request_id, 154_200 * 10**6)
+    (refused,) = Everybody(UsageQuarantine).all()
+    assert refused.reason == Reason.REFUSED
+    assert detail in refused.detail
+
+
 def test_a_message_without_an_event_is_kept(settler, broker):
     broker.xadd(USAGE_STREAM, {"x": "y"})
     settler().drain()
