@@ -10,13 +10,14 @@ from typing import Any, Literal
 from frontend import zones
 from frontend.numbers import Money, compact, duration, exact
 
-Unit = Literal["usd", "tokens", "count", "ms", "percent"]
+Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
 Style = Literal["line", "area", "dash", "dots"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. Values: femto-USD, tokens, microseconds ("ms") or hundredths of a percent; None: a gap.
+    """One line of a chart. Values: femto-USD, tokens, microseconds ("ms"), hundredths ("decimal",
+    "percent"); None: a gap.
 
     `kind` names its colour in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
     `total` stands in the legend, unless the series has no place there, like the edges of a band.
@@ -104,8 +105,8 @@ def told(value: int | None, unit: Unit) -> str:
         return Money(value).text
     if unit == "ms":
         return duration(value)
-    if unit == "percent":
-        return f"{value // 100}.{value % 100:02}%"
+    if unit in ("decimal", "percent"):
+        return f"{value // 100}.{value % 100:02}{'%' if unit == 'percent' else ''}"
     return exact(value)
 
 
@@ -117,7 +118,7 @@ def _drawn(value: int | None, unit: Unit) -> float | int | None:
         return round(value / 10**15, 6)
     if unit == "ms":
         return value / 1000
-    return value / 100 if unit == "percent" else value
+    return value / 100 if unit in ("decimal", "percent") else value
 
 
 def total(values: Sequence[int | None]) -> str:

@@ -22,10 +22,11 @@
     usd: (v) => (v >= 1000 ? `$${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `$${+v.toFixed(2)}`),
     tokens: (v) => compact.format(v),
     count: (v) => compact.format(v),
+    decimal: (v) => compact.format(v),
     ms: (v) => (v ? `${whole.format(v)} ms` : "0"),
     percent: (v) => `${+v.toFixed(2)}%`,
   };
-  const EXACT = { usd, tokens: whole.format, count: whole.format, ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${v.toFixed(2)}%` };
+  const EXACT = { usd, tokens: whole.format, count: whole.format, decimal: (v) => v.toFixed(2), ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${v.toFixed(2)}%` };
   const times = (zone) => {
     const form = (options) => { const f = new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options }); return (s) => f.format(new Date(s * 1000)); };
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };
