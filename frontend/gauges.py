@@ -18,7 +18,7 @@ class Mark:
     def anchor(self) -> str:
         """So that the label stays within the drawing."""
         place = float(self.at)
-        return "start" if place < 12 else "end" if place > 88 else "middle"
+        return "start" if place < 8 else "end" if place > 93 else "middle"
 
 
 @dataclass(frozen=True)

@@ -174,4 +174,5 @@ def _fill(world: World, state: str) -> None:
 def remembered(session: Any) -> None:
     """Let a session count as one that was proved to be its person's just now."""
     session["account_authentication_methods"] = [{"method": "password", "at": time.time(), "reauthenticated": True}]
+    session["account_authentication_methods_user"] = session["_auth_user_id"]
     session.save()

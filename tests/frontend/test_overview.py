@@ -1,23 +1,26 @@
-"""The tenant's overview: exact figures, its own only, and whatever it is asked for in a bounded number of queries."""
+"""The tenant's overview: exact figures, its own only, and what it says about budgets and metering."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import redis
 from django.conf import settings
 
 from billing import status
-from frontend.overview import Overview
-from frontend.overview import overview as overview_in_scope
+from billing.actions.budgets import do_make_budget
+from billing.forecast import Day, Forecast
+from frontend.screens.overview import spend
 from tenants import actions
 from tenants.models import Tenant, User
-from tenants.scoping import tenant_scope
+from tests.billing.books import sheet
 from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db
-NOON = datetime.now(UTC).replace(day=15, hour=12, minute=0, second=0, microsecond=0)  # in a month that has a partition
+NOW = datetime.now(UTC)
+TODAY = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 @pytest.fixture
@@ -26,53 +29,68 @@ def acme() -> Tenant:
 
 
 @pytest.fixture
-def member(client, acme) -> User:
+def member(client: Any, acme: Tenant) -> User:
     user = User.objects.create_user("dev@example.com")
     actions.do_add_member(acme, user, "readonly")
     client.force_login(user)
     return user
 
 
-def overview(tenant: Tenant, now: datetime) -> Overview:
-    with tenant_scope(tenant):
-        return overview_in_scope(tenant, now)
-
-
-def page_of(client, slug: str = "acme") -> str:
-    response = client.get(f"/t/{slug}/")
+def page_of(client: Any, slug: str = "acme", query: str = "") -> str:
+    response = client.get(f"/t/{slug}/{query}")
     assert response.status_code == 200
-    return response.content.decode()
+    page: str = response.content.decode()
+    assert "did not load" not in page
+    return page
+
+
+def panel_of(client: Any, name: str, query: str = "") -> Any:
+    response = client.get(f"/t/acme/panels/{name}{query}", headers={"HX-Request": "true"})
+    assert response.status_code == 200
+    return response.context["panel"]
 
 
 def test_it_works(client, acme, member, use):
-    key, _ = actions.do_create_api_key(only_project(acme), "k")
-    request_id = use(
-        acme, key_id=key.pk, uncached=1234, cache_read=64, output=7, ttft_us=184_000, duration_us=2_310_000
-    )
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    use(acme, key_id=key.pk, price_version=sheet(), uncached=1_000_000, cache_read=1_000_000, output=100_000)
     page = page_of(client)
-    for text in (request_id, key.prefix, "1,234", "184 ms", "2.31 s", "Completed", "Read Only", "smollm2-135m"):
+    for text in ("prod", key.prefix, '$4<span class="cents">.80', '$2<span class="cents">.70', "50.0%", "Read Only"):
         assert text in page, text
     assert "Send the first request" not in page
 
 
 def test_it_rejects_other_tenants(client, acme, member, use):
     other = actions.do_create_tenant("other", "Other")
-    theirs = use(other, uncached=987_654)
+    use(other, uncached=987_654)
     use(acme)
-    assert theirs not in page_of(client)
     assert "987,654" not in page_of(client)
     assert client.get("/t/other/").status_code == 404
-    assert client.get("/t/nobody/").status_code == 404
     assert client.get("/t/other/").content == client.get("/t/nobody/").content
+    assert client.get("/t/other/panels/spend").status_code == 404
 
 
 def test_who_is_not_logged_in_is_asked_to(client, acme):
     assert client.get("/t/acme/").url == "/login?next=/t/acme/"
 
 
+def test_a_panel_leads_the_page_to_the_log_in(client, acme):
+    headers = {"HX-Request": "true", "HX-Current-URL": "http://testserver/t/acme/?range=7d"}
+    response = client.get("/t/acme/panels/spend", headers=headers)
+    assert response.headers["HX-Redirect"] == "/login?next=/t/acme/%3Frange%3D7d"
+
+
 def test_an_operator_sees_it_too(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com"))
-    assert "Seen as operator" in page_of(client)
+    assert "as an operator" in page_of(client)
+
+
+def test_who_may_see_no_keys_sees_none(client, acme, use):
+    user = User.objects.create_user("books@example.com")
+    actions.do_add_member(acme, user, "billing")
+    client.force_login(user)
+    use(acme)
+    assert "Top API keys" not in page_of(client)
+    assert client.get("/t/acme/panels/keys").status_code == 404
 
 
 def test_empty_shows_what_to_type(client, acme, member):
@@ -80,7 +98,6 @@ def test_empty_shows_what_to_type(client, acme, member):
     page = page_of(client)
     assert "Bearer $MILLRACE_KEY" in page
     assert secret[:12] not in page
-    assert "Send the first request" in page
     assert "http://127.0.0.1:8000/v1/chat/completions" in page
     assert "smollm2-135m" in page
 
@@ -90,55 +107,81 @@ def test_suspended_says_so(client, acme, member):
     assert "This account is suspended" in page_of(client)
 
 
-def test_figures_are_exact(acme, use):
+def test_figures_are_exact(client, acme, member, use):
     counts = {"uncached": 10, "cache_read": 60, "cache_write_5m": 20, "cache_write_1h": 10, "output": 100}
-    use(acme, at=NOON, **counts)
-    use(acme, at=NOON - timedelta(days=1), verdict="cancelled", **counts)
-    use(acme, at=NOON - timedelta(days=1), verdict="failed", **counts)
-    page = overview(acme, NOON + timedelta(hours=1))
-    assert [(f.label, f.month_exact, f.today) for f in page.figures] == [
-        ("Requests", "3", "1"),
-        ("Input tokens", "200", "100"),
-        ("Output tokens", "200", "100"),
-        ("Input served from cache", "120 of 200", "60.0%"),
-        ("Failed, not billed", "1", "0"),
-    ]
-    assert [(row.today, row.month, row.part) for row in page.classes] == [
-        ("10", "20", "5.0%"),
-        ("60", "120", "30.0%"),
-        ("20", "40", "10.0%"),
-        ("10", "20", "5.0%"),
-        ("100", "200", "50.0%"),
-    ]
-    assert [(day.day.day, day.requests, day.output) for day in page.chart.days] == [(14, "2", "100"), (15, "1", "100")]
+    version = sheet()
+    for verdict in ("completed", "cancelled", "failed"):
+        use(acme, at=TODAY, verdict=verdict, price_version=version, **counts)
+    femto = 2 * (10 * 3000 + 60 * 300 + 20 * 3750 + 10 * 6000 + 100 * 15000) * 10**6
+    spent = panel_of(client, "spend")
+    assert (spent.amount.femto, spent.limit, spent.gauge) == (femto, None, None)
+    assert spent.chart.series[0].values[-1] == femto
+    cache = panel_of(client, "cache")
+    assert (cache.billed.femto, cache.hit, cache.hit_tokens, cache.input_tokens) == (femto, "60.0%", 120, 200)
+    assert cache.without.femto == cache.billed.femto + cache.saved.femto
+    tokens = {one.label: one.values[-1] for one in panel_of(client, "tokens").chart.series}
+    assert tokens == {"Output": 200, "Uncached input": 20, "Written to cache": 60, "Cached input": 120}
+    figures = panel_of(client, "figures")
+    assert (figures.requests, figures.cost.femto) == (3, femto * 1000 // 3)
 
 
-def test_the_chart_stacks_without_gaps(acme, use):
-    use(acme, at=NOON, uncached=25, cache_read=25, output=50)
-    use(acme, at=NOON - timedelta(days=1), output=50)
-    slabs = overview(acme, NOON + timedelta(hours=1)).chart.slabs
-    assert [(slab.kind, slab.y, slab.height) for slab in slabs] == [
-        ("output", 90, 90),
-        ("cached", 135, 45),
-        ("uncached", 90, 45),
-        ("output", 0, 90),
-    ]
-    assert slabs[0].x < slabs[1].x == slabs[3].x
+def test_the_span_is_the_addresss(client, acme, member, use):
+    use(acme, at=TODAY - timedelta(days=1), output=7)
+    use(acme, at=TODAY, output=1)
+    day = f"{TODAY - timedelta(days=1):%F}"
+    chart = panel_of(client, "tokens", f"?range=custom&from={day}&to={day}").chart
+    assert [one.values for one in chart.series if one.label == "Output"] == [(7,)]
+    week = panel_of(client, "tokens", "?range=7d").chart
+    assert [one.values[-2:] for one in week.series if one.label == "Output"] == [(7, 1)]
+    assert "The first day is after the last." in page_of(client, query="?range=custom&from=2026-02-02&to=2026-02-01")
+    assert "year-month-day" in page_of(client, query="?range=custom&from=x")
 
 
-def test_the_latest_come_first_and_twenty_at_most(acme, use):
-    sent = [use(acme, at=NOON - timedelta(minutes=age), request_id=f"r{age:02}") for age in range(22)]
-    assert [row.request_id for row in overview(acme, NOON).latest] == sent[:20]
+def test_a_budget_of_the_tenant_is_the_limit(client, acme, member, use):
+    use(acme)
+    for amount in (12 * 10**9, 90 * 10**9):
+        do_make_budget(acme, name=str(amount), unit="money", period="month", amount=amount)
+    do_make_budget(acme, name="soft", unit="money", period="month", amount=1, mode="soft")
+    spent = panel_of(client, "spend")
+    assert (spent.limit.text, spent.left.text, spent.used) == ("$12.00", "$12.00", "0.0%")
+    assert [mark.label for mark in spent.gauge.marks] == ["Limit $12.00", "50% alert", "80% alert"]
 
 
-@pytest.mark.parametrize("requests", [1, 15])
-def test_queries_are_bounded(client, acme, member, use, requests, django_assert_num_queries):
-    project = only_project(acme)
-    for _ in range(requests):
-        key, _ = actions.do_create_api_key(project, "k")
-        use(acme, key_id=key.pk)
-    with django_assert_num_queries(14):
-        page_of(client)
+def test_a_full_budget_is_said_above_all(client, acme, member, use, monkeypatch):
+    use(acme)
+    budget = do_make_budget(acme, name="All", unit="money", period="month", amount=10**10)
+    full = spend.Standing(budget, None, spend.Money.nano(99 * 10**8), spend.Money(0), spend.Money.nano(10**10))
+    monkeypatch.setattr(spend, "hard_budgets", lambda visit: [full])
+    assert "the hard limit is reached" in page_of(client)
+    half = spend.Standing(budget, None, spend.Money.nano(10**9), spend.Money(0), spend.Money.nano(10**10))
+    monkeypatch.setattr(spend, "hard_budgets", lambda visit: [half])
+    days = tuple(Day((TODAY + timedelta(days=i)).date(), None, (i + 1) * 4 * 10**9, 0, 10**11) for i in range(5))
+    monkeypatch.setattr(spend, "forecast_tenant", lambda *_: Forecast(10**11, 0, 10**11, days))
+    notice = panel_of(client, "notices").notices[0]
+    assert (notice.kind, notice.title) == ("warn", f"Hard limit likely on {TODAY + timedelta(days=2):%-d %B}.")
+
+
+def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, monkeypatch):
+    use(acme, at=TODAY, price_version=sheet(), output=1_000_000)
+    last = (TODAY.replace(day=1) + timedelta(days=32)).replace(day=1) - timedelta(days=1)
+    days = [TODAY + timedelta(days=i) for i in range((last - TODAY).days + 1)]
+    path = tuple(Day(day.date(), None, 16 * 10**9, 15 * 10**9, 18 * 10**9) for day in days)
+    monkeypatch.setattr(spend, "forecast_tenant", lambda *_: Forecast(16 * 10**9, 15 * 10**9, 18 * 10**9, path))
+    spent = panel_of(client, "spend")
+    by = {one.label: one.values for one in spent.chart.series}
+    today = NOW.day - 1
+    assert by["Forecast"][today] == by["Spend so far"][today] == spent.amount.femto == 15 * 10**15
+    assert by["Spend so far"][today + 1 :] == (None,) * (last.day - NOW.day)
+    assert spent.forecast.text == "$16.00"
+    assert spent.chart.band is not None
+    assert all(label in by for label in spent.chart.band)
+
+
+def test_the_table_says_what_the_chart_draws(client, acme, member, use):
+    use(acme, at=TODAY, output=1234)
+    chart = panel_of(client, "tokens").chart
+    assert chart.rows[-1] == (f"{TODAY:%-d %b %Y}", ["1,234", "0", "0"])
+    assert "1,234" in page_of(client)
 
 
 def test_it_says_how_far_it_is_metered(client, acme, member):
@@ -150,8 +193,10 @@ def test_it_says_how_far_it_is_metered(client, acme, member):
         broker.set(status.STATUS_KEY, status.encode(said))
         assert f"{at - timedelta(seconds=90):%H:%M:%S}</time>" in page_of(client)
         assert "metering has stopped" not in page_of(client)
+        client.cookies["zone"] = "Asia/Kolkata"
+        assert f"{at + timedelta(hours=5, minutes=30) - timedelta(seconds=90):%H:%M:%S}</time>" in page_of(client)
         broker.set(status.STATUS_KEY, status.encode(status.SettlerStatus(0, "s", 0, 0, 0, None, 0, 0)))
-        assert "1 January, 00:00:00</time>; <b>metering has stopped" in page_of(client)
+        assert "<b>metering has stopped since</b>" in page_of(client)
         broker.delete(status.STATUS_KEY)
 
 

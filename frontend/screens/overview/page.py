@@ -9,6 +9,7 @@ from frontend.metering import Metering, metering
 from frontend.spans import Span, span_of
 from frontend.visits import Visit
 from millrace.config import platform_settings
+from tenants.access import Permission
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Head:
     suspended: bool
     first_request: FirstRequest | None  # only while there has been none
     export_url: str  # a CSV of the span's usage
+    new_key_url: str
+    playground_url: str
 
 
 def head(visit: Visit) -> Head:
@@ -54,7 +57,14 @@ def head(visit: Visit) -> Head:
     first = None if seen else _first_request()
     csv = visit.link("usage-csv")
     export = f"{csv}?{visit.request.GET.urlencode()}" if csv and visit.query else csv
-    return Head(span_of(visit), metering(visit.now), visit.tenant.is_suspended, first, export)
+    return Head(span_of(visit), metering(visit.now), visit.tenant.is_suspended, first, export, *_first_steps(visit))
+
+
+def _first_steps(visit: Visit) -> tuple[str, str]:
+    """Where to make a key, and where to try without one; empty for who may not."""
+    if not visit.may(Permission.KEYS_WRITE):
+        return "", ""
+    return visit.link("keys-new"), visit.link("playground")
 
 
 def _first_request() -> FirstRequest:

@@ -18,7 +18,7 @@ from frontend.screens.overview.usage import by_day
 from frontend.visits import Visit
 
 _DAY = timedelta(days=1)
-_APART = 15  # percent of the gauge that two labels need between them
+_APART = 17  # percent of the gauge that two labels need between them
 FULL_AT = 99  # percent: what is left of a hard budget then fits hardly any request
 _PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in all"}
 

@@ -191,7 +191,8 @@ def tokens(visit: Visit) -> Tokens:
         ("Written to cache", "written", tuple(row["cache_write_5m"] + row["cache_write_1h"] for row in days)),
         ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
     )
-    series = tuple(Series(label, kind, values, "area", summed(values)) for label, kind, values in kinds)
+    used = [one for one in kinds if any(one[2]) or one[1] != "written"]  # few write to a cache of their own accord
+    series = tuple(Series(label, kind, values, "area", summed(values)) for label, kind, values in used)
     said = ", ".join(f"{one.label.lower()} {one.total}" for one in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     chart = Chart("tokens", f"Tokens by day, {span.label}: {said}", at, series, "tokens", stacked=True)

@@ -117,6 +117,7 @@ const openPalette = () => {
     on("input", () => { clearTimeout(wait); wait = setTimeout(look, 120); }, form);
     on("submit", (event) => { event.preventDefault(); $(".hits a.at", palette)?.click(); }, form);
     on("keydown", (event) => {
+      if (event.key === "Escape") { event.preventDefault(); palette.close(); }
       if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); point(event.key === "ArrowDown" ? 1 : -1); }
     }, form);
   }
