@@ -30,6 +30,11 @@ SENDERS = 8  # at once, over all processes
 GONE = 410
 _LOCK = 0x77656268  # any number that is nobody else's advisory lock
 
+_WANTED = """
+SELECT count(*) FROM (
+    SELECT DISTINCT tenant_id FROM tenants_webhookdelivery WHERE state = 'pending' AND next_at <= %s LIMIT %s
+) AS waiting
+"""
 # A tenant has one sender at a time: one whose server hangs holds up nobody else.
 _CLAIM = """
 UPDATE tenants_webhookdelivery SET leased_until = %(until)s, next_at = %(until)s, tries = tries + 1
@@ -49,6 +54,15 @@ class _Claimed(NamedTuple):
     delivery: WebhookDelivery
     event: WebhookEvent
     endpoint: WebhookEndpoint
+
+
+def senders_wanted() -> int:
+    """How many senders have something to do: one for each tenant of whom something is due, SENDERS at most."""
+    with system(SystemUse.WEBHOOKS), connection.cursor() as cursor:
+        cursor.execute(_WANTED, [datetime.now(UTC), SENDERS])
+        wanted = int(cursor.fetchone()[0])
+    _let_go()
+    return wanted
 
 
 def send_all() -> int:

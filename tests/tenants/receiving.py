@@ -46,7 +46,8 @@ def receiving(*, wrap: Callable[[ThreadingHTTPServer], None] = id) -> Iterator[t
             receiver.received.append(Received(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
             receiver.before()
             if receiver.drip:
-                for byte in b"HTTP/1.1 200 OK\r\n" + b"x-slow: 1\r\n" * 500:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                for byte in b"x-slow: 1\r\n" * 500:
                     try:
                         self.wfile.write(bytes([byte]))
                     except OSError:
