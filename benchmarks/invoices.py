@@ -1,8 +1,9 @@
-"""How long it takes to invoice a month, and to recompute it to the same bytes: `python -m benchmarks.invoices`.
+"""How long it takes to invoice a month, to recompute it to the same bytes, and to archive and restore its usage:
+`python -m benchmarks.invoices`.
 
 Starts a PostgreSQL of its own (with fsync, as in production) in a temporary folder, fills a month with rated usage
-events, invoices every tenant (close, draft, finalise with PDF and ledger), and makes each invoice anew from the events.
-Prints one table.
+events, invoices every tenant (close, draft, finalise with PDF and ledger), makes each invoice anew from the events,
+sums the events by hour, takes them out of the database into files and brings them back. Prints one table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ from millrace.services.postgres import Postgres  # noqa: E402  (after the path i
 
 MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
 COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million
-MONTH = datetime(2026, 10, 1, tzinfo=UTC)
+MONTH = datetime(2026, 8, 1, tzinfo=UTC)  # of 31 days, and old enough to be archived
 # Two versions of prices, one from the 12th on; the busiest tenant has many times the events of the quietest.
 _EVENTS = """
 INSERT INTO billing_usageevent (admitted_at, request_id, leg, tenant_id, project_id, key_id, model, attempt, verdict,
@@ -54,6 +55,12 @@ def main() -> None:
         _timed("fill", lambda: _fill(options.events, options.tenants))
         numbers = _timed("invoice", _invoice)
         _timed("recompute", lambda: _recompute(len(numbers)))
+        _timed("sum", _sum)
+        with tempfile.TemporaryDirectory(prefix="millrace-archive-") as folder:
+            _timed("archive", lambda: _archive(Path(folder)))
+            files = sum(path.stat().st_size for path in Path(folder).iterdir())
+            _timed("restore", lambda: _restore(Path(folder)))
+        print(f"{files / 2**20:.0f} MiB of files")
         print(f"{len(numbers)} invoices of {options.events} events, {numbers[0]} to {numbers[-1]}")
 
 
@@ -100,7 +107,7 @@ def _fill(events: int, tenants: int) -> None:
     from tenants.scoping import system
 
     with system(SystemUse.COMMAND), connection.cursor() as cursor:
-        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, 10, 1)]])
+        cursor.execute("SELECT billing_make_partitions(%s)", [[MONTH.date()]])
         entity = default_entity()
         ensure_periods(entity, MONTH, MONTH)
         period = Period.objects.get(entity=entity, starts_at=MONTH)
@@ -164,6 +171,25 @@ def _recompute(invoices: int) -> None:
             for row in rows
         ]
     assert same == [True] * invoices, "an invoice came out otherwise"
+
+
+def _sum() -> None:
+    from billing import rollups
+
+    rollups.build()
+
+
+def _archive(folder: Path) -> None:
+    from billing.actions.archives import do_archive
+
+    do_archive(MONTH.date(), folder, drop=True)
+
+
+def _restore(folder: Path) -> None:
+    from billing.actions.archives import do_restore
+    from billing.archives import manifest_path
+
+    do_restore(manifest_path(folder, MONTH.date()))
 
 
 if __name__ == "__main__":
