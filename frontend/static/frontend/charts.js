@@ -119,7 +119,7 @@
     const axis = { stroke: text, font, ticks: { show: false } };
     place.drawn = new uPlot({
       width: place.clientWidth,
-      height: given.height,
+      height: place.clientHeight,
       padding: given.bare ? [4, 0, 4, 0] : [10, 18, 0, 0],
       legend: { show: false },
       tzDate: (s) => uPlot.tzDate(new Date(s * 1000), given.zone),
@@ -138,10 +138,10 @@
   const all = (within) => within.querySelectorAll("[data-chart]");
   const again = (within) => { for (const place of all(within)) draw(place); root.dataset.drawn = ""; };
   const sizes = new ResizeObserver((changed) => {
-    for (const { target, contentRect } of changed) {
-      if (target.drawn && contentRect.width && Math.abs(target.drawn.width - contentRect.width) > 1) {
-        target.drawn.setSize({ width: contentRect.width, height: target.drawn.height });
-      } else if (!target.drawn && contentRect.width) draw(target);
+    for (const { target, contentRect: { width, height } } of changed) {
+      if (!width) continue;
+      if (!target.drawn) draw(target);
+      else if (Math.abs(target.drawn.width - width) > 1 || Math.abs(target.drawn.height - height) > 1) target.drawn.setSize({ width, height });
     }
   });
   const watch = (within) => all(within).forEach((place) => sizes.observe(place));
