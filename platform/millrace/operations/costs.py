@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import connection
 from django.db.models import F, Sum
@@ -75,7 +75,7 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
     models = dict(ReplicaMinute.objects.filter(at__gte=start, at__lt=end).values_list("worker", "model"))
     minutes: dict[str, int] = {}
     served: dict[str, int] = {}
-    for point in span(start, end, timedelta(days=1)):
+    for point in span(start, end, end - start):
         model = models[point.worker]
         minutes[model] = minutes.get(model, 0) + point.minutes
         served[model] = served.get(model, 0) + point.tokens
