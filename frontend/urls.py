@@ -8,7 +8,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
-from frontend.screens import ops_fleet, ops_health, ops_models, ops_tenants, overview, playground, prices
+from frontend.screens import ops_fleet, ops_health, ops_models, ops_tenants, overview, playground, prices, requests
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -46,6 +46,7 @@ urlpatterns = [
     *overview.urlpatterns,
     *playground.urlpatterns,
     *prices.urlpatterns,
+    *requests.urlpatterns,
     *ops_fleet.urlpatterns,
     *ops_health.urlpatterns,
     *ops_models.urlpatterns,

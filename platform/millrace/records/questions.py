@@ -160,9 +160,14 @@ class Leg:
     adjustments: tuple[Adjustment, ...]
 
     @property
+    def prefill_us(self) -> int:
+        """From when it was first scheduled to its first token."""
+        return max(0, self.event.ttft_us - self.event.queue_us)
+
+    @property
     def decode_us(self) -> int:
         """From the first token to the end."""
-        return max(0, self.event.duration_us - self.event.queue_us - self.event.ttft_us)
+        return max(0, self.event.duration_us - max(self.event.ttft_us, self.event.queue_us))
 
 
 @dataclass(frozen=True)
