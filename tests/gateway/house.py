@@ -32,6 +32,7 @@ from inference_worker.protocol import (
     gateway_stream,
     request_log,
 )
+from millrace.gateway.cancelling import cancel_and_wait
 from millrace.services.program import die_with_parent, free_port
 from tests.gateway.test_dispatch import Replica
 
@@ -149,8 +150,7 @@ async def house(
                     await asyncio.sleep(0.1)
         yield House(started, worker)
     finally:
-        working.cancel()
-        worker.replica.kill()
+        await cancel_and_wait([working, worker.replica._task])
         for process in (settler, *(each.process for each in started.values())):
             process.send_signal(signal.SIGKILL)
             process.wait()

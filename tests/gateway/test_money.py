@@ -288,15 +288,17 @@ async def test_what_comes_late_and_still_fits_is_paid(gateway: Any, budget: Any)
 @pytest.mark.parametrize("order", [("completed", "failed"), ("failed", "completed"), ("completed", "failed", "failed")])
 async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, budget: Any, order: tuple[str]) -> None:
     made = await sync_to_async(budget)()
+    quota = await sync_to_async(budget)(name="quota", unit="tokens", amount=10**6)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     for verdict in order:
         outcome = await sync_to_async(tell)(
-            admitted.event(verdict) if verdict != "failed" else admitted.event(verdict, uncached=0)
+            admitted.event(verdict) if verdict != "failed" else admitted.event(verdict, uncached=700)
         )
         assert outcome.quarantined == 0
     after = await sync_to_async(window)(made)
     assert after.used == 0
+    assert (await sync_to_async(window)(quota)).used == 0
     await see()
 
 
@@ -325,9 +327,11 @@ async def test_all_windows_or_none(gateway: Any, budget: Any, key: KeySnapshot) 
 async def test_soft_and_dry_run_budgets_only_count(gateway: Any, budget: Any) -> None:
     soft = await sync_to_async(budget)(name="soft", mode="soft", amount=1)
     dry = await sync_to_async(budget)(name="dry", mode="dry_run", amount=2 * HOLD)
+    calls = await sync_to_async(budget)(name="calls", unit="requests", mode="dry_run", amount=4)
     mine = await gateway()
     admitted = await take_up(mine, 5)
     assert (await sync_to_async(window)(dry)).refused == 3
+    assert (await sync_to_async(window)(calls)).refused == 1
     await sync_to_async(tell)(*(each.event() for each in admitted))
     for each in (soft, dry):
         after = await sync_to_async(window)(each)

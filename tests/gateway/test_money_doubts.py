@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,14 +15,15 @@ from asgiref.sync import sync_to_async
 
 from billing import holds, slices
 from billing.models import Budget, Slice, Window
+from billing.pricing import Component, PriceSheet, Rate, Tier
 from billing.slices import Amount
 from millrace.gateway import money
+from millrace.gateway.admission import Demand
 from millrace.gateway.errors import ApiError
 from millrace.gateway.routing import Candidate
 from tenants.changes import Change
 from tenants.roles import SystemUse
 from tenants.scoping import system
-from tests.billing.books import sheet
 from tests.gateway import test_money
 from tests.gateway.purse import MODEL, Admitted, Purse, admit_elsewhere
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
@@ -60,17 +60,17 @@ async def eventually_held(budget_id: int, amount: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_dearest_candidate_is_held_for(gateway: Any, budget: Any) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
     """Whichever of them answers: it costs no more than what was held."""
-    await sync_to_async(sheet)("dear", uncached="30", output="150")
-    await sync_to_async(sheet)("cheap", uncached="0.3", output="1.5")
-    await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    three = [Candidate(replace(MODEL, name=name)) for name in (MODEL.name, "dear", "cheap")]
-    for order in (three, three[::-1]):
-        found = await mine.admit(candidates=order)
-        assert (found.terms.hold, found.terms.sheet.model) == (10 * HOLD, order[0].model.name)
-    await see()
+    prices = tuple(
+        PriceSheet(
+            version, None, "m", Tier.STANDARD, 0, (Rate(1, Component.UNCACHED, usd), Rate(2, Component.OUTPUT, 5 * usd))
+        )
+        for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
+    )
+    demand = Demand("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
+    assert money.Bill(demand, prices[::order]).amount(4096).money == 10 * HOLD
 
 
 # Periods.
@@ -182,6 +182,23 @@ async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, bu
     going = False
     await asyncio.gather(*running)
     assert isinstance(found, Admitted), found
+    await see()
+
+
+async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(gateway: Any, budget: Any) -> None:
+    """Or it would take again what it just gave back, before the one who asked is there."""
+    await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    await take_up(mine, 1)
+    (path,) = mine.treasury._paths.values()
+    await mine.treasury._recalled(set(path.ids))
+    await take_up(mine, 2)
+    newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
+    assert [(each.money, each.requests) for each in newest[-2:]] == [(HOLD, 1)] * 2
+    await asyncio.sleep(0.3)
+    await take_up(mine, 1)
+    newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
+    assert newest[-1].requests > 1
     await see()
 
 
