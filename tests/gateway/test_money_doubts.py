@@ -65,7 +65,12 @@ def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
     """Whichever of them answers: it costs no more than what was held."""
     prices = tuple(
         PriceSheet(
-            version, None, "m", Tier.STANDARD, 0, (Rate(1, Component.UNCACHED, usd), Rate(2, Component.OUTPUT, 5 * usd))
+            version,
+            None,
+            "m",
+            Tier.STANDARD,
+            0,
+            tuple(Rate(1, each, usd if each != Component.OUTPUT else 5 * usd) for each in Component),
         )
         for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
     )
