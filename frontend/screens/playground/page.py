@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import Q
-from django.urls import NoReverseMatch
 
 from billing.pricebook import NewPrice, in_force
 from billing.pricing import Tier
@@ -60,6 +59,7 @@ class Playground:
     models: tuple[ModelChoice, ...]
     again: Again
     data: dict[str, Any]  # for the script
+    new_key_url: str  # empty while there is no such page
     most: int = MOST_AT_ONCE
 
 
@@ -77,11 +77,12 @@ def playground(visit: Visit) -> Playground:
         {
             "base_url": f"{platform_settings().base_url}/v1",
             "ticket": visit.url("playground-ticket"),
-            "budgets": _address(visit, "budgets"),
-            "requests": _address(visit, "requests"),
+            "budgets": visit.link("budgets"),
+            "request": visit.link("requests-one", "-id-"),
             "served": {name: targets[0] for name, targets in _policies(visit).items()},
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },
+        visit.link("keys-new"),
     )
 
 
@@ -144,10 +145,3 @@ def _again(visit: Visit) -> Again:
             said[role] = message["content"]
     asked = [str(body.get(name) or "") for name in ("temperature", "max_tokens")]
     return Again(request_id, bool(said["user"]), said["system"], said["user"], *asked)
-
-
-def _address(visit: Visit, name: str) -> str:
-    try:
-        return visit.url(name)
-    except NoReverseMatch:
-        return ""

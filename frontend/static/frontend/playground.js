@@ -174,10 +174,10 @@ if (form) {
         note.append(" ", go);
       }
     }
-    if (run.id && data.requests) {
-      const go = document.createElement("a");
-      go.className = "link dim";
-      go.href = `${data.requests}?request=${run.id}`;
+    if (run.id) {
+      const go = document.createElement(data.request ? "a" : "span");
+      go.className = "mono dim";
+      if (data.request) go.href = data.request.replace("-id-", run.id);
       go.textContent = run.id;
       $(".turns", run.column.card).append(go);
     }
