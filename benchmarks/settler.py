@@ -156,10 +156,10 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
         with closing(connection):
             return settler.drain()
 
-    start, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(threads) as pool:
         done = sum(pool.map(drain, settlers))
-    taken = time.perf_counter() - start, time.process_time() - cpu
+    taken = time.perf_counter() - began, time.process_time() - cpu
     assert done == len(messages)
     return taken
 
@@ -170,13 +170,12 @@ def _message(sheet: int) -> bytes:
 
     chance, at = CHANCE, time.time_ns() // 1000
     tenant = chance.randint(1, TENANTS)
-    held = (91_440_000, 14_096)  # nano-USD and tokens
-    money = (tenant * SLICES + chance.randrange(SLICES), 1, *held) if chance.random() < 0.5 else (None, None, *held)
+    slice_, fence = (tenant * SLICES + chance.randrange(SLICES), 1) if chance.random() < 0.5 else (None, None)
+    money = (sheet, slice_, fence, 91_440_000, 14_096)  # held: nano-USD and tokens
     name = f"req_{at // 1000:012x}{secrets.token_hex(10)}"
     trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
-    envelope = Envelope(
-        at, name, 0, tenant, tenant, tenant * 5 + chance.randrange(5), "smollm2-135m", sheet, *money, trace
-    )
+    key = tenant * 5 + chance.randrange(5)
+    envelope = Envelope(at, name, 0, tenant, tenant, key, "smollm2-135m", *money, trace)
     usage = TokenUsage(
         uncached=chance.randrange(1000), cache_read=32 * chance.randrange(100), output=chance.randrange(500)
     )
