@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from allauth.account.internal.flows.reauthentication import suspend_request
@@ -27,6 +27,7 @@ from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
 from tenants.stepup import has_totp, recently_authenticated
 
+T = TypeVar("T")
 READ = ("GET", "HEAD")
 FORM = (*READ, "POST")
 
@@ -42,6 +43,7 @@ class Visit:
     zone: tzinfo
     arguments: Mapping[str, Any]  # of the address, but for the tenant's slug
     others: tuple[Tenant, ...] = ()  # the other tenants this person is a member of
+    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # what `once` has found
 
     @property
     def tenant(self) -> Tenant:
@@ -70,6 +72,13 @@ class Visit:
     def scope(self) -> AbstractContextManager[None]:
         """A transaction that sees the tenant's rows; on operators' pages, everybody's."""
         return system(SystemUse.OPERATOR) if self.access is None else tenant_scope(self.access.tenant)
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` gives, asked once for all panels of this page."""
+        if key not in self.known:
+            self.known[key] = find()
+        found: T = self.known[key]
+        return found
 
     def url(self, name: str, *arguments: Any) -> str:
         """The address of another of this tenant's, or the operator's, pages."""

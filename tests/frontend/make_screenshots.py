@@ -24,7 +24,8 @@ FOLDER = Path(os.environ.get("SCREENSHOTS", "docs/screenshots"))
 ONLY = os.environ.get("ONLY", "")
 MOST = 8 * 2**20
 WIDTHS = {390: 844, 1440: 900}
-SHOWN, EMPTY, OVER = "demo-harbour", "demo-blank", "demo-copper"
+SHOWN = "demo-harbour"
+OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 
 @pytest.mark.timeout(3000)
@@ -44,26 +45,21 @@ def test_take_them(browser: Browser, served: str, transactional_db: None) -> Non
     with system(SystemUse.COMMAND):
         tenants = {tenant.slug: tenant for tenant in Tenant.objects.all_tenants()}
     operator = User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
-    owner = User.objects.get(email=f"owner@{SHOWN}.example")
     FOLDER.mkdir(parents=True, exist_ok=True)
     for screen in load_screens():
         if ONLY not in screen.name:
             continue
-        slugs = {"": SHOWN} if screen.who == "operator" or "{slug}" not in screen.url else _slugs(screen.name)
+        slugs = OVERVIEWS if screen.name == "overview" else {"": SHOWN}
         for suffix, slug in slugs.items():
             values: dict[str, object] = {"slug": slug}
             with tenant_scope(tenants[slug]):
                 for name in re.findall(r"{(\w+)}", screen.url):
                     if name != "slug":
                         values[name] = DEMO[name](tenants[slug])
-            person = operator if screen.who == "operator" or slug != SHOWN else owner
+            person = operator if screen.who == "operator" else User.objects.get(email=f"owner@{slug}.example")
             _take(browser, served, person, screen.url.format(**values), f"{screen.name}{suffix}")
     taken = sum(path.stat().st_size for path in FOLDER.glob("*.webp"))
     assert taken <= MOST, taken
-
-
-def _slugs(name: str) -> dict[str, str]:
-    return {"": SHOWN, "-empty": EMPTY, "-over": OVER} if name == "overview" else {"": SHOWN}
 
 
 def _take(browser: Browser, served: str, person: Any, address: str, name: str) -> None:

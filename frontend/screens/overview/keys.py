@@ -74,7 +74,7 @@ def keys(visit: Visit) -> Keys:
     ids = [row["key_id"] for row in top]
     known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
     wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
-    budgets = list(Budget.objects.for_tenant(visit.tenant).filter(**wanted))
+    budgets = list(Budget.objects.for_tenant(visit.tenant).filter(**wanted)) if ids else []
     tightest = {one.budget.key_id: one for one in reversed(standings(visit, budgets))}
     whole = next(iter(hard_budgets(visit)), None)
     shown = Money(sum(row["cost_femto"] for row in top))

@@ -79,8 +79,13 @@ class Notices:
 def hard_budgets(visit: Visit) -> list[Standing]:
     """The tenant's own hard budgets in money, the one with the least part left first."""
     wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
-    budgets = list(Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted))
-    return standings(visit, budgets)
+    rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
+    return visit.once("hard budgets", lambda: standings(visit, list(rows)))
+
+
+def expectation(visit: Visit) -> Forecast | None:
+    """What the month will cost."""
+    return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now))
 
 
 def standings(visit: Visit, budgets: list[Budget]) -> list[Standing]:
@@ -105,7 +110,7 @@ def spend(visit: Visit) -> Spend:
     start, now = this_month(visit.now)
     days = by_day(visit, start, now)
     amount = Money(sum(row["cost_femto"] for row in days))
-    expected = forecast_tenant(visit.tenant.pk, now)
+    expected = expectation(visit)
     tightest = next(iter(hard_budgets(visit)), None)
     running: list[int] = []
     for row in days:
@@ -221,7 +226,7 @@ def notices(visit: Visit) -> Notices:
                 )
             )
     monthly = [one for one in budgets if one.budget.period == Budget.Period.MONTH and not one.is_full]
-    expected = forecast_tenant(visit.tenant.pk, visit.now) if monthly and not found else None
+    expected = expectation(visit) if monthly and not found else None
     if monthly and expected:
         least = min(monthly, key=lambda one: one.limit.femto)
         day = crossing(expected, least.limit.femto)

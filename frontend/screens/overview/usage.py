@@ -76,7 +76,8 @@ class FirstToken:
 
 def by_day(visit: Visit, start: datetime, end: datetime) -> list[dict[str, Any]]:
     """Sums of each day from start to end, also of those without use."""
-    rows = sums(Question(visit.tenant.pk, start=start, end=end), bucket="day")
+    question = Question(visit.tenant.pk, start=start, end=end)
+    rows = visit.once(question, lambda: sums(question, bucket="day"))
     found = {row["start"].date(): row for row in rows}
     days = [start + i * _DAY for i in range(-(-(end - start) // _DAY))]
     return [found.get(at.date(), {**total([]), "start": at}) for at in days]

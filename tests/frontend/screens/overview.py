@@ -12,7 +12,7 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("overview", "/t/{slug}/", queries=40),
+    Screen("overview", "/t/{slug}/", queries=56),
     Screen("search", "/t/{slug}/search", queries=12, states=("populated",)),
     prepare=prepare,
     theirs={"panel": lambda world: "none-such"},
