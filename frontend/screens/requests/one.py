@@ -86,7 +86,6 @@ class Step:
     """A part of the time a leg took."""
 
     label: str
-    kind: str  # a colour's name
     us: int
     whole_us: int
 
@@ -278,9 +277,9 @@ def _leg(leg: Leg) -> LegCard:
     event, adjusted = leg.event, sum(int(each.cost_femto) for each in leg.adjustments)
     whole = max(event.duration_us, 1)
     parts = (
-        ("Queue", "cached", event.queue_us),
-        ("Prefill", "uncached", leg.prefill_us),
-        ("Decode", "output", leg.decode_us),
+        ("Queue", event.queue_us),
+        ("Prefill", leg.prefill_us),
+        ("Decode", leg.decode_us),
     )
     return LegCard(
         event.leg + 1,
@@ -289,7 +288,7 @@ def _leg(leg: Leg) -> LegCard:
         Verdict(event.verdict).label,
         KINDS[event.verdict],
         event.finish_reason.replace("_", " "),
-        tuple(Step(label, kind, us, whole) for label, kind, us in parts),
+        tuple(Step(label, us, whole) for label, us in parts),
         tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
         _miss(event),
         tuple(

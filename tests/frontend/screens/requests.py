@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from tests.frontend.console import Screen, World, meter, register
@@ -82,6 +83,13 @@ def _fill(world: World, state: str) -> None:
     world.rows[f"{state}.limited"] = f"req_limited_{state}"
 
 
+def _newest(tenant: Any, verdict: str) -> str:
+    from millrace.records.questions import Filters, requests_page
+
+    page = requests_page(Filters(tenant.pk, verdict=verdict), size=1)
+    return page.rows[0].record.request_id
+
+
 register(
     Screen("requests", "/t/{slug}/requests/", queries=26),
     Screen("requests-limited", "/t/{slug}/requests/?verdict=limited&range=7d", queries=26, states=("populated",)),
@@ -89,4 +97,5 @@ register(
     Screen("requests-refused", "/t/{slug}/requests/{limited}", queries=20, states=("populated",)),
     prepare=prepare,
     theirs={"name": lambda world: world.rows["populated.request"]},
+    demo={"request": partial(_newest, verdict="completed"), "limited": partial(_newest, verdict="limited")},
 )
