@@ -13,6 +13,7 @@ from django.urls import reverse
 from frontend.navigation import sections
 from frontend.showing import show
 from frontend.visits import Visit, operator_page, tenant_page
+from millrace.records.models import RequestRecord
 from tenants.access import Permission
 from tenants.models import ApiKey, Tenant
 
@@ -50,6 +51,13 @@ def find_keys(visit: Visit, typed: str) -> Iterable[Hit]:
         yield Hit(key.name, f"{visit.url('keys')}?key={key.pk}", "keys", f"{key.prefix}…")
 
 
+def find_request(visit: Visit, typed: str) -> Iterable[Hit]:
+    """A request by its whole id, as callers have it from `x-request-id`."""
+    if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
+        for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
+            yield Hit(row.request_id, visit.url("requests-one", row.request_id), "requests", row.get_verdict_display())
+
+
 def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
     """Tenants by name or slug."""
     rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
@@ -58,7 +66,7 @@ def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
 
 
 # What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
-TENANT: dict[str, Finder] = {}
+TENANT: dict[str, Finder] = {"Requests": find_request}
 OPERATOR: dict[str, Finder] = {"Tenants": find_tenants}
 
 
