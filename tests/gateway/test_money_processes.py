@@ -23,7 +23,7 @@ from tenants.models import Tenant
 from tests.balance import assert_books_balance
 from tests.billing.books import sheet
 from tests.gateway import test_money
-from tests.gateway.house import LEASE_SECONDS, REQUEST_SECONDS, House, house
+from tests.gateway.house import LEASE_SECONDS, REQUEST_SECONDS, GatewayProcess, House, house
 from tests.gateway.killing import STEPS
 from tests.gateway.test_money import database_url
 from tests.seeing import Everybody, only_project
@@ -85,8 +85,8 @@ async def hold_of_one(inside: House) -> int:
 
 
 async def all_heard(inside: House) -> None:
-    """Gateways hear of a new budget within a second."""
-    await asyncio.sleep(1.3)
+    """Gateways hear of a new budget within a second; on a busy machine too by then."""
+    await asyncio.sleep(3)
 
 
 def codes(answers: list[Any]) -> Counter[Any]:
@@ -225,6 +225,10 @@ async def is_held_by_none(slice_id: int) -> bool:
     return (found.money, found.requests, found.open, found.fence) == (0, 0, False, 2)
 
 
+async def has_ended(gateway: GatewayProcess) -> bool:
+    return gateway.process.poll() is not None
+
+
 async def _asked(gateway: Any, tokens: int) -> bool:
     return await passes(await gateway.ask(tokens))
 
@@ -243,7 +247,7 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
     kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
     async with house(broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
         hold = await hold_of_one(inside)
-        budget = await set_budget(tenant, limit := 100 * hold)
+        budget = await set_budget(tenant, limit := 60 * hold)
         await all_heard(inside)
         healthy = inside.gateways["healthy"]
         for name, step in kill_at.items():
@@ -257,7 +261,8 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
                 await healthy.ask(_tokens(free + hold, hold))  # some of what it holds must come back for that
             else:
                 assert answer is None, step
-            assert await asyncio.to_thread(victim.process.wait, 10) == -signal.SIGKILL, step
+            await eventually(lambda victim=victim: has_ended(victim), 10)  # type: ignore[misc]
+            assert victim.process.returncode == -signal.SIGKILL, step
             await see()
         async with asyncio.timeout(GONE_SECONDS):
             while await held():
