@@ -75,7 +75,7 @@ def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
 def test_filters_are_in_the_address(client, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     record(acme, 0, key_id=key.pk, status="429", code="rate_limit_exceeded", verdict="limited")
-    record(acme, 1, asked="other")
+    record(acme, 1, asked="other", key_id=key.pk + 1)
     for query, found in (
         (f"key={key.pk}", [0]),
         ("verdict=limited", [0]),
@@ -94,15 +94,8 @@ def test_the_drawer_tells_the_story(client, acme):
     prices = [(price("3", number=NOW.month), 1000), (price("15", "output", number=NOW.month), 100)]
     use(acme, NOW, *prices)
     (event,) = of(UsageEvent, acme)
-    limit = {
-        "set": 1,
-        "scope": "tenant",
-        "model": "",
-        "name": "requests_per_day",
-        "limit": 1234,
-        "left": 1233,
-        "cost": 1,
-    }
+    limit = {"set": 1, "scope": "tenant", "model": "", "name": "requests_per_day", "cost": 1}
+    limit |= {"limit": 1234, "left": 1233}
     place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "spill", "load": 3, "credits": 1}
     record(acme, 0, request_id=event.request_id, limits=[limit], placements=[{**place, "queued_ms": 7}])
     page = get(client, f"/t/acme/requests/{event.request_id}")
