@@ -15,6 +15,7 @@ from django.db import connection
 from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
 
+from billing.alerts import HARD_IS_FULL_AT
 from billing.models import CompiledSheet, InvoiceMail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing import Tier
 from millrace.config import platform_settings
@@ -223,7 +224,7 @@ def _budgets(now: datetime) -> Iterator[Concern]:
         tenant = tenants.get(tenant_id)
         if tenant is None:
             continue
-        full = percent is None or percent >= 100
+        full = percent is None or percent >= HARD_IS_FULL_AT
         blocked = full and mode == "hard"
         used = "has no room" if percent is None else f"is {percent:.0f}% used"
         more = f", and {number - 1} more" if number > 1 else ""
