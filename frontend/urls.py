@@ -8,7 +8,18 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
-from frontend.screens import ops_fleet, ops_health, ops_models, ops_tenants, overview, playground, prices, requests
+from frontend.screens import (
+    ops_alerts,
+    ops_audit,
+    ops_fleet,
+    ops_health,
+    ops_models,
+    ops_tenants,
+    overview,
+    playground,
+    prices,
+    requests,
+)
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -48,6 +59,8 @@ urlpatterns = [
     *prices.urlpatterns,
     *requests.urlpatterns,
     *ops_fleet.urlpatterns,
+    *ops_alerts.urlpatterns,
+    *ops_audit.urlpatterns,
     *ops_health.urlpatterns,
     *ops_models.urlpatterns,
     *ops_tenants.urlpatterns,
