@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from billing.models import Budget, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine, Window
+from billing.models import Budget, BudgetAlert, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine, Window
 from billing.reconciler import reconcile
 from millrace.demo import live, running
 from millrace.demo.cast import CAST
@@ -57,6 +57,17 @@ def tenant(slug: str) -> Tenant:
 
 
 def test_it_works(played):
+    """One run for all that only looks: making it takes seconds."""
+    tenants_and_usage()
+    assert " 0 were refused" not in played
+    the_cache_is_used_more_and_more()
+    budgets_are_counted_and_never_overrun()
+    gateways_wrote_requests_down()
+    the_months_that_are_over_are_invoiced()
+    assert {each.threshold for each in of(BudgetAlert, tenant("demo-copper"))} >= {"50", "80"}
+
+
+def tenants_and_usage() -> None:
     tenants = Everybody(Tenant).all()
     assert {each.slug for each in tenants} == SLUGS
     assert all(each.is_demo and each.name.endswith("(demo)") for each in tenants)
@@ -72,7 +83,7 @@ def test_it_works(played):
     assert Everybody(UsageQuarantine).count() == 0
 
 
-def test_the_cache_is_used_more_and_more(played):
+def the_cache_is_used_more_and_more() -> None:
     events = sorted(of(UsageEvent, tenant("demo-meadow")), key=lambda event: event.admitted_at)
     third = len(events) // 3
 
@@ -82,7 +93,7 @@ def test_the_cache_is_used_more_and_more(played):
     assert hit(events[:third]) < hit(events[-third:])
 
 
-def test_budgets_are_counted_and_never_overrun(played):
+def budgets_are_counted_and_never_overrun() -> None:
     """One tenant has used up what it may, one nearly so; and the books agree with the events."""
     for slug, least, most in (("demo-copper", 0.85, 1.0), ("demo-lantern", 0.8, 1.0)):
         budgets = [each for each in of(Budget, tenant(slug)) if each.unit == "money" and each.key_id is None]
@@ -90,11 +101,10 @@ def test_budgets_are_counted_and_never_overrun(played):
         newest = max(of(Window, tenant(slug), budget_id=budget.pk), key=lambda window: window.period_start)
         assert least <= newest.used / 10**6 / budget.amount <= most
     assert all(window.held == 0 for window in Everybody(Window).all())
-    assert "0 were refused" not in played
     assert reconcile().is_clean
 
 
-def test_gateways_wrote_requests_down(played):
+def gateways_wrote_requests_down() -> None:
     """Each answered one of the last weeks beside its usage event, and those that a budget did not allow."""
     copper = tenant("demo-copper")
     records = of(RequestRecord, copper)
@@ -105,7 +115,7 @@ def test_gateways_wrote_requests_down(played):
     assert refused and all(each.bound["name"] == "Pilot" and each.status == "429" for each in refused)
 
 
-def test_the_months_that_are_over_are_invoiced(played):
+def the_months_that_are_over_are_invoiced() -> None:
     invoices = Everybody(Invoice).all()
     last = max(each.period_id for each in invoices)
     states = sorted(each.state for each in invoices if each.period_id == last)
@@ -120,13 +130,15 @@ def test_the_months_that_are_over_are_invoiced(played):
 def test_a_second_run_adds_nothing_twice(played):
     """But what was used in between, of which a second is no more than an event or two."""
     before, audited = counts(), Everybody(AuditEntry).count()
+    settled = before["UsageEvent"]
     again = small()
     after = counts()
     assert [str(entry.verb) for entry in Everybody(AuditEntry).all()][:-audited] == []
     for grown in ("UsageEvent", "RequestRecord"):
         assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before
-    assert "were there" in again
+    assert f"{settled:,} were there" in again
+    assert all(window.held == 0 for window in Everybody(Window).all())
 
 
 def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):

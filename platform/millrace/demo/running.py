@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection
 
+from billing.alerts import check_thresholds
 from millrace.config import platform_settings
 from millrace.demo import stage
 from millrace.demo.backfill import Told, backfill
@@ -63,6 +64,7 @@ def play(
         entity = stage.bill(players, served, _began(players, days))
         welcome(players, now)
         told = backfill(players, span, served, tell)
+        check_thresholds()
         return Played(players, told, invoice(entity, now))
 
 
