@@ -14,7 +14,7 @@ from tenants.actions.common import ActionRefused, Conflict, changing, check
 from tenants.compiling import recompile
 from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
 from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
+from tenants.scoping import system
 
 LONGEST_OVERLAP = timedelta(days=30)
 CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
@@ -145,10 +145,10 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
         Conflict: the key is revoked or expired, or not for inference.
     """
     now = datetime.now(UTC)
-    with tenant_scope(key.tenant_id):
-        row = ApiKey.objects.for_tenant(key.tenant_id).filter(pk=key.pk).first()
-        if row is None or not row.is_live or "inference" not in row.scopes:
-            raise Conflict("This key is revoked or expired, or not for inference.")
+    with changing(key.tenant_id) as tenant:
+        row = _live(tenant, key)
+        if "inference" not in row.scopes:
+            raise Conflict("This key may not ask models.")
         audit.record("key.ticket", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
     secret = platform_settings().secret_key
     return tickets.give(secret, key_id=row.pk, tenant_id=row.tenant_id, user_id=user.pk, now=now)

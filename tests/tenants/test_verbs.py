@@ -91,6 +91,7 @@ LATER = datetime.now(UTC) + timedelta(days=400)
 CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.create", "project.create"], set()),
     "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.update"], set()),
+    "do_keep_content": (lambda w: actions.do_keep_content(w.tenant, 7), ["tenant.keep_content"], {"tenant"}),
     "do_suspend_tenant": (lambda w: actions.do_suspend_tenant(w.tenant), ["tenant.suspend"], {"tenant"}),
     "do_resume_tenant": (
         lambda w: actions.do_resume_tenant(suspended(w)),
@@ -137,6 +138,7 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         {"key"},
     ),
     "do_revoke_api_key": (lambda w: actions.do_revoke_api_key(w.key), ["key.revoke"], {"key"}),
+    "do_give_ticket": (lambda w: actions.do_give_ticket(w.key, w.owner), ["key.ticket"], set()),
     "do_rehash_api_key": (lambda w: actions.do_rehash_api_key(old_pepper(w), w.secret), ["key.rehash"], {"key"}),
     "do_rehash_unpeppered": (
         lambda w: (no_pepper(w), actions.do_rehash_unpeppered())[1],
