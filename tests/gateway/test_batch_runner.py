@@ -20,6 +20,7 @@ from millrace.gateway.batch_runner import MOST_LOSSES, BatchRunner, NotNow
 from millrace.gateway.errors import ApiError
 from millrace.gateway.following import Gone
 from millrace.gateway.live import LiveRequests
+from millrace.gateway.recording import Trail
 from tenants.snapshot import KeySnapshot, Limits
 
 KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
@@ -160,3 +161,28 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
         await asyncio.sleep(0)
     assert begun == [0, 1]
     await runner.stop()
+
+
+async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[dict[str, Any]] = []
+
+    class Recorder:
+        def end(self, trail: Trail, status: str) -> None:
+            ended.append(msgspec.to_builtins(trail.record("gw", status, complete=True)))
+
+    class Kept:
+        async def answer(self, *_: object) -> None: ...
+
+        async def put_back(self, *_: object, losses: int) -> None: ...
+
+    monkeypatch.setattr(bench.runner, "_recorder", Recorder())
+    monkeypatch.setattr(bench.runner, "_lines", Kept())
+    with bench.storage.writing("file-1") as file:
+        text = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}).encode()
+        file.write(text)
+    line = Line(Batch(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
+    for bench.service.fault in (ApiError("rate_limit_exceeded", "", retry_after=7), ApiError("quota_exceeded", "")):
+        await bench.runner._run(line, KEY)
+    (record,) = ended  # what is only put off has none
+    assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
+    assert (record["status"], record["verdict"], record["asked"]) == ("429", "limited", "m")
