@@ -20,6 +20,7 @@ from tenants.models import AuditEntry, Tenant
 
 SIZE = 50
 SHOWN = 3  # changed fields in the list; the drawer has them all
+NONE = "none"
 LONGEST = 80  # characters of a value in the list
 _TEXTS = {"verb": "verb__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
 
@@ -143,6 +144,8 @@ def _tenants(visit: Visit, rows: list[AuditEntry]) -> Mapping[int, Tenant]:
 
 def _entry(visit: Visit, row: AuditEntry, tenants: Mapping[int, Tenant], one: str) -> Entry:
     changes = _changes(row)
+    if row.before is None:  # of what is new, the list leaves out what is not set
+        changes = tuple(one for one in changes if one.after != NONE)
     tenant = tenants.get(row.tenant_id or 0)
     gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and visit.access is None else ""
     return Entry(
@@ -170,6 +173,8 @@ def _said(values: Mapping[str, Any], name: str) -> str | None:
     if name not in values:
         return None
     value = values[name]
+    if value is None:
+        return NONE
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

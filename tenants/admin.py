@@ -6,13 +6,31 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 
 from tenants import audit
-from tenants.models import ApiKey, Membership, Project, Tenant, User
+from tenants.models import (
+    ApiKey,
+    AuditEntry,
+    LimitSet,
+    Mail,
+    Membership,
+    Project,
+    RoutingPolicy,
+    Tenant,
+    User,
+    WebhookEndpoint,
+)
+
+# What the packages register of themselves, to be changed by hand and without an audit row, secrets included.
+admin.site.unregister((Authenticator, EmailAddress, Group, SocialAccount, SocialApp, SocialToken))
 
 
 @admin.register(User)
@@ -88,3 +106,48 @@ class MembershipAdmin(ReadOnlyAdmin):
 class ApiKeyAdmin(ReadOnlyAdmin):
     list_display = ("prefix", "name", "tenant", "project", "created_at", "expires_at", "revoked_at")
     exclude = ("key_hash",)
+
+
+@admin.register(AuditEntry)
+class AuditEntryAdmin(ReadOnlyAdmin):
+    list_display = ("at", "verb", "actor", "tenant_id", "object_type", "object_name")
+
+
+@admin.register(LimitSet)
+class LimitSetAdmin(ReadOnlyAdmin):
+    list_display = ("id", "__str__", "tenant")
+
+
+@admin.register(RoutingPolicy)
+class RoutingPolicyAdmin(ReadOnlyAdmin):
+    list_display = ("id", "__str__", "tenant")
+
+
+@admin.register(WebhookEndpoint)
+class WebhookEndpointAdmin(ReadOnlyAdmin):
+    list_display = ("url", "tenant", "active", "failing_since", "disabled_because")
+    exclude = ("nonce", "old_nonce")  # its secret is made of these
+
+
+@admin.register(Mail)
+class MailAdmin(ReadOnlyAdmin):
+    list_display = ("subject", "tenant", "created_at", "tries", "sent_at")
+
+
+@admin.register(Authenticator)
+class AuthenticatorAdmin(ReadOnlyAdmin):
+    """Second factors: one whose owner has lost it can be taken away, and that is written down."""
+
+    list_display = ("user", "type", "created_at", "last_used_at")
+    exclude = ("data",)  # the secret
+
+    def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return True
+
+    def delete_model(self, request: HttpRequest, obj: Authenticator) -> None:
+        super().delete_model(request, obj)
+        audit.record_person("user.second_factor_removed", obj.user)
+
+    def delete_queryset(self, request: HttpRequest, queryset: models.QuerySet[Authenticator]) -> None:
+        for one in queryset:
+            self.delete_model(request, one)

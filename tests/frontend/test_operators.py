@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from allauth.mfa.models import Authenticator
 
+from billing.actions.budgets import do_make_budget
+from billing.models import Budget
 from tenants import actions
 from tenants.models import AuditEntry, User
 from tests.seeing import Everybody, only_project
@@ -74,6 +77,54 @@ def test_the_raw_admin_works_and_is_read_only(client, operator):
     assert "key_hash" not in page
     assert client.post(f"/ops/raw/tenants/apikey/{key.pk}/change/", {"name": "other"}).status_code == 403
     assert client.post(f"/ops/raw/tenants/tenant/{tenant.pk}/delete/", {"post": "yes"}).status_code == 403
+
+
+def test_all_else_in_the_raw_admin_is_read_only(client, operator):
+    """Whatever is registered now or later: but for people, nothing can be added or changed."""
+    from django.contrib import admin
+    from django.contrib.admin.models import LogEntry
+
+    kinds = {model._meta.label_lower for model in admin.site._registry}
+    money = ("budget", "invoice", "invoiceline", "ledgerentry", "ledgertransaction", "payment", "price")
+    assert {f"billing.{name}" for name in money} | {"tenants.auditentry"} <= kinds
+    assert not kinds & {"socialaccount.socialtoken", "socialaccount.socialapp", "auth.group"}
+    for kind in sorted(kinds):
+        url = f"/ops/raw/{kind.replace('.', '/')}/"
+        assert client.get(url).status_code == 200, kind
+        if kind == "tenants.user":
+            continue
+        assert client.get(f"{url}add/").status_code == 403, kind
+        assert client.post(f"{url}add/", {}).status_code == 403, kind
+        sent = {"action": "delete_selected", "_selected_action": "1", "post": "yes"}
+        client.post(url, sent)
+    assert LogEntry.objects.count() == 0
+
+
+def test_money_and_the_audit_log_cannot_be_changed_by_the_raw_admin(client, operator):
+    tenant = actions.do_create_tenant("acme", "Acme")
+    budget = do_make_budget(tenant, name="All of it", unit="money", period="month", amount=5)
+    entry = Everybody(AuditEntry).order_by("id")[0]
+    for kind, row in (("billing/budget", budget), ("tenants/auditentry", entry)):
+        url = f"/ops/raw/{kind}/{row.pk}"
+        assert client.get(f"{url}/change/").status_code == 200
+        assert client.post(f"{url}/change/", {"amount": "6", "verb": "x"}).status_code == 403
+        assert client.post(f"{url}/delete/", {"post": "yes"}).status_code == 403
+        selected = {"action": "delete_selected", "_selected_action": str(row.pk), "post": "yes"}
+        client.post(f"/ops/raw/{kind}/", selected)
+    assert Everybody(Budget).get(pk=budget.pk).amount == 5
+    assert Everybody(AuditEntry).filter(pk=entry.pk)
+
+
+def test_a_lost_second_factor_is_taken_away_and_its_secret_is_not_shown(client, operator):
+    person = User.objects.create_user("dev@example.com")
+    lost = Authenticator.objects.create(user=person, type="totp", data={"secret": "hush-hush"})
+    url = f"/ops/raw/mfa/authenticator/{lost.pk}"
+    assert "hush" not in client.get(f"{url}/change/").content.decode()
+    assert client.post(f"{url}/change/", {"type": "x"}).status_code == 403
+    assert client.post(f"{url}/delete/", {"post": "yes"}).status_code == 302
+    assert not Authenticator.objects.exists()
+    (entry,) = Everybody(AuditEntry).filter(object_id=person.pk)
+    assert (entry.verb, entry.actor) == ("user.second_factor_removed", "op@example.com")
 
 
 def test_people_are_changed_in_the_raw_admin_with_an_audit_row(client, operator):

@@ -273,7 +273,7 @@ def _unrated(now: datetime) -> Iterator[Concern]:
             row["model"],
             urgent=False,
             title=f"{row['legs']:,} requests of the last day to {row['model']} were not priced",
-            todo="They are billed at nothing. Publish prices for the model.",
+            todo="They are billed at nothing. See which component of the model has no price.",
         )
 
 
@@ -288,9 +288,9 @@ def _prices(now: datetime) -> Iterator[Concern]:
             yield Concern(
                 Kind.PRICE,
                 spec.name,
-                urgent=False,
+                urgent=True,
                 title=f"{spec.name} has no price",
-                todo="Publish one: until then what it serves is billed at nothing.",
+                todo="Its requests are refused with 503 until one is published.",
             )
 
 

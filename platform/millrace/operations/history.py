@@ -23,7 +23,7 @@ _TTFT_BOUNDS = next(family.buckets for family in families.HISTOGRAMS if family.n
 # Every figure as whole numbers: shares in hundredths of a percent, batches in hundredths of a request.
 _SPAN = """
 WITH seen AS (
-    SELECT date_bin(%(bucket)s, at, %(start)s) AS bucket, worker, running, waiting, kv_blocks, kv_blocks_used, cores, mfu,
+    SELECT date_bin(%(bucket)s, at, %(start)s) AS bucket, worker, waiting, kv_blocks, kv_blocks_used, cores, mfu,
         extract(epoch FROM at - lag(at) OVER w) * 1000 AS ms,
         cpu_ms - lag(cpu_ms) OVER w AS cpu, forward_ms - lag(forward_ms) OVER w AS forward,
         steps - lag(steps) OVER w AS steps, batched_sequences - lag(batched_sequences) OVER w AS batched,
