@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.e2e.test_websocket import socket
 
 ASKED = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 
@@ -64,6 +65,23 @@ def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
         next(left.iter_lines())
     record = story(stack, left.headers["x-request-id"], legs=0)["record"]
     assert (record["status"], record["verdict"]) == ("200", "cancelled")
+
+
+def test_a_generation_on_a_socket(stack: Stack) -> None:
+    with socket(stack, additional_headers=stack.headers) as client:
+        assert client.hear() == {"type": "ready"}
+        client.ask("a", max_tokens=2)
+        heard = client.hear_all("a")
+        client.ask("b", max_tokens=2000, ignore_eos=True)
+        while client.hear()["type"] != "chunk":
+            pass
+        client.say(type="cancel", id="b")
+        client.hear_all("b")
+    record = story(stack, heard[0]["request_id"], legs=1)["record"]
+    assert (record["endpoint"], record["verdict"], record["stream"]) == ("realtime.chat", "completed", True)
+    eventually(lambda: get(stack, "requests", endpoint="realtime.chat", verdict="cancelled")["results"], 10)
+    rows = get(stack, "requests", endpoint="realtime.chat", verdict="cancelled")["results"]
+    assert (rows[0]["status"], rows[0]["code"]) == ("499", "cancelled")
 
 
 def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
