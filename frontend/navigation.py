@@ -61,7 +61,7 @@ TENANT = (
         "Organisation",
         (
             Entry("Members", "members", "members", "m", Permission.MEMBERS_READ),
-            Entry("Webhooks", "webhooks", "webhooks", "w", Permission.TENANT_UPDATE),
+            Entry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
             Entry("Audit log", "audit", "audit", "a", Permission.AUDIT_READ),
             Entry("Settings", "settings", "settings", "s"),
         ),

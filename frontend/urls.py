@@ -9,6 +9,8 @@ from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
 from frontend.screens import (
+    audit,
+    members,
     ops_alerts,
     ops_audit,
     ops_fleet,
@@ -58,6 +60,8 @@ urlpatterns = [
     *playground.urlpatterns,
     *prices.urlpatterns,
     *requests.urlpatterns,
+    *members.urlpatterns,
+    *audit.urlpatterns,
     *ops_fleet.urlpatterns,
     *ops_alerts.urlpatterns,
     *ops_audit.urlpatterns,
