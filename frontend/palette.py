@@ -48,7 +48,7 @@ def find_keys(visit: Visit, typed: str) -> Iterable[Hit]:
         return
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     for key in rows.order_by("name")[:MOST]:
-        yield Hit(key.name, f"{visit.url('keys')}?key={key.pk}", "keys", f"{key.prefix}…")
+        yield Hit(key.name, visit.url("keys-one", key.pk), "keys", f"{key.prefix}…")
 
 
 def find_request(visit: Visit, typed: str) -> Iterable[Hit]:
@@ -66,7 +66,7 @@ def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
 
 
 # What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
-TENANT: dict[str, Finder] = {"Requests": find_request}
+TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request}
 OPERATOR: dict[str, Finder] = {"Tenants": find_tenants}
 
 

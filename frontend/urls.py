@@ -10,6 +10,7 @@ from django.urls import include, path, re_path
 from frontend import palette, preferences, views
 from frontend.screens import (
     audit,
+    keys,
     members,
     ops_alerts,
     ops_audit,
@@ -57,6 +58,7 @@ urlpatterns = [
     path("ops/search", palette.operator_search, name="ops-search"),
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
+    *keys.urlpatterns,
     *playground.urlpatterns,
     *prices.urlpatterns,
     *requests.urlpatterns,
