@@ -62,7 +62,7 @@ def uncordon(visit: Visit) -> HttpResponse:
     with visit.scope():
         if not Cordon.objects.filter(worker=worker).exists():
             raise Http404
-    form = forms.Form(visit.request.POST or None)
+    form = forms.Form({} if visit.request.method == "POST" else None)  # nothing is asked: only that it is sent
     effect = f"{worker} gets requests again within a second."
     title = f"Uncordon {worker}"
     given = _given(visit, "Uncordon", effect)
