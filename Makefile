@@ -48,7 +48,7 @@ docs: setup ## write the settings' table in docs/configuration.md anew
 	$(BIN)/millrace settings --write docs/configuration.md
 
 screenshots: $(VENV)/installed-dev ## take docs/screenshots anew, of demo tenants
-	@exec $(BIN)/python -m pytest -q tests/frontend/make_screenshots.py
+	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.frontend.make_screenshots
 
 lock: $(VENV)/installed-dev ## choose the newest allowed versions anew, and lock them
 	$(PIP) install --quiet uv

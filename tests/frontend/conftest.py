@@ -12,16 +12,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.frontend.console import PASSWORD, Undefined, meter
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from tests.frontend.console import FLAGS, PASSWORD, Undefined, meter
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,15 @@ from inference_worker.protocol import Envelope, UsageEvent, encode
 if TYPE_CHECKING:
     from tenants.models import ApiKey, Project, Tenant, User
 
+# For Chromium, also in a container as root.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 PASSWORD = "correct horse battery staple"
 # Each state is a tenant of its own. "error": every panel of the populated one fails.
 SLUGS = MappingProxyType({"populated": "acme", "empty": "bare", "over": "spent"})

@@ -1,6 +1,7 @@
-"""Takes docs/screenshots anew: each registered screen of a demo tenant, light and dark, on a phone and on a desk.
+"""`make screenshots`: docs/screenshots anew, each registered screen, light and dark, on a phone and on a desk.
 
-Not a test: `make screenshots` runs it. SCREENSHOTS names another folder; ONLY, a part of a screen's name.
+Starts a platform of its own with the embedded model, fills it by `manage.py demo_traffic`, and looks at it: minutes.
+SCREENSHOTS names another folder; ONLY, a part of a screen's name; EVENTS, how much usage.
 """
 
 from __future__ import annotations
@@ -8,85 +9,133 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
+import signal
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-import redis
-from django.conf import settings
 from PIL import Image
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, sync_playwright
 
-from tests.frontend.console import DEMO, PASSWORD, load_screens
+from millrace.config import read_env_file
+from tests.e2e.conftest import START_SECONDS, free_port, start
+from tests.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
+
+if TYPE_CHECKING:
+    from tenants.models import User
 
 FOLDER = Path(os.environ.get("SCREENSHOTS", "docs/screenshots"))
 ONLY = os.environ.get("ONLY", "")
+EVENTS = int(os.environ.get("EVENTS", "6000"))
 MOST = 8 * 2**20
-WIDTHS = {390: 844, 1440: 900}
-TALLEST = {390: 3600, 1440: 2000}
+HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # least and most, by width
 SHOWN = "demo-harbour"
 OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 
-@pytest.mark.timeout(3000)
-def test_take_them(browser: Browser, served: str, transactional_db: None) -> None:
-    from billing import rollups, status
-    from millrace.demo import running
+@contextmanager
+def platform() -> Iterator[str]:
+    """A running platform with demo tenants, which Django in this process is part of; gives its address."""
+    folder = Path(tempfile.mkdtemp(prefix="millrace-screenshots-"))
+    folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
+    port = free_port()
+    process = start(folder / "state", port, folder / "log")
+    address = f"http://127.0.0.1:{port}"
+    try:
+        give_up_at = time.monotonic() + 2 * START_SECONDS
+        while address not in (folder / "log").read_text():
+            assert process.poll() is None and time.monotonic() < give_up_at, (folder / "log").read_text()
+            time.sleep(0.5)
+        os.environ.update(read_env_file(folder / "state" / "env"))
+        os.environ.update(
+            MILLRACE_STATE_DIR=str(folder / "state"),
+            MILLRACE_PORT=str(port),
+            DJANGO_SETTINGS_MODULE="millrace.settings",
+        )
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fill() -> None:
+    """Demo tenants, two months of usage, some live requests, and an operator."""
+    from django.core.management import call_command
+
+    from tenants.models import User
+
+    call_command("demo_traffic", events=EVENTS, seconds=15, password=PASSWORD, yes_beside_real_tenants=True)
+    User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
+    time.sleep(75)  # each minute rollups, alerts and the operators' records are made
+
+
+def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
+    """The pictures of a screen: name, who looks, address. None of what the demo has no example of."""
     from tenants.models import Tenant, User
     from tenants.roles import SystemUse
     from tenants.scoping import system, tenant_scope
 
-    running.play(events=int(os.environ.get("EVENTS", "6000")), password=PASSWORD)
-    time.sleep(6)  # rollups leave out what was settled in the last seconds
-    rollups.build()
-    now = int(time.time() * 1e6)
-    with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"]) as broker:
-        broker.set(status.STATUS_KEY, status.encode(status.SettlerStatus(now, "s", 0, 0, 0, None, 0, lag_ms=0)))
-    with system(SystemUse.COMMAND):
-        tenants = {tenant.slug: tenant for tenant in Tenant.objects.all_tenants()}
-    operator = User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for screen in load_screens():
-        if ONLY not in screen.name:
-            continue
-        slugs = OVERVIEWS if screen.name == "overview" else {"": SHOWN}
-        for suffix, slug in slugs.items():
-            values: dict[str, object] = {"slug": slug}
-            with tenant_scope(tenants[slug]):
-                for name in re.findall(r"{(\w+)}", screen.url):
-                    if name in DEMO:
-                        values[name] = DEMO[name](tenants[slug])
-            if set(re.findall(r"{(\w+)}", screen.url)) - set(values):
-                continue  # a page of what the demo has none of
-            person = operator if screen.who == "operator" else User.objects.get(email=f"owner@{slug}.example")
-            _take(browser, served, person, screen.url.format(**values), f"{screen.name}{suffix}")
-    taken = sum(path.stat().st_size for path in FOLDER.glob("*.webp"))
-    assert taken <= MOST, taken
+    for suffix, slug in (OVERVIEWS if screen.name == "overview" else {"": SHOWN}).items():
+        with system(SystemUse.COMMAND):
+            tenant = Tenant.objects.all_tenants().get(slug=slug)
+        names = set(re.findall(r"{(\w+)}", screen.url))
+        with tenant_scope(tenant):
+            values = {"slug": slug} | {name: DEMO[name](tenant) for name in names if name in DEMO}
+        if names <= set(values):
+            email = "operator@millrace.example" if screen.who == "operator" else f"owner@{slug}.example"
+            yield f"{screen.name}{suffix}", User.objects.get(email=email), screen.url.format(**values)
 
 
-def _take(browser: Browser, served: str, person: Any, address: str, name: str) -> None:
+def take(browser: Browser, base: str, person: Any, address: str, name: str) -> None:
+    """Four pictures of a page."""
     from django.test import Client
-
-    from tests.frontend.console import remembered
 
     client = Client()
     client.force_login(person)
     remembered(client.session)
     for theme in ("light", "dark"):
-        for width, height in WIDTHS.items():
-            context = browser.new_context(
-                base_url=served,
-                color_scheme=theme,
-                viewport={"width": width, "height": height},
-                reduced_motion="reduce",
-            )
-            context.add_cookies([{"name": "sessionid", "value": client.session.session_key, "url": served}])
+        for width, (least, most) in HEIGHTS.items():
+            size = {"width": width, "height": least}
+            context = browser.new_context(base_url=base, color_scheme=theme, viewport=size, reduced_motion="reduce")
+            context.add_cookies([{"name": "sessionid", "value": client.session.session_key or "", "url": base}])
             page = context.new_page()
             page.goto(address, wait_until="networkidle")
             tall = page.evaluate("document.documentElement.scrollHeight")
-            page.set_viewport_size({"width": width, "height": min(max(tall, height), TALLEST[width])})
-            page.wait_for_timeout(250)
+            page.set_viewport_size({"width": width, "height": min(max(tall, least), most)})
+            page.wait_for_timeout(300)
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
             picture.save(FOLDER / f"{name}-{theme}-{width}.webp", quality=75, method=6)
             context.close()
+
+
+def main() -> int:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        sys.stderr.write("no Chromium on this machine\n")
+        return 1
+    with platform() as base:
+        import django
+
+        django.setup()
+        fill()
+        wanted = [shot for screen in load_screens() if ONLY in screen.name for shot in pages(screen)]
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+            for name, person, address in wanted:
+                take(browser, base, person, address, name)
+            browser.close()
+    taken = sum(path.stat().st_size for path in FOLDER.glob("*.webp"))
+    sys.stdout.write(f"{len(wanted)} pages, {taken / 2**20:.1f} MB in {FOLDER}\n")
+    return 0 if taken <= MOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
