@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
+from typing import Any
 
 from django.db import connection
 
@@ -78,7 +79,8 @@ def sweep(now: datetime | None = None) -> int:
 def span(start: datetime, end: datetime, bucket: timedelta) -> list[Point]:
     """Every worker in every bucket, from `start` on, that it was seen in; oldest first; inside `system(…)`."""
     with connection.cursor() as cursor:
-        cursor.execute(_SPAN, {"start": start, "end": end, "bucket": bucket})
+        asked: dict[str, Any] = {"start": start, "end": end, "bucket": bucket}
+        cursor.execute(_SPAN, asked)
         return [
             Point(at.astimezone(UTC), worker, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
             for at, worker, *values in cursor.fetchall()
