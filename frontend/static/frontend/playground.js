@@ -179,7 +179,9 @@ if (form) {
       go.className = "mono dim";
       if (data.request) go.href = data.request.replace("-id-", run.id);
       go.textContent = run.id;
-      $(".turns", run.column.card).append(go);
+      const log = $(".turns", run.column.card);
+      log.append(go);
+      log.scrollTop = log.scrollHeight;
     }
     const used = run.usage ? `, ${run.usage.completion_tokens} tokens, ${$("[data-cost]", run.column.card).textContent}` : "";
     $("[data-said]", form).textContent = `${run.model}: ${label}${used}. ${text || ""}`;

@@ -114,10 +114,12 @@ def _budgets(player: Player, history: Sequence[Use], now: datetime) -> None:
 def _amount(budget: BudgetSpec, history: Sequence[Use], now: datetime) -> int:
     if isinstance(budget.amount, int):
         return budget.amount
-    since = 0
-    if budget.period == "month":
-        since = int(now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()) * 1_000_000
-    events = [use.event for use in history if use.event.envelope.admitted_at >= since]
+    since = {
+        "month": now.replace(day=1, hour=0, minute=0, second=0, microsecond=0),
+        "days": now - timedelta(days=30),
+        "ever": datetime.min.replace(tzinfo=UTC),
+    }[budget.of]
+    events = [use.event for use in history if _moment(use) >= since]
     spent = sum(rated.cost_femto for rated in rate(events) if not isinstance(rated, Exception)) // FEMTO_PER_NANO
     cent = 10**7
     return max(cent, round(spent * budget.amount / cent) * cent)

@@ -26,7 +26,7 @@ class Work:
 @dataclass(frozen=True)
 class BudgetSpec:
     """A budget of the tenant, a project, a key or a member. `amount`: whole nano-USD, tokens or requests; or, as a
-    float, the part of what the history comes to."""
+    float, so many times what was used: in this month so far, in 30 days, or ever, as `of` says."""
 
     name: str
     unit: Literal["money", "tokens", "requests"]
@@ -37,6 +37,7 @@ class BudgetSpec:
     member: str = ""
     raise_amount: int = 0  # for a week
     rollover_cap: int = 0
+    of: Literal["month", "days", "ever"] = "month"
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ HARBOUR = TenantSpec(
         KeySpec("Old laptop", by="admin", revoked=True),
     ),
     budgets=(
-        BudgetSpec("The month", "money", "month", 100 * DOLLAR, mode="soft"),
-        BudgetSpec("Noor", "money", "month", 90 * DOLLAR, member="dev", rollover_cap=20 * DOLLAR),
+        BudgetSpec("The month", "money", "month", 1.6, of="days"),
+        BudgetSpec("Noor, watched", "money", "month", 60 * DOLLAR, mode="soft", member="dev", rollover_cap=20 * DOLLAR),
     ),
     limits={"requests_per_minute": 1200, "tokens_per_day": 90_000_000},
     volume=1.3,
@@ -151,7 +152,7 @@ COPPER = TenantSpec(
             budgets=(BudgetSpec("Quests a day", "requests", "day", 100, mode="dry_run"),),
         ),
     ),
-    budgets=(BudgetSpec("Pilot", "money", "lifetime", 0.97),),
+    budgets=(BudgetSpec("Pilot", "money", "lifetime", 0.97, of="ever"),),
     volume=0.8,
     vat_id="FR00000000000",
 )

@@ -147,7 +147,7 @@ def _tokens(work: Work, age: float, draw: random.Random) -> tuple[TokenUsage, st
         return TokenUsage(uncached=prompt, output=output), "too_short"
     read = written = 0
     if draw.random() < 0.25 + 0.7 * age:
-        read = BLOCK * int(blocks * work.reused * age * draw.uniform(0.7, 1.3))
+        read = BLOCK * int(blocks * work.reused * (0.35 + 0.65 * age) * draw.uniform(0.8, 1.25))
         read = min(read, BLOCK * blocks)
     elif work.writes:
         written = BLOCK * int(blocks * work.reused)
