@@ -22,6 +22,7 @@ from frontend.screens import (
     playground,
     prices,
     requests,
+    usage,
 )
 
 urlpatterns = [
@@ -62,6 +63,7 @@ urlpatterns = [
     *playground.urlpatterns,
     *prices.urlpatterns,
     *requests.urlpatterns,
+    *usage.urlpatterns,
     *members.urlpatterns,
     *audit.urlpatterns,
     *ops_fleet.urlpatterns,
