@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -113,8 +113,13 @@ def _event(visit: Visit, row: HealthEvent, tenant: str) -> EventRow:
         urgent=row.urgent,
         opened_at=row.opened_at,
         closed_at=row.closed_at,
-        lasted=timesince(row.opened_at, row.closed_at or visit.now, depth=1),
+        lasted=_lasted((row.closed_at or visit.now) - row.opened_at),
     )
+
+
+def _lasted(time: timedelta) -> str:
+    start = datetime(2000, 1, 1, tzinfo=UTC)
+    return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "under a minute"
 
 
 def _alert(row: BudgetAlert) -> AlertRow:
