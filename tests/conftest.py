@@ -70,8 +70,11 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Start the services and describe them in the environment, before pytest-django sets Django up.
 
-    Each of several processes (`pytest -n`) has its own.
+    Each of several processes (`pytest -n`) has its own, and the one that only hands out tests has none: the others
+    inherit its environment.
     """
+    if getattr(config.option, "numprocesses", None) and not _is_worker(config):
+        return
     given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
     for name in given:
         del os.environ[name]  # the tests' settings are their own, not those of a stack that runs here
