@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from django.urls import reverse
 from django.utils.http import urlencode
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.request import Request
@@ -88,10 +88,15 @@ _LISTED = (
 )
 
 
+@extend_schema_field({"type": ["object", "null"], "description": "The limit or budget that did not allow it."})
+class BoundField(serializers.JSONField):
+    """Its kind, id, name, what was left and needed, and when that changes."""
+
+
 class RequestOut(serializers.ModelSerializer[RequestRecord]):
     """A request, as its gateway saw it."""
 
-    bound = serializers.JSONField(allow_null=True, help_text="The limit or budget that did not allow it.")
+    bound = BoundField(read_only=True)
     usage = serializers.SerializerMethodField(help_text="Null until it is settled, and where nothing ran.")
 
     class Meta:
@@ -99,10 +104,11 @@ class RequestOut(serializers.ModelSerializer[RequestRecord]):
         fields = (*_LISTED, "usage")
         read_only_fields = fields
 
-    def get_usage(self, record: RequestRecord) -> RequestUsageOut | None:
+    @extend_schema_field(RequestUsageOut(allow_null=True))
+    def get_usage(self, record: RequestRecord) -> dict[str, Any] | None:
         usage: Mapping[str, Usage] = self.context["usage"]
         found = usage.get(record.request_id)
-        return None if found is None else RequestUsageOut(found).data  # type: ignore[return-value]
+        return None if found is None else dict(RequestUsageOut(found).data)
 
 
 class RequestPageOut(serializers.Serializer[Any]):
@@ -111,7 +117,7 @@ class RequestPageOut(serializers.Serializer[Any]):
     results = RequestOut(many=True)
 
 
-class LineOut(serializers.Serializer[Any]):
+class RequestLineOut(serializers.Serializer[Any]):
     """A step of the arithmetic: tokens x price is the cost, exactly."""
 
     component = serializers.CharField()
@@ -122,7 +128,7 @@ class LineOut(serializers.Serializer[Any]):
     effective_from = serializers.DateTimeField(help_text="Since when that has been the price.")
 
 
-class AdjustmentOut(serializers.ModelSerializer[Adjustment]):
+class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
     """A correction of what a leg used and costs; both may be below zero."""
 
     usd = serializers.SerializerMethodField()
@@ -135,7 +141,7 @@ class AdjustmentOut(serializers.ModelSerializer[Adjustment]):
         return _usd(int(row.cost_femto))
 
 
-class LegOut(serializers.Serializer[Leg]):
+class RequestLegOut(serializers.Serializer[Leg]):
     """A priced call of a model, as its worker reported it."""
 
     leg = serializers.IntegerField(source="event.leg")
@@ -160,8 +166,9 @@ class LegOut(serializers.Serializer[Leg]):
     hold_nano = serializers.IntegerField(source="event.hold", allow_null=True)
     price_version = serializers.IntegerField(source="event.price_version", allow_null=True)
     lines = serializers.SerializerMethodField()
-    adjustments = AdjustmentOut(many=True)
+    adjustments = RequestAdjustmentOut(many=True)
 
+    @extend_schema_field(RequestLineOut(many=True))
     def get_lines(self, leg: Leg) -> list[dict[str, Any]]:
         return [
             {
@@ -176,13 +183,13 @@ class LegOut(serializers.Serializer[Leg]):
         ]
 
 
-class RecordOut(serializers.ModelSerializer[RequestRecord]):
+class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
     """What the gateway wrote down of it."""
 
     limits = serializers.JSONField(help_text="Those checked, and what they left; `dry`: on trial.")
     route = serializers.JSONField(help_text="Policy, targets, and those that were skipped and why.")
     placements = serializers.JSONField(help_text="Replicas that were chosen, and why.")
-    bound = serializers.JSONField(allow_null=True, help_text="The limit or budget that did not allow it.")
+    bound = BoundField(read_only=True)
 
     class Meta:
         model = RequestRecord
@@ -194,7 +201,7 @@ class RecordOut(serializers.ModelSerializer[RequestRecord]):
         read_only_fields = fields
 
 
-class HeldFromOut(serializers.Serializer[Any]):
+class RequestHeldFromOut(serializers.Serializer[Any]):
     """A budget that it had to fit."""
 
     budget_id = serializers.IntegerField()
@@ -206,7 +213,7 @@ class HeldFromOut(serializers.Serializer[Any]):
     amount = serializers.IntegerField()
 
 
-class ContentOut(serializers.Serializer[Any]):
+class RequestContentOut(serializers.Serializer[Any]):
     """Prompt and answers, where the tenant has them kept."""
 
     body = serializers.CharField(help_text="The request as it was sent, JSON.")
@@ -214,16 +221,16 @@ class ContentOut(serializers.Serializer[Any]):
     truncated = serializers.BooleanField()
 
 
-class StoryOut(serializers.Serializer[Story]):
+class RequestStoryOut(serializers.Serializer[Story]):
     """The whole story of a request."""
 
     request_id = serializers.CharField()
-    record = RecordOut(allow_null=True)
-    others = RecordOut(many=True, help_text="The same at other gateways, and calls that were given its answer.")
-    legs = LegOut(many=True)
-    budgets = HeldFromOut(many=True)
+    record = RequestRecordOut(allow_null=True)
+    others = RequestRecordOut(many=True, help_text="The same at other gateways, and calls that were given its answer.")
+    legs = RequestLegOut(many=True)
+    budgets = RequestHeldFromOut(many=True)
     batch = serializers.CharField(allow_null=True)
-    content = ContentOut(allow_null=True)
+    content = RequestContentOut(allow_null=True)
     usd = serializers.SerializerMethodField()
     saved_usd = serializers.SerializerMethodField()
     hold_nano = serializers.IntegerField(allow_null=True)
@@ -235,7 +242,7 @@ class StoryOut(serializers.Serializer[Story]):
         return _usd(found.saved_femto)
 
 
-class CountsOut(serializers.Serializer[Any]):
+class RequestCountsOut(serializers.Serializer[Any]):
     """Requests by how they ended, and the time to the first token that callers saw."""
 
     start = serializers.DateTimeField()
@@ -249,7 +256,7 @@ class CountsOut(serializers.Serializer[Any]):
     ttft_p95_ms = serializers.IntegerField(allow_null=True)
 
 
-class BoundByOut(serializers.Serializer[Any]):
+class RequestBoundByOut(serializers.Serializer[Any]):
     """A limit or budget, and how many requests it did not allow."""
 
     kind = serializers.CharField()
@@ -260,10 +267,10 @@ class BoundByOut(serializers.Serializer[Any]):
     requests = serializers.IntegerField()
 
 
-class RatesOut(serializers.Serializer[Any]):
-    buckets = CountsOut(many=True)
-    total = CountsOut()
-    bounds = BoundByOut(many=True)
+class RequestRatesOut(serializers.Serializer[Any]):
+    buckets = RequestCountsOut(many=True)
+    total = RequestCountsOut()
+    bounds = RequestBoundByOut(many=True)
     ttft_objective_ms = serializers.IntegerField()
 
 
@@ -305,7 +312,7 @@ class RequestDetail(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="request", parameters=[Query], responses=StoryOut)
+    @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
     def get(self, request: Request, name: str) -> Response:
         """The whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its cost."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
@@ -313,7 +320,7 @@ class RequestDetail(TenantView):
             found = questions.story(self.access.tenant.pk, name) if "\0" not in name else None
         if found is None:
             raise NotFound
-        return Response(StoryOut(found).data)
+        return Response(RequestStoryOut(found).data)
 
 
 @extend_schema(tags=["requests"])
@@ -321,7 +328,7 @@ class RequestRates(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RatesOut)
+    @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RequestRatesOut)
     def get(self, request: Request) -> Response:
         """How requests went by hour or day, and which limits and budgets refused how many. By default: a day."""
         asked = RatesQuery(data=request.query_params.dict())
@@ -334,4 +341,4 @@ class RequestRates(TenantView):
         with self.scope():
             found = questions.rates(self.access.tenant.pk, start, end, given["bucket"])
         told = {"ttft_objective_ms": questions.ttft_objective_ms()}
-        return Response(RatesOut({**vars(found), **told}).data)
+        return Response(RequestRatesOut({**vars(found), **told}).data)
