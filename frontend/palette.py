@@ -14,6 +14,7 @@ from frontend.navigation import sections
 from frontend.showing import show
 from frontend.visits import Visit, operator_page, tenant_page
 from millrace.records.models import RequestRecord
+from millrace.config import platform_settings
 from tenants.access import Permission
 from tenants.models import ApiKey, Tenant
 
@@ -65,9 +66,16 @@ def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
         yield Hit(tenant.name, reverse("overview", args=[tenant.slug]), "tenants", tenant.slug)
 
 
+def find_models(visit: Visit, typed: str) -> Iterable[Hit]:
+    """The models that are served, by name: how busy each is."""
+    for spec in platform_settings().models:
+        if typed.lower() in spec.name:
+            yield Hit(spec.name, f"{reverse('ops-fleet')}?model={spec.name}", "models", "fleet")
+
+
 # What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
 TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request}
-OPERATOR: dict[str, Finder] = {"Tenants": find_tenants}
+OPERATOR: dict[str, Finder] = {"Models": find_models, "Tenants": find_tenants}
 
 
 def _found(visit: Visit) -> tuple[Hits, ...]:
