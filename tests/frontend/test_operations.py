@@ -219,3 +219,10 @@ def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable
     assert "Another thing" in both
     assert "No settler runs" not in only
     assert "Another thing" in only
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_model_is_found_by_its_name(client: Client) -> None:
+    page = client.get("/ops/search?q=MiniLM").content.decode()
+    assert "/ops/fleet/?model=all-minilm-l6-v2" in page
+    assert "smollm2" not in page
