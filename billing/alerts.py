@@ -142,7 +142,7 @@ def _mail(alert: BudgetAlert, window: Window) -> tuple[str, str]:
         text += f"\nThe period ends on {window.period_end:%d %B %Y, %H:%M} UTC."
     if budget.mode == Budget.Mode.HARD:
         text += "\nIt refuses requests that do not fit any more."
-    return subject, f"{text}\n\n{platform_settings().base_url}"
+    return subject, f"{text}\n\n{platform_settings().base_url}/t/{budget.tenant.slug}/budgets/"
 
 
 def _text(amount: int, budget: Budget) -> str:

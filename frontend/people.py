@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import LoginForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from django.core.mail import EmailMessage
 from django.http import HttpRequest
 
 from tenants import audit
+from tenants.letters import letter
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -30,6 +33,22 @@ class AccountAdapter(DefaultAccountAdapter):
         """Called for each change of a password or second factor, which is what the audit log wants to know."""
         audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
         super().send_notification_mail(template_prefix, user, context, email)
+
+    def render_mail(
+        self, template_prefix: str, email: Any, context: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> EmailMessage:
+        """In the style of all mails."""
+        plain = super().render_mail(template_prefix, email, context, headers)
+        link = urlsplit(str(context.get("password_reset_url", "")))
+        return letter(
+            plain.subject,
+            plain.body,
+            plain.to,
+            button="Set a new password",
+            home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
+            why="You get this because of your log-in at Millrace.",
+            headers=plain.extra_headers,
+        )
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import structlog
 from django.conf import settings
-from django.core.mail import send_mail
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
 from millrace.config import platform_settings
+from tenants.letters import letter
 from tenants.models import Invitation
 from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
@@ -60,14 +60,14 @@ def mail(tenant_id: int, invitation_id: int) -> None:
     if invitation is None or not invitation.is_open:
         return
     inviter = invitation.invited_by.email if invitation.invited_by else "An operator"
-    send_mail(
-        f"{invitation.tenant.name} on Millrace",
+    text = (
         f"{inviter} invites you to {invitation.tenant.name} as {invitation.get_role_display()}.\n\n"
-        f"Accept here, until {invitation.expires_at:%d %B %Y, %H:%M} UTC:\n{link(invitation)}\n\n"
-        "The link works once. If you did not expect it, ignore this mail.\n",
-        None,
-        [invitation.email],
+        f"Accept here, until {invitation.expires_at:%d %B %Y, %H:%M} UTC:\n\n{link(invitation)}\n\n"
+        "The link works once, for you alone."
     )
+    why = "If you did not expect it, ignore this mail: without the link nothing happens."
+    subject = f"{invitation.tenant.name} on Millrace"
+    letter(subject, text, [invitation.email], button="Accept the invitation", why=why).send()
 
 
 def _proof(invitation: Invitation) -> str:

@@ -16,6 +16,7 @@ from django.core.mail import EmailMessage
 from django.db import connection
 from django.utils.crypto import salted_hmac
 
+from tenants.letters import letter
 from tenants.models import Mail, Membership
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -69,5 +70,4 @@ def _written(pk: int) -> EmailMessage:
         to = sorted(members.values_list("user__email", flat=True))
     name = salted_hmac("tenants.mails", str(pk)).hexdigest()
     domain = settings.DEFAULT_FROM_EMAIL.rpartition("@")[2].rstrip("> ")
-    subject = " ".join(mail.subject.split())  # a line end would begin another header
-    return EmailMessage(subject, f"{mail.text}\n", None, to, headers={"Message-ID": f"<{name}@{domain}>"})
+    return letter(mail.subject, mail.text, to, headers={"Message-ID": f"<{name}@{domain}>"})

@@ -14,6 +14,7 @@ from billing.amounts import dollars
 from billing.invoicing.telling import tell_past_due
 from billing.models import BillingProfile, Invoice, InvoiceFile, InvoiceMail
 from millrace.config import platform_settings
+from tenants.letters import letter
 from tenants.models import Membership
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -73,7 +74,9 @@ def _written(pk: int) -> EmailMessage:
         subject = f"Reminder: {subject}"
         text = f"{dollars(owed)} of invoice {invoice.number} were due on {invoice.due_on:%d %B %Y} and are still open."
     link = f"{platform_settings().base_url}/api/invoices/{invoice.pk}/html?tenant={invoice.tenant.slug}"
-    message = EmailMessage(f"{subject} from {invoice.seller['name']}", f"{text}\n\n{link}\n", None, to)
+    subject = f"{subject} from {invoice.seller['name']}"
+    why = f"You get this for {invoice.tenant.name}: as named in its billing details, or as an owner or billing member."
+    message = letter(subject, f"{text}\n\n{link}", to, button=f"Open the {kind.lower()}", why=why)
     message.attach(f"{invoice.number}.pdf", bytes(pdf), "application/pdf")
     return message
 

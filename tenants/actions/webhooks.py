@@ -78,7 +78,8 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
         audit.record("webhook.disable", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
         text = (
             f"Millrace no longer sends events of {tenant.name} to\n{row.url}\n\n{because}\n\n"
-            "Switch the endpoint on again once it works. Events that did not arrive can be replayed."
+            "Switch the endpoint on again once it works. Events that did not arrive can be replayed.\n\n"
+            f"{platform_settings().base_url}/t/{tenant.slug}/webhooks/"
         )
         enqueue_mail(tenant.pk, ["owner", "admin"], f"A webhook of {tenant.name} was disabled", text)
     return True

@@ -22,6 +22,7 @@ from tenants.mails import send_mails
 from tenants.models import ApiKey, Mail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
+from tests.mailing import alike
 from tests.seeing import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db
@@ -83,7 +84,7 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
     assert (send_mails(), send_mails()) == (1, 0)
     (message,) = outbox.outbox
     assert message.to == ["books@acme.example", "owner@acme.example"]
-    assert "500 tokens of 1,000 tokens" in message.body
+    alike(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
     use(budget, 1200)
     assert check_thresholds(NOW) == 2
     assert told(tenant) == ["50", "80", "100"]

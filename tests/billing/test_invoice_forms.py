@@ -33,6 +33,7 @@ from tenants.models import Tenant, User
 from tenants.roles import SystemUse
 from tenants.scoping import system
 from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.mailing import alike
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db
@@ -241,6 +242,7 @@ def test_an_invoice_is_mailed_once(acme):
     assert (sent.to, sent.subject) == (
         *(["bills@acme.example"], f"Invoice {invoice.number} from Northgate Inference B.V."),
     )
+    alike(sent, invoice.number, f"/api/invoices/{invoice.pk}/html")
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
     assert Everybody(InvoiceMail).get().sent_to == ["bills@acme.example"]
@@ -278,6 +280,7 @@ def test_reminders_of_what_is_past_due(acme):
     assert found == [0, 1, 0, 0, 1, 0, 1, 0]
     assert mails.send_all() == 3
     assert mail.outbox[-1].subject.startswith("Reminder: Invoice")
+    alike(mail.outbox[-1], "are still open", invoice.number)
     do_record_payment(Received("manual", "p", invoice.total, NOVEMBER, tenant="acme"))
     assert mails.remind(due + timedelta(days=90)) == 0
 
