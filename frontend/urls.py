@@ -22,7 +22,10 @@ from frontend.screens import (
     playground,
     prices,
     requests,
+    routing,
+    settings,
     usage,
+    webhooks,
 )
 
 urlpatterns = [
@@ -66,6 +69,9 @@ urlpatterns = [
     *usage.urlpatterns,
     *members.urlpatterns,
     *audit.urlpatterns,
+    *webhooks.urlpatterns,
+    *settings.urlpatterns,
+    *routing.urlpatterns,
     *ops_fleet.urlpatterns,
     *ops_alerts.urlpatterns,
     *ops_audit.urlpatterns,
