@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.frontend.console import FLAGS, PASSWORD, Undefined, meter
+from tests.frontend.browsing import AXE, SETTLED, WATCH, Visited, fail, logged_in, weigh
+from tests.frontend.console import FLAGS, PASSWORD, Screen, Undefined, World, make_world, meter
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +31,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def served(django_db_setup: None) -> Iterator[str]:
+def served(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     """Django behind uvicorn, as it is served; gives its address."""
     from django.core.asgi import get_asgi_application
+    from django.db import connections
 
     config = uvicorn.Config(get_asgi_application(), "127.0.0.1", 0, log_level="error", lifespan="off")
     running = uvicorn.Server(config)
@@ -43,6 +45,12 @@ def served(django_db_setup: None) -> Iterator[str]:
     yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
     running.should_exit = True
     thread.join()
+    # A request that a closing page broke off may leave its thread a connection, and the database could not be dropped.
+    with django_db_blocker.unblock(), connections["owner"].cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = session_user"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +86,72 @@ def demo(table: None) -> Any:
     from millrace.demo.running import play  # here: this file is read before Django is set up
 
     return play(events=200, password=PASSWORD)
+
+
+@pytest.fixture(scope="module")
+def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
+    """Made once for all tests of this file, which change nothing of it; emptied when they are done."""
+    from django.core.management import call_command
+    from django.db import connection
+
+    with django_db_blocker.unblock():
+        try:
+            yield make_world()
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("SET ROLE NONE")
+                cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
+                cursor.execute("TRUNCATE billing_usageevent")
+                cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")
+                cursor.execute("RESET ROLE")
+            call_command("flush", interactive=False, verbosity=0, reset_sequences=False, inhibit_post_migrate=False)
+
+
+@pytest.fixture(scope="module")
+def contexts(browser: Browser, served: str, world: World) -> Iterator[Callable[[str], BrowserContext]]:
+    """A browser context a person, logged in, for the whole file."""
+    found: dict[str, BrowserContext] = {}
+
+    def context_of(who: str) -> BrowserContext:
+        if who not in found:
+            context = browser.new_context(base_url=served, viewport={"width": 1440, "height": 900})
+            cookie = {"name": "sessionid", "value": logged_in(world, who).session.session_key, "url": served}
+            context.add_cookies([cookie])
+            context.add_init_script(WATCH)
+            context.add_init_script(path=AXE)
+            found[who] = context
+        return found[who]
+
+    yield context_of
+    for context in found.values():
+        context.close()
+
+
+@pytest.fixture
+def visit(
+    contexts: Callable[[str], BrowserContext], world: World, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Screen, str], Visited]]:
+    """Opens a screen in a state, in light at 1440; panels that fail are part of the state "error" only."""
+    from frontend import panels
+
+    open_pages: list[Page] = []
+
+    def go(screen: Screen, state: str) -> Visited:
+        if state == "error":
+            monkeypatch.setattr(panels, "render", fail)
+        page = contexts(screen.who).new_page()
+        open_pages.append(page)
+        seen = Visited(page, [], {})
+        page.on("console", lambda said: said.type in ("error", "warning") and seen.complaints.append(said.text))
+        page.on("pageerror", lambda fault: seen.complaints.append(str(fault)))
+        page.on("response", lambda answer: weigh(seen, answer))
+        page.emulate_media(color_scheme="light")
+        answer = page.goto(screen.address(world, state), wait_until="load")
+        assert answer is not None and answer.ok, answer
+        page.locator(screen.ready).first.wait_for()
+        page.wait_for_function(SETTLED)
+        return seen
+
+    yield go
+    for page in open_pages:
+        page.close()

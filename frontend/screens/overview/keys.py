@@ -26,6 +26,7 @@ class KeyRow:
 
     name: str
     prefix: str
+    url: str
     tokens: int
     hit: str
     hit_tokens: int
@@ -80,7 +81,7 @@ def keys(visit: Visit) -> Keys:
     shown = Money(sum(row["cost_femto"] for row in top))
     everything = Money(sum(row["cost_femto"] for row in rows))
     return Keys(
-        tuple(_key(row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
+        tuple(_key(visit, row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
         shown,
         everything,
         share(shown.femto, everything.femto),
@@ -90,11 +91,14 @@ def keys(visit: Visit) -> Keys:
     )
 
 
-def _key(row: Mapping[str, Any], key: ApiKey | None, budget: Standing | None, whole: Standing | None) -> KeyRow:
+def _key(
+    visit: Visit, row: Mapping[str, Any], key: ApiKey | None, budget: Standing | None, whole: Standing | None
+) -> KeyRow:
     status, kind = _status(key, whole if whole and whole.is_full else budget)
     return KeyRow(
         name=key.name if key else f"Key {row['key_id']}, deleted",
         prefix=f"{key.prefix}…" if key else "",
+        url=visit.link("keys-one", key.pk) if key else "",
         tokens=all_input(row) + row["output"],
         hit=share(row["cache_read"], all_input(row)),
         hit_tokens=row["cache_read"],

@@ -19,7 +19,7 @@
   const small = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD", maximumSignificantDigits: 3 });
   const usd = (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v);
   const AXIS = {
-    usd: (v) => (v >= 1000 ? `$${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `$${+v.toFixed(2)}`),
+    usd: (v) => (v >= 1000 ? `$${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `$${Number.isInteger(v) ? v : v.toFixed(2)}`),
     tokens: (v) => compact.format(v),
     count: (v) => compact.format(v),
     decimal: (v) => compact.format(v),
