@@ -88,7 +88,7 @@ def _draft(period: Period, tenant_id: int, uses: list[Use], count: Count) -> lis
         if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.Kind.INVOICE)):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
-            lines += [_fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
+            lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
         if back and (note := _blank(period, tenant, Invoice.Kind.CORRECTION)):
             note.reason = "Usage corrected after it was invoiced"
@@ -118,7 +118,8 @@ def _standing(tenant_id: int, month: str) -> Invoice | None:
     return rows.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).first()
 
 
-def _fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
+def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
+    """The line of a commitment's monthly fee."""
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
@@ -155,8 +156,8 @@ def address(invoice: Invoice) -> None:
         invoice.buyer = profile.party() | {"po_number": profile.po_number}
 
 
-def total(invoice: Invoice, lines: list[InvoiceLine]) -> list[tuple[CreditGrant, int]]:
-    """Add the lines up; gives the credit that an invoice burns.
+def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None = None) -> list[tuple[CreditGrant, int]]:
+    """Add the lines up; gives the credit that an invoice burns: of `grants`, by default all that are usable.
 
     Raises:
         NoTaxRule: nobody has said which tax holds.
@@ -170,7 +171,8 @@ def total(invoice: Invoice, lines: list[InvoiceLine]) -> list[tuple[CreditGrant,
         rest = invoice.subtotal - invoice.taxable
         invoice.credits = [{"label": "Given back as credit", "cents": rest}] if rest else []
     else:
-        burnt = credits.burnt(credits.usable(invoice.tenant_id, invoice.period), use)
+        usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
+        burnt = credits.burnt(usable, use)
         invoice.credits = [{"label": str(grant), "cents": cents} for grant, cents in burnt]
         invoice.taxable = invoice.subtotal - sum(cents for _, cents in burnt)
         invoice.taxes = [taxed(_rule(invoice), invoice.taxable)]

@@ -1,0 +1,58 @@
+"""What the month under way comes to until now: an invoice as it would be drafted, of which nothing is written."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from billing.actions import credits
+from billing.actions.drafts import address, fee, total
+from billing.invoicing.lines import Count, counted, line, used, wanted
+from billing.invoicing.taxes import NoTaxRule
+from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
+from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+def period_at(tenant: Tenant, at: datetime) -> Period | None:
+    """The month of that instant, of whoever bills the tenant; None while nothing was used in it by anybody."""
+    profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
+    entity = profile.entity if profile else BillingEntity.objects.filter(slug="default").first()
+    return Period.objects.select_related("entity").filter(entity=entity, starts_at__lte=at, ends_at__gt=at).first()
+
+
+def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] | None:
+    """The invoice of the month under way, unsaved, and its lines; None if there is no month yet."""
+    with system(SystemUse.BILLING):
+        period = period_at(tenant, now)
+        if period is None:
+            return None
+        invoice = Invoice(tenant=tenant, entity=period.entity, period=period)
+        count = counted(period, tenant.pk).get(tenant.pk, Count())
+        invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
+        uses = wanted(Invoice.Kind.INVOICE, used(period, tenant.pk).get(tenant.pk, []))
+        lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
+        commitments = credits.committed(period, tenant.pk)
+        lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
+        address(invoice)
+        with suppress(NoTaxRule):
+            total(invoice, lines, _usable(period, tenant.pk))
+    return invoice, lines
+
+
+def _usable(period: Period, tenant_id: int) -> list[Any]:
+    """What the month may burn, with the credit of commitments that only its draft will grant."""
+    grants = credits.usable(tenant_id, period)
+    granted = set(
+        CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
+    )
+    for each in credits.committed(period, tenant_id):
+        if each.pk not in granted:
+            grant: Any = CreditGrant(priority=each.priority, expires_at=period.ends_at, note=each.name)
+            grant.rest = each.included_nano
+            grants.append(grant)
+    return sorted(grants, key=lambda grant: (grant.priority, grant.expires_at or _NEVER))

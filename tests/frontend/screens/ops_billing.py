@@ -1,0 +1,45 @@
+"""Registers billing runs; the invoices are those of the tenants' own screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.frontend.console import Screen, register
+
+ONE = "/ops/billing/{invoice}"
+
+
+def _period(tenant: Any) -> int:
+    from billing.models import Invoice
+
+    return Invoice.objects.for_tenant(tenant).order_by("-pk").values_list("period_id", flat=True)[0]
+
+
+def _draft(tenant: Any) -> int:
+    """Any tenant's: the one of the screenshots has none."""
+    from billing.models import Invoice
+    from tenants.roles import SystemUse
+    from tenants.scoping import system
+
+    with system(SystemUse.COMMAND):
+        return Invoice.objects.all_tenants().filter(state="draft", complete=True).values_list("pk", flat=True)[0]
+
+
+def _form(name: str, url: str) -> Screen:
+    return Screen(f"ops-billing-{name}", url, 24, who="operator", states=("populated",))
+
+
+register(
+    Screen("ops-billing", "/ops/billing/", queries=56, who="operator", states=("populated", "error")),
+    Screen("ops-billing-one", ONE, queries=40, who="operator", states=("populated", "over", "error")),
+    Screen("ops-billing-line", f"{ONE}/lines/1", queries=24, who="operator", states=("populated",)),
+    _form("draft", "/ops/billing/months/{period}/draft"),
+    _form("finalise-all", "/ops/billing/months/{period}/finalise"),
+    _form("finalise", "/ops/billing/{draft}/finalise"),
+    _form("payment", f"{ONE}/payment"),
+    _form("credit-note", f"{ONE}/credit-note"),
+    _form("void", f"{ONE}/void"),
+    _form("write-off", f"{ONE}/write-off"),
+    _form("credit", "/ops/billing/tenants/{slug}/credit"),
+    demo={"period": _period, "draft": _draft},
+)
