@@ -10,10 +10,12 @@ from django.urls import include, path, re_path
 from frontend import palette, preferences, views
 from frontend.screens import (
     audit,
+    invoices,
     keys,
     members,
     ops_alerts,
     ops_audit,
+    ops_billing,
     ops_fleet,
     ops_health,
     ops_models,
@@ -66,6 +68,8 @@ urlpatterns = [
     *playground.urlpatterns,
     *prices.urlpatterns,
     *requests.urlpatterns,
+    *ops_billing.urlpatterns,
+    *invoices.urlpatterns,
     *usage.urlpatterns,
     *members.urlpatterns,
     *audit.urlpatterns,
