@@ -83,7 +83,7 @@ def clock(at: datetime) -> str:
 @register.filter
 def day(of: date) -> str:
     """A calendar day, which no zone moves."""
-    return format_html('<time datetime="{}">{} {:%b %Y}</time>', of.isoformat(), of.day, of)
+    return format_html('<time datetime="{}">{}</time>', of.isoformat(), f"{of.day} {of:%b %Y}")
 
 
 @register.simple_tag
