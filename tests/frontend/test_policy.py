@@ -19,8 +19,14 @@ PATHS = ("/login", "/ops/", "/t/acme/")
 
 @pytest.fixture
 def operator() -> User:
-    actions.do_create_tenant("acme", "Acme")
     return User.objects.create_superuser("op@example.com")
+
+
+@pytest.fixture
+def owner() -> User:
+    user = User.objects.create_user("owner@example.com")
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), user, "owner")
+    return user
 
 
 def check(response, status: int, heading: str = "") -> None:
@@ -36,9 +42,9 @@ def check(response, status: int, heading: str = "") -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pages_keep_to_the_policy(client, operator, path):
+def test_pages_keep_to_the_policy(client, operator, owner, path):
     if path != "/login":
-        client.force_login(operator)
+        client.force_login(owner if path.startswith("/t/") else operator)
     check(client.get(path), 200)
 
 
@@ -54,12 +60,12 @@ def test_what_is_not_there(client, operator):
         (PermissionDenied("secret detail"), 403, "This was refused"),
     ],
 )
-def test_a_fault_shows_our_page_and_no_detail(client, operator, monkeypatch, fault, status, heading):
+def test_a_fault_shows_our_page_and_no_detail(client, owner, monkeypatch, fault, status, heading):
     def fail(visit):
         raise fault
 
     monkeypatch.setattr(overview, "head", fail)
-    client.force_login(operator)
+    client.force_login(owner)
     client.raise_request_exception = False
     response = client.get("/t/acme/")
     check(response, status, heading)
