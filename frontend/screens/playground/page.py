@@ -49,7 +49,7 @@ class Again:
     known: bool = False  # its prompt was kept
     system: str = ""
     prompt: str = ""
-    temperature: str = ""
+    temperature: str = "0.7"  # small models ramble at 1, the API's default
     max_tokens: str = ""
 
 

@@ -164,6 +164,7 @@ if (form) {
       run.said.remove();
     }
     if (text) {
+      if (!run.text) form.elements.prompt.value ||= run.prompt; // to be sent again
       const note = turn(run.column, "fault", text);
       const link = /budget|quota|limit/.test(text) && data.budgets;
       if (link) {
@@ -208,7 +209,7 @@ if (form) {
       for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) put(column, name, "–");
       state(column, "", "Waiting");
       const name = `${++count}`;
-      running.set(name, { name, model, column, socket: opened, text: "", said: turn(column, "assistant", ""), began: performance.now() });
+      running.set(name, { name, model, prompt, column, socket: opened, text: "", said: turn(column, "assistant", ""), began: performance.now() });
       const options = { include_usage: true, continuous_usage_stats: true };
       opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: options, ...settings() }));
     }
