@@ -10,6 +10,7 @@ from django.urls import include, path, re_path
 from frontend import palette, preferences, views
 from frontend.screens import (
     audit,
+    budgets,
     invoices,
     keys,
     members,
@@ -64,6 +65,7 @@ urlpatterns = [
     path("ops/search", palette.operator_search, name="ops-search"),
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
+    *budgets.urlpatterns,
     *keys.urlpatterns,
     *playground.urlpatterns,
     *prices.urlpatterns,

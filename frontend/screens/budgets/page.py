@@ -1,0 +1,403 @@
+"""The tree of budgets, the sets of limits, and the history of alerts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Q
+
+from billing.alerts import alerts_of, standing
+from billing.models import Budget, BudgetAlert, Window
+from frontend.gauges import Gauge, Mark, percent
+from frontend.numbers import exact
+from frontend.screens.budgets.amounts import MILLIONTHS, Amount
+from frontend.screens.budgets.scopes import ACCOUNT, Whose, whose
+from frontend.screens.keys.bounds import NAMES
+from frontend.visits import Visit
+from millrace.records.trying import Counted, refused_counts
+from tenants.access import Permission
+from tenants.models import LIMITS, LimitSet, WebhookDelivery
+from tenants.webhooks.queries import deliveries
+
+MOST = 300  # budgets in the tree
+ALERTS = 20
+FULL_AT = 99  # percent: what is left then fits hardly any request
+NEAR_AT = 80
+_APART = 12  # percent of the gauge that two labels need between them
+PERIODS = {"day": "each day", "month": "each month", "lifetime": "for good"}
+MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a budget stands in the period under way."""
+
+    budget: Budget
+    window: Window | None
+    used: Amount
+    held: Amount
+    limit: Amount
+    raised: Amount | None  # for now, in the limit
+    carried: Amount | None
+
+    @property
+    def left(self) -> Amount:
+        return Amount(self.limit.unit, max(0, self.limit.millionths - self.used.millionths - self.held.millionths))
+
+    @property
+    def is_hard(self) -> bool:
+        return self.budget.mode == Budget.Mode.HARD
+
+    @property
+    def is_full(self) -> bool:
+        return self.used.millionths * 100 >= self.limit.millionths * FULL_AT
+
+    @property
+    def percent(self) -> int:
+        return self.used.millionths * 100 // self.limit.millionths if self.limit.millionths else 100
+
+    @property
+    def ends(self) -> datetime | None:
+        return self.window.period_end if self.window else None
+
+
+@dataclass(frozen=True)
+class Threshold:
+    percent: int
+    sent: bool
+
+
+@dataclass(frozen=True)
+class BudgetRow:
+    """A budget in the tree. Widths are in percent, for the meter."""
+
+    name: str
+    url: str
+    raise_url: str
+    edit_url: str
+    mode: str
+    mode_kind: str
+    used: Amount
+    held: Amount
+    left: Amount
+    limit: Amount
+    percent: int
+    used_width: str
+    taken_width: str
+    level: str
+    period: str
+    resets_at: datetime | None
+    notes: tuple[str, ...]
+    thresholds: tuple[Threshold, ...]
+    refused: int  # would have been, lately: of those on trial
+
+
+@dataclass(frozen=True)
+class Node:
+    """Whose the budgets below are."""
+
+    label: str
+    icon: str
+    depth: int
+    rows: tuple[BudgetRow, ...]
+    new_url: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    nodes: tuple[Node, ...]
+    new_url: str
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class LimitLine:
+    name: str
+    value: int
+    refused: int
+    dry: int
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    label: str
+    model: str
+    lines: tuple[LimitLine, ...]
+    mode: str
+    mode_kind: str
+    by_operator: bool
+    edit_url: str
+    remove_url: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    rows: tuple[LimitRow, ...]
+    new_url: str
+
+
+@dataclass(frozen=True)
+class AlertRow:
+    budget: str
+    url: str
+    what: str
+    kind: str
+    used: Amount
+    limit: Amount
+    at: datetime
+    told: str
+    told_kind: str
+
+
+@dataclass(frozen=True)
+class Alerts:
+    rows: tuple[AlertRow, ...]
+    webhooks_url: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    kind: str
+    title: str
+    text: str
+    code: str
+    after: str
+    raise_url: str
+
+
+@dataclass(frozen=True)
+class Notices:
+    notices: tuple[Notice, ...]
+
+
+def standings(visit: Visit) -> list[Standing]:
+    """Every budget as it stands, asked once a page. In the visit's scope."""
+
+    def find() -> list[Standing]:
+        rows = Budget.objects.for_tenant(visit.tenant).filter(active=True)
+        return stand(visit, list(rows.select_related("project", "key__project", "member").order_by("pk")[: MOST + 1]))
+
+    return visit.once("standings", find)
+
+
+def stand(visit: Visit, budgets: list[Budget]) -> list[Standing]:
+    """How budgets stand now."""
+    under_way = Q(period_start__lte=visit.now) & (Q(period_end__gt=visit.now) | Q(period_end=None))
+    rows = Window.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+    windows = {row.budget_id: row for row in rows}
+    return [_stand(one, windows.get(one.pk), visit.now) for one in budgets]
+
+
+def _stand(budget: Budget, window: Window | None, now: datetime) -> Standing:
+    at = window or Window(used=0, carried=0, held=0)
+    raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
+    return Standing(
+        budget,
+        window,
+        Amount(budget.unit, int(at.used)),
+        Amount.whole(budget.unit, at.held),
+        Amount.whole(budget.unit, standing(budget, at, now).limit),
+        Amount.whole(budget.unit, raised) if raised else None,
+        Amount.whole(budget.unit, at.carried) if at.carried else None,
+    )
+
+
+def tree(visit: Visit) -> Tree:
+    """The account, its projects and their keys, and its members, with the budgets of each."""
+    found = standings(visit)
+    sent: defaultdict[int, set[str]] = defaultdict(set)
+    windows = [one.window.pk for one in found if one.window]
+    for row in BudgetAlert.objects.for_tenant(visit.tenant).filter(window_id__in=windows):
+        sent[row.budget_id].add(row.threshold)
+    writes = visit.may(Permission.LIMITS_WRITE)
+    rows: defaultdict[tuple[str, ...], list[Standing]] = defaultdict(list)
+    owners: dict[tuple[str, ...], Whose] = {("",): Whose(ACCOUNT)}
+    for one in found[:MOST]:
+        owner = whose(one.budget)
+        place = _place(owner)
+        owners[place] = owner
+        if owner.kind == "key":
+            owners.setdefault(place[:2], Whose("project", owner.row.project))
+        rows[place].append(one)
+    nodes = [
+        Node(
+            owner.label if owner.kind != "key" else owner.row.name,
+            {"project": "layers", "key": "keys", "member": "user"}.get(owner.kind, "tenants"),
+            len(place) - 1,
+            tuple(_row(visit, one, sent[one.budget.pk], writes=writes) for one in rows[place]),
+            f"{visit.url('budgets-new')}?whose={owner.value}" if writes else "",
+        )
+        for place, owner in sorted(owners.items(), key=lambda each: each[0])
+    ]
+    shown = tuple(nodes) if found else ()
+    return Tree(shown, visit.url("budgets-new") if writes else "", len(found) > MOST)
+
+
+def _place(owner: Whose) -> tuple[str, ...]:
+    """Where it stands in the tree: its parents first."""
+    if owner.kind == "project":
+        return ("a", f"{owner.row.name} {owner.row.pk}")
+    if owner.kind == "key":
+        project = owner.row.project
+        return ("a", f"{project.name} {project.pk}", f"{owner.row.name} {owner.row.pk}")
+    if owner.kind == "member":
+        return ("b", f"{owner.row.email}")
+    return ("",)
+
+
+def _row(visit: Visit, one: Standing, sent: set[str], *, writes: bool) -> BudgetRow:
+    budget, whole = one.budget, one.limit.millionths
+    notes = []
+    if one.raised and budget.raise_until:
+        notes.append(f"{one.raised.text} more until {budget.raise_until.astimezone(visit.zone):%-d %b %H:%M}")
+    if one.carried:
+        notes.append(f"{one.carried.text} carried over")
+    if budget.clamp:
+        notes.append("shortens answers that do not fit")
+    return BudgetRow(
+        name=budget.name,
+        url=visit.url("budgets-one", budget.pk),
+        raise_url=visit.url("budgets-raise", budget.pk) if writes else "",
+        edit_url=visit.url("budgets-edit", budget.pk) if writes else "",
+        mode=MODES[budget.mode],
+        mode_kind=mode_kind(one),
+        used=one.used,
+        held=one.held,
+        left=one.left,
+        limit=one.limit,
+        percent=one.percent,
+        used_width=percent(one.used.millionths, whole),
+        taken_width=percent(one.used.millionths + one.held.millionths, whole),
+        level="over" if one.is_full else "near" if one.percent >= NEAR_AT else "fill",
+        period=PERIODS[budget.period],
+        resets_at=one.ends,
+        notes=tuple(notes),
+        thresholds=tuple(Threshold(each, str(each) in sent) for each in budget.thresholds),
+        refused=one.window.refused if one.window and budget.mode == Budget.Mode.DRY_RUN else 0,
+    )
+
+
+def mode_kind(one: Standing) -> str:
+    if not one.is_hard:
+        return ""
+    return "bad" if one.is_full else "info"
+
+
+def gauge(one: Standing, sent: set[str]) -> Gauge:
+    """Used and, hatched, reserved, of a scale that reaches a little past the limit."""
+    used, whole = one.used.millionths, one.limit.millionths
+    scale = max(whole * 17 // 15, used + one.held.millionths, 1)
+    marks = [Mark(percent(whole, scale), f"Limit {one.limit.text}", is_limit=True)]
+    for each in one.budget.thresholds:
+        if each < 100:
+            place = percent(whole * each // 100, scale)
+            near = any(mark.label and abs(float(place) - float(mark.at)) < _APART for mark in marks)
+            marks.append(Mark(place, "" if near else f"{each}%" + (", told" if str(each) in sent else "")))
+    label = f"{one.used.text} used and {one.held.text} reserved of {one.limit.text}"
+    return Gauge(percent(used, scale), percent(used + one.held.millionths, scale), tuple(marks), label)
+
+
+def notices(visit: Visit) -> Notices:
+    """Hard budgets that are full: what they refuse, until when, and a way out."""
+    writes = visit.may(Permission.LIMITS_WRITE)
+    found = []
+    for one in standings(visit):
+        if one.is_hard and one.is_full:
+            ends = one.ends and one.ends.astimezone(visit.zone)
+            until = f" until {ends:%-d %B, %H:%M}, or until it is raised." if ends else " until it is raised."
+            money = one.budget.unit == "money"
+            found.append(
+                Notice(
+                    "bad",
+                    f"{one.budget.name}: the hard limit is reached.",
+                    f"{one.used.text} of {one.limit.text} is used. Requests of {_of(one.budget)} get",
+                    f"429 {'budget' if money else 'quota'}_exceeded",
+                    until,
+                    visit.url("budgets-raise", one.budget.pk) if writes else "",
+                )
+            )
+    return Notices(tuple(found[:5]))
+
+
+def _of(budget: Budget) -> str:
+    owner = whose(budget)
+    return "the whole account" if owner.row is None else owner.label[0].lower() + owner.label[1:]
+
+
+def limits(visit: Visit) -> Limits:
+    """Every set of rate limits, with what each refused in the last seven days."""
+    counts = {(one.id, one.name): one for one in refused_counts(visit.tenant.pk) if one.kind == "limit"}
+    rows = LimitSet.objects.for_tenant(visit.tenant).select_related("project", "key")
+    writes = visit.may(Permission.LIMITS_WRITE)
+    ordered = sorted(rows[:MOST], key=lambda row: (("account", "project", "key").index(whose(row).kind), -row.pk))
+    return Limits(
+        tuple(_limits(visit, row, counts, writes=writes and not row.by_operator) for row in ordered),
+        visit.url("budgets-limits-new") if writes else "",
+    )
+
+
+def _limits(visit: Visit, row: LimitSet, counts: dict[tuple[int, str], Counted], *, writes: bool) -> LimitRow:
+    lines = []
+    for name in LIMITS:
+        if (value := getattr(row, name)) is not None:
+            count = counts.get((row.pk, name))
+            lines.append(LimitLine(NAMES[name], value, count.refused if count else 0, count.dry if count else 0))
+    return LimitRow(
+        whose(row).label,
+        row.model,
+        tuple(lines),
+        MODES["dry_run" if row.dry_run else "hard"],
+        "" if row.dry_run else "info",
+        row.by_operator,
+        visit.url("budgets-limits-edit", row.pk) if writes else "",
+        visit.url("budgets-limits-remove", row.pk) if writes else "",
+    )
+
+
+def alerts(visit: Visit, budget_id: int | None = None) -> Alerts:
+    """What was told lately, and whether it arrived."""
+    rows = list(alerts_of(visit.tenant.pk, budget_id)[:ALERTS])
+    events = [row.event_id for row in rows if row.event_id]
+    sent: defaultdict[int, list[WebhookDelivery]] = defaultdict(list)
+    if events:
+        for one in deliveries(visit.tenant.pk).filter(event_id__in=events):
+            sent[one.event_id].append(one)
+    return Alerts(
+        tuple(_alert(visit, row, sent[row.event_id or 0]) for row in rows),
+        visit.link("webhooks") if visit.may(Permission.WEBHOOKS_READ) else "",
+    )
+
+
+def _alert(visit: Visit, row: BudgetAlert, sent: list[WebhookDelivery]) -> AlertRow:
+    unit = row.budget.unit
+    expected = row.threshold == BudgetAlert.FORECAST
+    what = f"{row.threshold} % reached"
+    if expected:
+        what = f"Forecast {Amount.whole(unit, row.forecast or 0).text}"
+    told, kind = _told(sent)
+    return AlertRow(
+        row.budget.name,
+        visit.url("budgets-one", row.budget_id) if row.budget.active else "",
+        what,
+        "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
+        Amount(unit, row.used * MILLIONTHS),
+        Amount(unit, row.limit * MILLIONTHS),
+        row.at,
+        told,
+        kind,
+    )
+
+
+def _told(sent: list[WebhookDelivery]) -> tuple[str, str]:
+    """Mail always goes out; webhooks as far as there are any."""
+    if not sent:
+        return "Mail", "good"
+    states = [one.state for one in sent]
+    arrived = states.count(WebhookDelivery.State.DELIVERED)
+    if arrived == len(states):
+        return f"Mail, {exact(arrived)} webhook{'' if arrived == 1 else 's'}", "good"
+    if WebhookDelivery.State.FAILED in states:
+        return f"Mail; {exact(states.count(WebhookDelivery.State.FAILED))} webhook failed", "bad"
+    return "Mail; webhook on its way", "warn"
