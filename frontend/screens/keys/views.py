@@ -47,7 +47,7 @@ def keys(visit: Visit) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
     new_url = visit.url("keys-new") if visit.may(Permission.KEYS_WRITE) else ""
-    given = {"fields": fields, "new_url": new_url, "metering": metering(visit.now)}
+    given: dict[str, Any] = {"fields": fields, "new_url": new_url, "metering": metering(visit.now)}
     return show(visit, "keys/page.html", "API keys", panels=PANELS, **given)
 
 
@@ -188,7 +188,7 @@ def _project(visit: Visit) -> Project:
 
 def _secret(visit: Visit, row: ApiKey, secret: str) -> HttpResponse:
     """The one answer that has the secret in it. It is kept nowhere, and no cache may."""
-    given = {
+    given: dict[str, Any] = {
         "row": row,
         "secret": secret,
         "model": (row.allowed_models or [model.name for model in platform_settings().models])[0],
@@ -207,7 +207,13 @@ def _crumbs(visit: Visit, row: ApiKey | None = None) -> tuple[Crumb, ...]:
 def _given(visit: Visit, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None) -> dict[str, Any]:
     """What frontend/form.html wants."""
     crumbs = _crumbs(visit, row)
-    given = {"action": visit.request.path, "submit": submit, "back": back, "crumbs": crumbs, "danger": False}
+    given: dict[str, Any] = {
+        "action": visit.request.path,
+        "submit": submit,
+        "back": back,
+        "crumbs": crumbs,
+        "danger": False,
+    }
     return given | {"effect": effect}
 
 

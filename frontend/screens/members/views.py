@@ -63,7 +63,7 @@ class Invite(RoleForm):
 
 @tenant_page(Permission.MEMBERS_READ)
 def members(visit: Visit) -> HttpResponse:
-    given = {"roles": page.roles(), "typed": visit.query.get("q", "")[:100]}
+    given: dict[str, Any] = {"roles": page.roles(), "typed": visit.query.get("q", "")[:100]}
     invite_url = visit.url("members-invite") if visit.may(Permission.MEMBERS_WRITE) else ""
     return show(visit, "members/page.html", "Members", panels=PANELS, invite_url=invite_url, **given)
 

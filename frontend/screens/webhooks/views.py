@@ -66,7 +66,12 @@ def one(visit: Visit) -> HttpResponse:
     verbs = ("edit", "rotate", "test", "switch", "delete")
     urls = {verb: visit.url(f"webhooks-{verb}", visit.arguments["endpoint"]) for verb in verbs}
     log_url = f"{visit.url('webhooks')}?endpoint={visit.arguments['endpoint']}"
-    given = {"endpoint": found, "urls": urls, "log_url": log_url, "may": visit.may(Permission.WEBHOOKS_WRITE)}
+    given: dict[str, Any] = {
+        "endpoint": found,
+        "urls": urls,
+        "log_url": log_url,
+        "may": visit.may(Permission.WEBHOOKS_WRITE),
+    }
     return show(visit, "webhooks/one.html", "Endpoint", crumbs=_crumbs(visit), **given)
 
 
@@ -196,7 +201,7 @@ def replay(visit: Visit) -> HttpResponse:
 
 
 def _secret(visit: Visit, said: str, secret: str, also: str) -> HttpResponse:
-    given = {"said": said, "secret": secret, "also": also, "back": visit.url("webhooks")}
+    given: dict[str, Any] = {"said": said, "secret": secret, "also": also, "back": visit.url("webhooks")}
     return show(visit, "webhooks/secret.html", "The signing secret", crumbs=_crumbs(visit), **given)
 
 
