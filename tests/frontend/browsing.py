@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,14 @@ class Visited:
     page: Page
     complaints: list[str]
     weights: dict[str, int]  # bytes over the wire, by kind
+
+
+def settle(page: Page) -> None:
+    """Wait until fonts, panels and charts are there. Not by `wait_for_function`, whose polling the page's CSP forbids."""
+    until = time.monotonic() + 30
+    while not page.evaluate(SETTLED):
+        assert time.monotonic() < until, "the page does not settle"
+        page.wait_for_timeout(50)
 
 
 def fail(*_: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.frontend.browsing import AXE, SETTLED, WATCH, Visited, fail, logged_in, weigh
+from tests.frontend.browsing import AXE, WATCH, Visited, fail, logged_in, settle, weigh
 from tests.frontend.console import FLAGS, PASSWORD, Screen, Undefined, World, make_world, meter
 
 
@@ -142,14 +142,20 @@ def visit(
         page = contexts(screen.who).new_page()
         open_pages.append(page)
         seen = Visited(page, [], {})
-        page.on("console", lambda said: said.type in ("error", "warning") and seen.complaints.append(said.text))
+
+        def hear(said: Any) -> None:
+            # A panel that asks for itself and fails is told of as a 500, which is what that state is about.
+            if said.type in ("error", "warning") and not (state == "error" and "500" in said.text):
+                seen.complaints.append(said.text)
+
+        page.on("console", hear)
         page.on("pageerror", lambda fault: seen.complaints.append(str(fault)))
         page.on("response", lambda answer: weigh(seen, answer))
         page.emulate_media(color_scheme="light")
         answer = page.goto(screen.address(world, state), wait_until="load")
         assert answer is not None and answer.ok, answer
         page.locator(screen.ready).first.wait_for()
-        page.wait_for_function(SETTLED)
+        settle(page)
         return seen
 
     yield go
