@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from billing.invoicing import checks
+from billing.invoicing.lines import lines_of
 from billing.models import Invoice
 from frontend.numbers import Money
 from tenants.actions import Conflict
@@ -42,7 +43,7 @@ def reconciled(pk: int, now: datetime) -> Reconciled:
             check = checks.check(invoice)
         except Conflict as fault:
             return Reconciled(now, True, (), str(fault))
-        lines = invoice.lines.count()
+        lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference)
     lined = f"difference {difference.text} over {lines} line{'' if lines == 1 else 's'}"
     unrated = f"{check.unrated:,} unrated" if check.unrated else "all rated, 0 unrated"

@@ -15,6 +15,7 @@ from billing.actions.payments import outstanding
 from billing.amounts import dollars
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
+from frontend.asking import ask
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
@@ -24,7 +25,7 @@ from frontend.screens.invoices.tracing import traced
 from frontend.screens.ops_billing import deeds, page
 from frontend.screens.ops_billing.forms import GrantCredit, IssueNote, RecordPayment, WithReason
 from frontend.shell import Crumb
-from frontend.showing import carry_out, done, refused, show
+from frontend.showing import done, show
 from frontend.visits import FORM, Visit, operator_page
 from tenants.models import Tenant
 
@@ -284,25 +285,10 @@ def _on_invoice(
 
 
 def _confirm(
-    visit: Visit,
-    form: Any,
-    verb: Callable[[dict[str, Any]], Any],
-    *,
-    title: str,
-    submit: str,
-    effect: str,
-    back: str,
-    said: Callable[[Any], str],
-    danger: bool = True,
+    visit: Visit, form: Any, verb: Callable[[dict[str, Any]], Any], *, title: str, danger: bool = True, **given: Any
 ) -> HttpResponse:
-    """The page of one deed. What was done is said where `back` leads."""
-    sheet: dict[str, Any] = {"action": visit.request.path, "submit": submit, "effect": effect, "back": back}
-    sheet |= {"danger": danger, "crumbs": _crumbs(visit)}
-    if visit.request.method == "POST":
-        if carried := carry_out(form, verb):
-            return done(visit, back, said(carried.value))
-        return refused(visit, "frontend/form.html", title, form, **sheet)
-    return show(visit, "frontend/form.html", title, form=form, **sheet)
+    """The page of one deed; what was done is said where `back` leads."""
+    return ask(visit, title, form, verb, crumbs=_crumbs(visit), danger=danger, **given)
 
 
 def _period(visit: Visit) -> Period:
