@@ -35,7 +35,7 @@ class Visited:
 
 
 def settle(page: Page) -> None:
-    """Wait until fonts, panels and charts are there. Not by `wait_for_function`, whose polling the page's CSP forbids."""
+    """Wait until fonts, panels and charts are there. `wait_for_function` would poll by eval, which the CSP forbids."""
     until = time.monotonic() + 30
     while not page.evaluate(SETTLED):
         assert time.monotonic() < until, "the page does not settle"
