@@ -13,8 +13,8 @@ from django.urls import reverse
 from frontend.navigation import sections
 from frontend.showing import show
 from frontend.visits import Visit, operator_page, tenant_page
-from millrace.records.models import RequestRecord
 from millrace.config import platform_settings
+from millrace.records.models import RequestRecord
 from tenants.access import Permission
 from tenants.models import ApiKey, Tenant
 
@@ -63,7 +63,7 @@ def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
     """Tenants by name or slug."""
     rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
     for tenant in rows.order_by("name")[:MOST]:
-        yield Hit(tenant.name, reverse("overview", args=[tenant.slug]), "tenants", tenant.slug)
+        yield Hit(tenant.name, reverse("ops-tenants-one", args=[tenant.pk]), "tenants", tenant.slug)
 
 
 def find_models(visit: Visit, typed: str) -> Iterable[Hit]:

@@ -9,6 +9,7 @@ from django.urls import reverse
 
 from frontend import zones
 from frontend.navigation import Link, Section, sections
+from frontend.viewing import Viewing, viewing
 from frontend.visits import Visit
 from tenants.models import Membership, User
 
@@ -40,7 +41,7 @@ class Shell:
     zone: str
     theme: str
     has_letters: bool  # whether `g` + letter and `/` are wanted
-    watching: bool  # an operator looks at a tenant
+    viewing: Viewing | None  # what an operator reads as the tenant does
 
 
 def signed_in(request: HttpRequest) -> User:
@@ -80,12 +81,11 @@ def shell_for(visit: Visit, title: str, crumbs: tuple[Crumb, ...] = ()) -> Shell
         visit.user,
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
-        detail=Membership.Role(role).label if role else "Seen as operator",
+        detail=Membership.Role(role).label if role else "Read-only view",
         sections=sections(visit),
         crumbs=(Crumb(tenant.name, visit.url("overview")), *crumbs, Crumb(title)),
         tenants=tuple(others),
         palette=visit.url("search"),
-        watching=role is None,
     )
 
 
@@ -113,7 +113,6 @@ def _shell(
     crumbs: tuple[Crumb, ...],
     tenants: tuple[Link, ...] = (),
     palette: str | None = None,
-    watching: bool = False,
 ) -> Shell:
     all_tenants = Link("All tenants", reverse("ops-tenants" if user.is_staff else "home"), "tenants")
     theme = request.COOKIES.get("theme", "")
@@ -133,5 +132,5 @@ def _shell(
         zone=zones.label(zones.zone_of(request)),
         theme=theme if theme in ("light", "dark") else "system",
         has_letters=request.COOKIES.get("letters") != "off",
-        watching=watching,
+        viewing=viewing(request),
     )

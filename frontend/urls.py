@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from allauth.account import views as account
 from allauth.socialaccount import views as social
-from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 
 from frontend import palette, preferences, views
@@ -34,7 +33,7 @@ from frontend.screens import (
 urlpatterns = [
     path("", views.home, name="home"),
     path("login", views.LogIn.as_view(), name="account_login"),
-    path("logout", LogoutView.as_view(), name="account_logout"),
+    path("logout", views.LogOut.as_view(), name="account_logout"),
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
     path("account/inactive", account.account_inactive, name="account_inactive"),

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.contrib.auth import login
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
+from django.contrib.auth.views import LogoutView
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -19,6 +20,7 @@ from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
+from frontend import viewing
 from frontend.shell import person_shell, signed_in
 from millrace.config import platform_settings
 from tenants import actions, audit, invitations
@@ -34,6 +36,14 @@ class LogIn(LoginView):
         chosen = platform_settings()
         sso = {"sso": bool(chosen.oidc_issuer), "sso_name": chosen.oidc_name}
         return {**super().get_context_data(**kwargs), **sso}
+
+
+class LogOut(LogoutView):
+    """Logging out, which also ends what an operator views."""
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        viewing.end(request)
+        return super().post(request, *args, **kwargs)
 
 
 class JoinForm(forms.Form):

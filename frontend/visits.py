@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import wraps
 from typing import Any, TypeVar
@@ -16,8 +16,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 
+from frontend.viewing import READING, viewing
 from frontend.zones import zone_of
 from tenants.access import STEP_UP, Permission
 from tenants.audit import current_actor
@@ -100,6 +102,8 @@ def tenant_page(
 ) -> Callable[[View], Callable[..., HttpResponse]]:
     """A view below /t/<slug>/. Another's tenant is not found; a role that lacks `needs` is refused.
 
+    An operator is asked to begin to view the tenant first, and then only reads (`frontend.viewing`).
+
     A form that is sent asks for a recent proof of who it is if `needs` is one of STEP_UP; `step_up` says otherwise.
     """
     asked = needs in STEP_UP if step_up is None else step_up
@@ -112,8 +116,9 @@ def tenant_page(
                 found = [access for access in mine if access.tenant.slug == slug]
                 if not found:
                     raise Http404
+                access = _reading(request, found[0]) if user.is_staff else found[0]
                 others = tuple(access.tenant for access in mine if access.tenant.slug != slug)
-                return Visit(request, user, found[0], datetime.now(UTC), zone_of(request), arguments, others)
+                return Visit(request, user, access, datetime.now(UTC), zone_of(request), arguments, others)
 
             return _run(request, view, enter, needs, methods, asked)
 
@@ -142,6 +147,25 @@ def operator_page(
     return decorate
 
 
+class _ViewFirst(Exception):
+    """An operator wants to see a tenant's page without viewing that tenant."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+
+def _reading(request: HttpRequest, access: Access) -> Access:
+    """An operator's access: to the tenant they view, to read."""
+    if request.method not in READ:
+        raise PermissionDenied
+    found = viewing(request)
+    if found is None or found.tenant_id != access.tenant.pk:
+        asked = reverse("ops-tenants-view", args=[access.tenant.pk])
+        raise _ViewFirst(f"{asked}?{urlencode({'next': _page_of(request)})}")
+    return replace(access, permissions=READING)
+
+
 def _run(
     request: HttpRequest,
     view: View,
@@ -153,7 +177,10 @@ def _run(
     user = request.user
     if not isinstance(user, User):
         return _elsewhere(request, redirect_to_login(_page_of(request)))
-    visit = enter(user)
+    try:
+        visit = enter(user)
+    except _ViewFirst as asked:
+        return _elsewhere(request, HttpResponseRedirect(asked.url))
     if not visit.may(needs):
         raise PermissionDenied
     if request.method not in methods:

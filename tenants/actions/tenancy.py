@@ -117,6 +117,27 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
     return True
 
 
+def do_start_viewing(tenant: Tenant, until: datetime, why: str) -> None:
+    """Write down that an operator reads the tenant's console from now on, until then at the latest.
+
+    Raises:
+        ActionRefused: they do not say why. Conflict: the tenant is gone.
+    """
+    if not why.strip():
+        raise ActionRefused("Say why.")
+    with changing(tenant) as locked:
+        after = {"until": until.isoformat(timespec="seconds"), "why": why.strip()[:200]}
+        audit.record("tenant.view_start", locked, tenant_id=locked.pk, after=after)
+
+
+def do_end_viewing(tenant: Tenant | int) -> None:
+    """Write down that they do so no more."""
+    tenant_id = tenant if isinstance(tenant, int) else tenant.pk
+    with tenant_scope(tenant_id):
+        row = Tenant.objects.for_tenant(tenant_id).get(pk=tenant_id)
+        audit.record("tenant.view_end", row, tenant_id=tenant_id, before={"viewing": True}, after={"viewing": False})
+
+
 def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
     """A project of the tenant.
 

@@ -218,7 +218,7 @@ def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch)
 
 def test_operators_find_tenants(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com"))
-    assert "/t/acme/" in client.get("/ops/search?q=acm").content.decode()
+    assert f"/ops/tenants/{acme.pk}/" in client.get("/ops/search?q=acm").content.decode()
 
 
 def test_a_member_of_two_can_switch(client, acme):

@@ -92,6 +92,12 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.create", "project.create"], set()),
     "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.update"], set()),
     "do_keep_content": (lambda w: actions.do_keep_content(w.tenant, 7), ["tenant.keep_content"], {"tenant"}),
+    "do_start_viewing": (
+        lambda w: actions.do_start_viewing(w.tenant, LATER, "ticket 12"),
+        ["tenant.view_start"],
+        set(),
+    ),
+    "do_end_viewing": (lambda w: actions.do_end_viewing(w.tenant), ["tenant.view_end"], set()),
     "do_suspend_tenant": (lambda w: actions.do_suspend_tenant(w.tenant), ["tenant.suspend"], {"tenant"}),
     "do_resume_tenant": (
         lambda w: actions.do_resume_tenant(suspended(w)),
@@ -211,7 +217,8 @@ def test_it_leaves_nothing_when_undone(verb, world):
     assert before == [(model, sorted(map(repr, Everybody(model).values()))) for model, _ in before]
 
 
-OF_A_TENANT = [verb for verb in VERBS if verb not in ("do_create_tenant", "do_rehash_unpeppered", "do_rehash_api_key")]
+NOT_OF_ONE = ("do_create_tenant", "do_rehash_unpeppered", "do_rehash_api_key", "do_end_viewing")
+OF_A_TENANT = [verb for verb in VERBS if verb not in NOT_OF_ONE]
 
 
 @pytest.mark.parametrize("verb", OF_A_TENANT)

@@ -1,0 +1,128 @@
+"""What operators fill in about a tenant."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django import forms
+from django.utils.text import slugify
+
+from billing.models import CreditGrant
+from tenants.models import Tenant
+
+NANO = 10**9
+MOST_USD = Decimal(10) ** 8
+_DAY = forms.DateInput(attrs={"type": "date"})
+
+
+def _usd(label: str, help_text: str) -> forms.DecimalField:
+    given: dict[str, Any] = {"min_value": Decimal("0.01"), "max_value": MOST_USD, "decimal_places": 2, "max_digits": 11}
+    box = forms.NumberInput(attrs={"inputmode": "decimal", "step": "0.01"})
+    return forms.DecimalField(label=label, help_text=help_text, widget=box, **given)
+
+
+class NewTenant(forms.Form):
+    name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off"}))
+    slug = forms.CharField(
+        label="Slug",
+        max_length=50,
+        required=False,
+        help_text="Stands in addresses: small letters, digits, hyphens. Left empty it is made from the name.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+    )
+    email = forms.EmailField(
+        label="First owner’s e-mail address",
+        max_length=254,
+        help_text="They get an invitation that works once, for 7 days.",
+        widget=forms.EmailInput(attrs={"autocomplete": "off"}),
+    )
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        slug = given.get("slug") or slugify(given.get("name", ""))[: Tenant._meta.get_field("slug").max_length]
+        if not slug or slug != slugify(slug):
+            self.add_error("slug", "Small letters, digits and hyphens make a slug.")
+        return given | {"slug": slug}
+
+
+class Invite(forms.Form):
+    email = forms.EmailField(
+        label="E-mail address", max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
+    )
+
+
+class Why(forms.Form):
+    why = forms.CharField(
+        label="Why",
+        max_length=200,
+        help_text="A ticket, or what the tenant asked. It stands in their audit log.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+
+
+class Credit(forms.Form):
+    kind = forms.ChoiceField(
+        label="Kind",
+        choices=[
+            (CreditGrant.Kind.PROMOTIONAL, "Promotional: given away"),
+            (CreditGrant.Kind.PREPAID, "Prepaid: paid for by a deposit on record"),
+        ],
+    )
+    usd = _usd("Amount in USD", "Before tax. Invoices burn it until nothing is left.")
+    expires = forms.DateField(
+        label="Usable until the end of",
+        required=False,
+        help_text="A day, UTC. Left empty, it does not expire.",
+        widget=_DAY,
+    )
+    note = forms.CharField(label="Note", max_length=200, required=False, help_text="The tenant reads it on invoices.")
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        return given | {"nano": int(given.get("usd", 0) * NANO), "expires_at": day_end(given.get("expires"))}
+
+
+class Raise(forms.Form):
+    """So much more of a budget, until the end of a day. `unit`: the budget's."""
+
+    until = forms.DateField(label="Until the end of", help_text="A day, UTC. Then it is as before.", widget=_DAY)
+    field_order = ("more", "until")
+
+    def __init__(self, unit: str, data: Any = None, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial)
+        self._unit = unit
+        if unit == "money":
+            self.fields["more"] = _usd("Raise by, in USD", "On top of the limit.")
+        else:
+            self.fields["more"] = forms.IntegerField(
+                label=f"Raise by, in {unit}", help_text="On top of the limit.", min_value=1, max_value=10**15
+            )
+        self.order_fields(self.field_order)
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        until = day_end(given.get("until"))
+        if until is not None and until <= datetime.now(UTC):
+            self.add_error("until", "That day is over.")
+        more = given.get("more", 0)
+        return given | {"raise_amount": int(more * NANO) if self._unit == "money" else more, "raise_until": until}
+
+
+class Book(forms.Form):
+    book = forms.ChoiceField(
+        label="Price book", help_text="From now on. The tenant’s own prices still beat the book’s."
+    )
+
+    def __init__(self, books: list[str], data: Any = None, book: str = "") -> None:
+        super().__init__(data, initial={"book": book})
+        field = self.fields["book"]
+        if not isinstance(field, forms.ChoiceField):
+            raise TypeError("the book is a choice")
+        field.choices = [(name, name) for name in books]
+
+
+def day_end(day: date | None) -> datetime | None:
+    """The first instant after the day, UTC."""
+    return None if day is None else datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)

@@ -1,0 +1,218 @@
+"""Tenants, for operators: the list, what is done to one, and viewing its console without changing it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from billing.actions.budgets import do_make_budget
+from billing.models import Budget, CreditGrant
+from billing.pricebook import in_force
+from frontend import viewing
+from tenants import actions
+from tenants.models import AuditEntry, Invitation, Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tests.frontend.console import PASSWORD, remembered
+from tests.seeing import Everybody, of, only_project
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator(client) -> User:
+    user = User.objects.create_superuser("op@example.com", PASSWORD)
+    client.force_login(user)
+    remembered(client.session)
+    return user
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def rows(client, query: str = ""):
+    """The tenants' slugs as the list shows them."""
+    page = client.get(f"/ops/tenants/{query}").content.decode()
+    return [part.split("<")[0] for part in page.split('<span class="mono dim">')[1:]]
+
+
+def test_the_list_has_use_and_status(client, operator, use, acme):
+    lab = actions.do_create_tenant("lab", "Lab", is_demo=True)
+    actions.do_suspend_tenant(lab)
+    use(acme, uncached=1000, output=234)
+    page = client.get("/ops/tenants/").content.decode()
+    assert all(word in page for word in ("Acme", "Suspended", "Demo", f'href="/ops/tenants/{acme.pk}/"'))
+    assert "Margin" not in page  # nobody said what a machine costs
+
+
+def test_it_is_searched_sorted_and_cut_by_the_address(client, operator, acme):
+    actions.do_suspend_tenant(actions.do_create_tenant("lab", "Lab"))
+    do_make_budget(actions.do_create_tenant("near", "Near"), name="b", unit="money", period="month", amount=0)
+    assert rows(client, "?sort=name") == ["acme", "lab", "near"]
+    assert rows(client, "?sort=-name") == ["near", "lab", "acme"]
+    assert rows(client, "?q=LA") == ["lab"]
+    assert rows(client, "?show=suspended") == ["lab"]
+    assert rows(client, "?show=near") == ["near"]
+    assert rows(client, "?show=active&page=9&sort=x") == ["acme", "near"]
+
+
+def test_no_tenant_yet(client, operator):
+    assert "There is no tenant yet" in client.get("/ops/tenants/").content.decode()
+
+
+def test_queries_do_not_grow_with_tenants(client, operator, use, django_assert_max_num_queries):
+    for number in range(6):
+        use(actions.do_create_tenant(f"t{number}", "T"))
+    with django_assert_max_num_queries(24):
+        client.get("/ops/tenants/")
+
+
+def test_a_tenant_is_created_with_its_owner_invited(client, operator):
+    sent = {"name": "Blue Whale Ltd", "slug": "", "email": "Boss@Example.com"}
+    made = client.post("/ops/tenants/new", sent)
+    assert made.status_code == 303
+    with system(SystemUse.COMMAND):
+        tenant = Tenant.objects.all_tenants().get(slug="blue-whale-ltd")
+    assert made.url == f"/ops/tenants/{tenant.pk}/"
+    (invited,) = of(Invitation, tenant)
+    assert (invited.email, invited.role) == ("boss@example.com", "owner")
+    again = client.post("/ops/tenants/new", sent)
+    assert (again.status_code, "There is a tenant" in again.content.decode()) == (422, True)
+    assert client.post("/ops/tenants/new", sent | {"slug": "Not one"}).status_code == 422
+
+
+def test_suspending_wants_the_slug_typed(client, operator, acme):
+    url = f"/ops/tenants/{acme.pk}/suspend"
+    assert client.post(url, {"typed": "Acme"}).status_code == 422
+    assert client.post(url, {"typed": "acme"}).status_code == 303
+    assert "Resume" in client.get(f"/ops/tenants/{acme.pk}/").content.decode()
+    assert client.post(f"/ops/tenants/{acme.pk}/resume", {"typed": "acme"}).status_code == 303
+    verbs = [row.verb for row in sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)]
+    assert verbs == ["tenant.suspend", "tenant.resume"]
+
+
+def test_what_changes_money_asks_who_it_is(client, acme):
+    client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
+    for name in ("suspend", "resume", "credit", "book", "invite"):
+        assert client.post(f"/ops/tenants/{acme.pk}/{name}").url.startswith("/account/confirm?"), name
+
+
+def test_credit_is_given(client, operator, acme):
+    url = f"/ops/tenants/{acme.pk}/credit"
+    given = {"kind": "promotional", "usd": "12.50", "expires": "2031-01-31", "note": "Sorry"}
+    assert client.post(url, given).status_code == 303
+    (grant,) = of(CreditGrant, acme)
+    assert (grant.nano, grant.note) == (12_500_000_000, "Sorry")
+    assert grant.expires_at == datetime(2031, 2, 1, tzinfo=UTC)
+    assert client.post(url, given | {"kind": "prepaid"}).status_code == 422  # there is no deposit
+    assert client.post(url, given | {"usd": "0"}).status_code == 422
+    assert "$12" in client.get(f"/ops/tenants/{acme.pk}/").content.decode()
+
+
+def test_a_budget_is_raised_for_a_while(client, operator, acme):
+    budget = do_make_budget(acme, name="All", unit="tokens", period="month", amount=1000)
+    url = f"/ops/tenants/{acme.pk}/budgets/{budget.pk}/raise"
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date()
+    assert client.post(url, {"more": "500", "until": tomorrow - timedelta(days=2)}).status_code == 422
+    assert client.post(url, {"more": "500", "until": tomorrow}).status_code == 303
+    (row,) = of(Budget, acme)
+    assert (row.raise_amount, row.raise_until.date()) == (500, tomorrow + timedelta(days=1))
+    other = actions.do_create_tenant("lab", "Lab")
+    assert client.post(f"/ops/tenants/{other.pk}/budgets/{budget.pk}/raise", {"more": 1}).status_code == 404
+
+
+def test_another_book_is_assigned(client, operator, acme):
+    from billing.models import PriceBook
+    from tests.billing import books
+
+    books.sheet()
+    with system(SystemUse.PRICES):
+        PriceBook.objects.create(name="partners")
+        before = in_force(acme.pk, datetime.now(UTC))
+    assert client.post(f"/ops/tenants/{acme.pk}/book", {"book": "none-such"}).status_code == 422
+    assert client.post(f"/ops/tenants/{acme.pk}/book", {"book": "partners"}).status_code == 303
+    with system(SystemUse.PRICES):
+        assert before
+        assert in_force(acme.pk, datetime.now(UTC)) == []
+
+
+def view(client, tenant: Tenant, why: str = "ticket 12"):
+    return client.post(f"/ops/tenants/{tenant.pk}/view", {"why": why})
+
+
+def test_an_operator_must_begin_to_view_and_say_why(client, operator, acme):
+    asked = client.get("/t/acme/requests/?key=1")
+    assert asked.url == f"/ops/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
+    assert client.get("/t/nobody/").status_code == 404
+    assert client.post(asked.url, {"why": " "}).status_code == 422
+    assert client.post(asked.url, {"why": "ticket 12"}).url == "/t/acme/requests/?key=1"
+    assert client.get("/t/acme/requests/").status_code == 200
+    assert client.post(f"/ops/tenants/{acme.pk}/view?next=//evil.example/", {"why": "x"}).url == "/t/acme/"
+
+
+def test_who_views_reads_and_changes_nothing(client, operator, acme):
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    view(client, acme)
+    before = len(Everybody(AuditEntry).all())
+    page = client.get("/t/acme/keys/").content.decode()
+    assert "prod" in page
+    assert "You view Acme as an operator" in page
+    assert "Create key" not in page
+    for address in ("keys/new", f"keys/{key.pk}/revoke", "members/invite", "members/leave", "settings/name"):
+        assert client.post(f"/t/acme/{address}", {"name": "x", "typed": "prod"}).status_code in (403, 404), address
+    assert client.post("/t/acme/keys/new", {"name": "x"}).status_code == 403
+    assert len(Everybody(AuditEntry).all()) == before
+
+
+def test_the_banner_is_on_every_page_until_the_view_ends(client, operator, acme):
+    view(client, acme)
+    assert "End the view" in client.get("/ops/tenants/").content.decode()
+    assert client.post("/ops/tenants/view/end").url == f"/ops/tenants/{acme.pk}/"
+    assert "End the view" not in client.get("/ops/tenants/").content.decode()
+    assert client.get("/t/acme/").status_code == 302
+    started, ended = sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)
+    assert (started.verb, started.after["why"], ended.verb) == ("tenant.view_start", "ticket 12", "tenant.view_end")
+
+
+def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatch):
+    other = actions.do_create_tenant("lab", "Lab")
+    view(client, acme)
+    assert client.get("/t/lab/").status_code == 302
+    view(client, other)
+    assert client.get("/t/acme/").status_code == 302
+    assert [row.verb for row in of(AuditEntry, acme, verb="tenant.view_end")] == ["tenant.view_end"]
+    session = client.session
+    session["viewing"] = session["viewing"] | {"until": datetime.now(UTC).timestamp() - 1}
+    session.save()
+    assert client.get("/t/lab/").status_code == 302
+
+
+def test_logging_out_ends_the_view(client, operator, acme):
+    view(client, acme)
+    client.post("/logout")
+    assert len(of(AuditEntry, acme, verb="tenant.view_end")) == 1
+
+
+def test_members_cannot_view(client, acme):
+    owner = User.objects.create_user("owner@example.com", PASSWORD)
+    actions.do_add_member(acme, owner, "owner")
+    client.force_login(owner)
+    assert client.get(f"/ops/tenants/{acme.pk}/view").status_code == 404
+    assert client.post("/ops/tenants/view/end").status_code == 404
+    assert client.get(f"/ops/tenants/{acme.pk}/").status_code == 404
+    session = client.session
+    session["viewing"] = {"tenant_id": acme.pk, "slug": "acme", "name": "Acme", "until": 4e9}
+    session.save()
+    assert client.get("/t/acme/keys/new").status_code == 200  # a member is no viewer, whatever the session says
+
+
+def test_it_lasts_an_hour(rf, acme):
+    request = rf.get("/")
+    request.session = {}
+    viewing.start(request, acme, "ticket 12")
+    found = viewing.viewing(request)
+    assert found is not None
+    assert timedelta(minutes=59) < found.until - datetime.now(UTC) <= timedelta(hours=1)
