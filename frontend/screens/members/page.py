@@ -19,7 +19,7 @@ Role = Membership.Role
 # What each permission lets one do, in the order in which a row of the table says it.
 AREAS: tuple[tuple[str, tuple[tuple[Permission, str], ...]], ...] = (
     ("Usage and requests", ((P.USAGE_READ, "see"),)),
-    ("API keys", ((P.KEYS_READ, "see"), (P.KEYS_WRITE, "make, rotate, revoke"), (P.KEYS_MANAGE, "that manage"))),
+    ("API keys", ((P.KEYS_READ, "see"), (P.KEYS_WRITE, "make, rotate, revoke"), (P.KEYS_MANAGE, "managing ones too"))),
     ("Projects", ((P.PROJECTS_READ, "see"), (P.PROJECTS_WRITE, "change"))),
     ("Budgets and limits", ((P.LIMITS_READ, "see"), (P.LIMITS_WRITE, "change"))),
     ("Routing", ((P.POLICIES_READ, "see"), (P.POLICIES_WRITE, "publish"))),

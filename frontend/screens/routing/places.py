@@ -12,6 +12,12 @@ from tenants import policy
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _PLACE = re.compile(r"^(?P<said>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
+# A list or object with no other in it.
+_INNERMOST = re.compile(r'([\[{])\n\s*((?:"(?:[^"\\]|\\.)*"|[^\[\]{}"])*?)\n\s*([\]}])')
+_NAMES = (
+    *("models", "rules", "when", "prompt_tokens", "at_least", "at_most", "tools", "schema", "keys"),
+    *("hours", "start", "end", "zone", "days", "targets", "model", "weight", "fallback_on"),
+)
 AROUND = 2  # lines shown before and after
 LONGEST = 64 * 1024  # characters of a policy
 
@@ -103,6 +109,16 @@ def _under(stack: list[tuple[str, int | None]], key: str) -> str:
 
 
 def pretty(body: Mapping[str, Any]) -> str:
-    """A body as the editor shows it: a target or condition a line."""
-    text = json.dumps(body, indent=2, ensure_ascii=False)
-    return re.sub(r"\{\s+([^{}\[\]]*?)\s+\}", lambda found: "{" + re.sub(r"\s*\n\s*", " ", found[1]) + "}", text)
+    """A body as the editor shows it: its parts in one order, each target and condition on a line."""
+    text = json.dumps(_in_order(body), indent=2, ensure_ascii=False)
+    return _INNERMOST.sub(lambda found: found[1] + re.sub(r"\s*\n\s*", " ", found[2]) + found[3], text)
+
+
+def _in_order(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_in_order(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    # The database keeps names by their length.
+    names = sorted(value, key=lambda name: (_NAMES.index(name) if name in _NAMES else len(_NAMES), name))
+    return {name: _in_order(value[name]) for name in names}

@@ -11,6 +11,8 @@ from millrace.config import platform_settings
 from millrace.records.questions import ttft_objective_ms
 from tenants.access import Permission
 from tenants.models import Tenant
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Settings:
 
 
 def settings(visit: Visit) -> Settings:
-    """Everything on the page. In the visit's scope."""
-    tenant = Tenant.objects.for_tenant(visit.tenant).get()
+    """Everything on the page."""
+    with visit.scope():
+        tenant = Tenant.objects.for_tenant(visit.tenant).get()
     may, leaving = visit.may, tenant.purge_after is not None
     is_member = visit.access is not None and visit.access.role is not None
 
@@ -75,14 +78,17 @@ def settings(visit: Visit) -> Settings:
 
 
 def profile(visit: Visit) -> BillingProfile | None:
-    """The tenant's, if somebody has set it. In the visit's scope."""
-    found: BillingProfile | None = BillingProfile.objects.for_tenant(visit.tenant).select_related("entity").first()
+    """The tenant's, if somebody has set it, with who bills it, which no tenant's scope shows."""
+    with system(SystemUse.BILLING):
+        rows = BillingProfile.objects.for_tenant(visit.tenant).select_related("entity")
+        found: BillingProfile | None = rows.first()
     return found
 
 
 def billing(visit: Visit) -> Billing:
     row = profile(visit)
-    entity = row.entity if row else BillingEntity.objects.filter(slug="default").first()
+    with system(SystemUse.BILLING):
+        entity = row.entity if row else BillingEntity.objects.filter(slug="default").first()
     town = "" if row is None else f"{row.postcode} {row.city}".strip()
     lines = () if row is None else (row.street, town, row.region, row.country)
     return Billing(

@@ -79,9 +79,7 @@ class Billing(forms.Form):
 
 @tenant_page()
 def settings(visit: Visit) -> HttpResponse:
-    with visit.scope():
-        found = page.settings(visit)
-    return show(visit, "settings/page.html", "Settings", settings=found)
+    return show(visit, "settings/page.html", "Settings", settings=page.settings(visit))
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)
@@ -111,8 +109,7 @@ def content(visit: Visit) -> HttpResponse:
 
 @tenant_page(Permission.BILLING_WRITE, methods=FORM)
 def billing(visit: Visit) -> HttpResponse:
-    with visit.scope():
-        row = page.profile(visit)
+    row = page.profile(visit)
     names = ("name", "street", "postcode", "city", "region", "country", "vat_id", "po_number", "currency")
     initial: dict[str, Any] = {"name": visit.tenant.name, "currency": "USD"}
     if row is not None:
