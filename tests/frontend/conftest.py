@@ -51,6 +51,7 @@ def served(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = session_user"
         )
+        connections["owner"].close()
 
 
 @pytest.fixture(autouse=True)
