@@ -124,7 +124,9 @@ class RaiseForm(forms.Form):
 
     more = AmountField(label="Raise by")
     until = forms.DateField(
-        label="Until the end of", widget=forms.DateInput({"type": "date"}), help_text="Then the limit is as it was."
+        label="Until the end of",
+        widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
+        help_text="Then the limit is as it was.",
     )
 
     def __init__(self, unit: str, zone: tzinfo, data: Any = None, initial: Any = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db.models import Q
 
@@ -16,6 +16,7 @@ from frontend.screens.budgets.amounts import MILLIONTHS, Amount
 from frontend.screens.budgets.scopes import ACCOUNT, Whose, whose
 from frontend.screens.keys.bounds import NAMES
 from frontend.visits import Visit
+from millrace.records.models import RequestRecord, Verdict
 from millrace.records.trying import Counted, refused_counts
 from tenants.access import Permission
 from tenants.models import LIMITS, LimitSet, WebhookDelivery
@@ -23,6 +24,7 @@ from tenants.webhooks.queries import deliveries
 
 MOST = 300  # budgets in the tree
 ALERTS = 20
+LATELY = timedelta(hours=1)
 FULL_AT = 99  # percent: what is left then fits hardly any request
 NEAR_AT = 80
 _APART = 12  # percent of the gauge that two labels need between them
@@ -299,22 +301,35 @@ def gauge(one: Standing, sent: set[str]) -> Gauge:
     return Gauge(percent(used, scale), percent(used + one.held.millionths, scale), tuple(marks), label)
 
 
+def _needed(visit: Visit) -> dict[int, int]:
+    """Budgets that refused a request in the last hour, with what the latest one needed, in whole units."""
+    rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
+        verdict=Verdict.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
+    )
+    newest = rows.order_by("-at").values_list("bound", flat=True)[:MOST]
+    return {bound["id"]: bound["needed"] for bound in reversed(newest)}
+
+
 def notices(visit: Visit) -> Notices:
-    """Hard budgets that are full: what they refuse, until when, and a way out."""
+    """Hard budgets that are full, or refused the latest request and would again: until when, and a way out."""
     writes = visit.may(Permission.LIMITS_WRITE)
+    needed = _needed(visit)
     found = []
     for one in standings(visit):
-        if one.is_hard and one.is_full:
+        short = Amount.whole(one.budget.unit, needed.get(one.budget.pk, 0))
+        if one.is_hard and (one.is_full or short.millionths > one.left.millionths):
             ends = one.ends and one.ends.astimezone(visit.zone)
             until = f" until {ends:%-d %B, %H:%M}, or until it is raised." if ends else " until it is raised."
-            money = one.budget.unit == "money"
+            said = f"{one.used.text} of {one.limit.text} is used."
+            if not one.is_full:
+                said = f"{one.left.text} is left, and the latest one might have needed {short.text}."
             found.append(
                 Notice(
                     "bad",
-                    f"{one.budget.name}: the hard limit is reached.",
-                    f"{one.used.text} of {one.limit.text} is used. Requests of {_of(one.budget)} get",
-                    f"429 {'budget' if money else 'quota'}_exceeded",
-                    until,
+                    f"{one.budget.name}: {'the hard limit is reached' if one.is_full else 'requests are refused'}.",
+                    f"{said} Requests of {_of(one.budget)} get",
+                    f"429 {'budget' if one.budget.unit == 'money' else 'quota'}_exceeded",
+                    until if one.is_full else f" if they do not fit,{until}",
                     visit.url("budgets-raise", one.budget.pk) if writes else "",
                 )
             )

@@ -46,7 +46,7 @@ class KeyForm(forms.Form):
     expires_on = forms.DateField(
         label="Last day",
         required=False,
-        widget=forms.DateInput({"type": "date"}),
+        widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
         help_text="It works until the end of that day. Empty: it never expires.",
     )
 

@@ -1,0 +1,193 @@
+"""Budgets and limits in the console: exact amounts, what a limit would refuse, raising, and nobody else's rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.actions.budgets import do_make_budget
+from billing.models import Budget, UsageEvent, Window
+from frontend.screens.budgets.amounts import MOST, Amount, parse, typed
+from tenants import actions
+from tenants.models import LimitSet, Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system
+from tests.billing import books
+from tests.frontend.console import meter, remembered
+from tests.seeing import Everybody, only_project
+
+NEW = {
+    **{"name": "One cent", "whose": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
+    **{"rollover_cap": "", "thresholds": "50, 80", "alert_forecast": "on"},
+}
+db = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def acme(client: Any) -> Tenant:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    user = User.objects.create_user("owner@example.com")
+    actions.do_add_member(tenant, user, "owner")
+    client.force_login(user)
+    remembered(client.session)
+    return tenant
+
+
+def get(client: Any, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    page: str = answer.content.decode()
+    assert "did not load" not in page
+    return page
+
+
+@given(value=st.integers(0, MOST), unit=st.sampled_from(["money", "tokens", "requests"]))
+def test_an_amount_is_typed_as_it_is_kept(value, unit):
+    assert parse(typed(value, unit), unit) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "nano"),
+    [("0.01", 10**7), ("$1,200.50", 1_200_500_000_000), ("0.000000001", 1), ("5", 5 * 10**9), (" 7. ", 7 * 10**9)],
+)
+def test_dollars_are_exact(text, nano):
+    assert parse(text, "money") == nano
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000001", "1.2.3", "٣", "nan", "999999999"])
+def test_what_is_no_amount_of_money_is_refused(text):
+    with pytest.raises(ValueError, match=r"Type dollars|The most"):
+        parse(text, "money")
+
+
+def test_parts_of_a_token_count_as_one():
+    assert Amount("tokens", 1_000_001).text == "2 tokens"
+
+
+@db
+def test_a_budget_is_made_raised_and_removed(client, acme):
+    assert client.post("/t/acme/budgets/new", NEW).status_code == 303
+    row = Everybody(Budget).get()
+    assert (row.amount, row.unit, row.period, row.mode, row.thresholds) == (10**7, "money", "day", "hard", [50, 80])
+    until = (datetime.now(UTC) + timedelta(days=2)).date()
+    path = f"/t/acme/budgets/{row.pk}"
+    assert client.post(f"{path}/raise", {"more": "0.05", "until": "2001-01-01"}).status_code == 422
+    assert client.post(f"{path}/raise", {"more": "0.05", "until": until.isoformat()}).status_code == 303
+    row = Everybody(Budget).get()
+    assert (row.raise_amount, row.raise_until.date()) == (5 * 10**7, until + timedelta(days=1))
+    assert "0.06" in get(client, f"{path}/")
+    assert client.post(f"{path}/lower").status_code == 303
+    assert Everybody(Budget).get().raise_amount == 0
+    assert client.post(f"{path}/edit", NEW | {"amount": "0.02", "mode": "soft", "thresholds": ""}).status_code == 303
+    row = Everybody(Budget).get()
+    assert (row.amount, row.mode, row.thresholds) == (2 * 10**7, "soft", [])
+    assert client.post(f"{path}/remove", {"typed": "Two cents"}).status_code == 422
+    assert client.post(f"{path}/remove", {"typed": "One cent"}).status_code == 303
+    assert not Everybody(Budget).get().active
+    assert client.get(f"{path}/edit").status_code == 404
+    assert "was removed" in get(client, f"{path}/")
+
+
+@db
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"amount": "a lot"}, "Type dollars"),
+        ({"amount": "1.5", "counts": "tokens"}, "Type a whole number"),
+        ({"whose": "key:999999"}, "not one of the available choices"),
+        ({"thresholds": "50, lots"}, "Type whole percents"),
+        ({"thresholds": "5000"}, "Thresholds are 1 to"),
+        ({"counts": "requests", "amount": "5", "clamp": "on"}, "No answer can be shortened"),
+        ({"period": "lifetime", "rollover_cap": "1"}, "no next period"),
+    ],
+)
+def test_a_form_says_what_is_wrong(client, acme, changes, said):
+    answer = client.post("/t/acme/budgets/new", NEW | changes)
+    assert answer.status_code == 422
+    assert said in answer.content.decode()
+    assert Everybody(Budget).count() == 0
+
+
+@db
+def test_what_a_budget_would_have_refused(client, acme):
+    """Ten requests that cost the same, and a budget for four of them."""
+    version, key = books.sheet(), actions.do_create_api_key(only_project(acme), "k")[0]
+    for hour in range(10):
+        at = datetime.now(UTC) - timedelta(hours=hour + 1)
+        meter(acme, at=at, key_id=key.pk, uncached=1000, price_version=version, project_id=key.project_id)
+    cost = int(Everybody(UsageEvent).first().cost_femto) // 10**6
+    assert cost > 0
+    query = f"counts=money&period=lifetime&amount={typed(4 * cost, 'money')}"
+    said = get(client, f"/t/acme/budgets/try?whose=account&mode=hard&{query}")
+    assert "Blocks" in said
+    assert "429 budget_exceeded" in said
+    assert "6 of the 10 requests of the last 7 days (60.0%)" in said
+    assert "Does not block" in get(client, f"/t/acme/budgets/try?whose=account&mode=dry_run&{query}")
+    assert "would have refused" not in get(client, f"/t/acme/budgets/try?whose=project:999999&mode=hard&{query}")
+    assert "Type dollars" in get(client, "/t/acme/budgets/try?whose=account&mode=hard&counts=money&amount=x")
+    said = get(client, "/t/acme/limits/try?whose=account&mode=hard&requests_per_day=3&concurrency=x")
+    assert "of the 10 requests of the last 7 days" in said
+    assert "Type a whole number" in said
+
+
+@db
+def test_a_full_budget_stands_above_everything(client, acme):
+    row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
+    assert "the hard limit is reached" not in get(client, "/t/acme/budgets/")
+    with system(SystemUse.BILLING):
+        Window.objects.create(
+            tenant_id=acme.pk,
+            budget_id=row.pk,
+            unit="money",
+            period_start=datetime(1970, 1, 1, tzinfo=UTC),
+            used=10**13,
+        )
+    page = get(client, "/t/acme/budgets/")
+    assert "Tiny: the hard limit is reached." in page
+    assert "429 budget_exceeded" in page
+    assert f"/t/acme/budgets/{row.pk}/raise" in page
+
+
+@db
+def test_limits_are_set_changed_and_lifted(client, acme):
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    form = {"whose": f"key:{key.pk}", "model": "", "mode": "hard", "requests_per_minute": "1,200", "concurrency": "4"}
+    assert client.post("/t/acme/limits/new", form).status_code == 303
+    row = Everybody(LimitSet).get()
+    assert (row.key_id, row.requests_per_minute, row.concurrency, row.tokens_per_day) == (key.pk, 1200, 4, None)
+    answer = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
+    assert answer.status_code == 422
+    assert "has such limits already" in answer.content.decode()
+    path = f"/t/acme/limits/{row.pk}"
+    assert client.post(f"{path}/edit", {"mode": "dry_run", "concurrency": "9"}).status_code == 303
+    row = Everybody(LimitSet).get()
+    assert (row.dry_run, row.requests_per_minute, row.concurrency) == (True, None, 9)
+    path = f"/t/acme/limits/{row.pk}"
+    assert client.post(f"{path}/edit", {"mode": "dry_run"}).status_code == 422
+    assert client.post(f"{path}/remove", {"typed": "prod"}).status_code == 303
+    assert Everybody(LimitSet).count() == 0
+
+
+@db
+def test_what_the_operator_imposes_is_seen_and_not_changed(client, acme):
+    row = actions.do_set_limits(acme, {"concurrency": 8}, by_operator=True)
+    assert "set by the operator" in get(client, "/t/acme/budgets/")
+    for what in ("edit", "remove"):
+        assert client.get(f"/t/acme/limits/{row.pk}/{what}").status_code == 404
+
+
+@db
+def test_who_may_only_read(client, acme):
+    row = do_make_budget(acme, name="All", unit="money", period="month", amount=10**9)
+    reader = User.objects.create_user("reader@example.com")
+    actions.do_add_member(acme, reader, "readonly")
+    client.force_login(reader)
+    page = get(client, "/t/acme/budgets/")
+    assert "All" in page
+    assert "/raise" not in page
+    for path in ("budgets/new", f"budgets/{row.pk}/raise", f"budgets/{row.pk}/remove", "limits/new"):
+        assert client.post(f"/t/acme/{path}", NEW).status_code == 403
