@@ -113,7 +113,11 @@ def django_db_setup(django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterato
     with django_db_blocker.unblock():
         app.close()
         app.close_pool()
-        owner.creation.destroy_test_db(owner.settings_dict["NAME"], verbosity=0)
+        name = owner.settings_dict["NAME"]
+        owner.close()
+        # A request that a closing browser broke off may still run in a thread of the server, with a connection.
+        with owner.creation._nodb_cursor() as cursor:
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture

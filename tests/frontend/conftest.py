@@ -31,10 +31,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def served(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+def served(django_db_setup: None) -> Iterator[str]:
     """Django behind uvicorn, as it is served; gives its address."""
     from django.core.asgi import get_asgi_application
-    from django.db import connections
 
     config = uvicorn.Config(get_asgi_application(), "127.0.0.1", 0, log_level="error", lifespan="off")
     running = uvicorn.Server(config)
@@ -45,13 +44,6 @@ def served(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
     running.should_exit = True
     thread.join()
-    # A request that a closing page broke off may leave its thread a connection, and the database could not be dropped.
-    with django_db_blocker.unblock(), connections["owner"].cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = session_user"
-        )
-        connections["owner"].close()
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,8 @@ def fill() -> None:
 
 def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
     """The pictures of a screen: name, who looks, address. None of what the demo has no example of."""
+    from django.core.exceptions import ObjectDoesNotExist
+
     from tenants.models import Tenant, User
     from tenants.roles import SystemUse
     from tenants.scoping import system, tenant_scope
@@ -85,9 +87,12 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
         with system(SystemUse.COMMAND):
             tenant = Tenant.objects.all_tenants().get(slug=slug)
         names = set(re.findall(r"{(\w+)}", screen.url))
-        with tenant_scope(tenant):
-            values = {"slug": slug} | {name: DEMO[name](tenant) for name in names if name in DEMO}
-        if names <= set(values):
+        try:
+            with tenant_scope(tenant):
+                values = {"slug": slug} | {name: DEMO[name](tenant) for name in names - {"slug"}}
+        except (LookupError, AttributeError, ObjectDoesNotExist):
+            sys.stdout.write(f"{screen.name}: the demo has no such page\n")
+        else:
             email = "operator@millrace.example" if screen.who == "operator" else f"owner@{slug}.example"
             yield f"{screen.name}{suffix}", User.objects.get(email=email), screen.url.format(**values)
 
