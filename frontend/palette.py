@@ -9,7 +9,9 @@ from itertools import islice
 from django.db.models import Q
 from django.http import HttpResponse
 from django.urls import reverse
+from django.utils.http import urlencode
 
+from billing.models import Price
 from frontend.navigation import sections
 from frontend.showing import show
 from frontend.visits import Visit, operator_page, tenant_page
@@ -73,9 +75,16 @@ def find_models(visit: Visit, typed: str) -> Iterable[Hit]:
             yield Hit(spec.name, f"{reverse('ops-fleet')}?model={spec.name}", "models", "fleet")
 
 
+def find_prices(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Models that were ever priced."""
+    rows = Price.objects.filter(model__icontains=typed).order_by("model")
+    for model in rows.values_list("model", flat=True).distinct()[:MOST]:
+        yield Hit(model, f"{reverse('ops-prices')}?{urlencode({'q': model})}", "prices", "prices")
+
+
 # What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
 TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request}
-OPERATOR: dict[str, Finder] = {"Models": find_models, "Tenants": find_tenants}
+OPERATOR: dict[str, Finder] = {"Models": find_models, "Tenants": find_tenants, "Prices": find_prices}
 
 
 def _found(visit: Visit) -> tuple[Hits, ...]:

@@ -19,6 +19,7 @@ from frontend.screens import (
     ops_fleet,
     ops_health,
     ops_models,
+    ops_prices,
     ops_tenants,
     overview,
     playground,
@@ -82,5 +83,6 @@ urlpatterns = [
     *ops_audit.urlpatterns,
     *ops_health.urlpatterns,
     *ops_models.urlpatterns,
+    *ops_prices.urlpatterns,
     *ops_tenants.urlpatterns,
 ]

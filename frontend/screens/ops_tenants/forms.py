@@ -14,7 +14,7 @@ from tenants.models import Tenant
 
 NANO = 10**9
 MOST_USD = Decimal(10) ** 8
-_DAY = forms.DateInput(attrs={"type": "date"})
+_DAY = forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
 
 
 def _usd(label: str, help_text: str) -> forms.DecimalField:

@@ -242,7 +242,7 @@ def plan(visit: Visit) -> Plan:
         book=assigned.book.name if assigned else PriceBook.LIST,
         book_url=visit.url("ops-tenants-book", tenant.pk),
         own_prices=own.count(),
-        own_url=f"{visit.link('ops-prices')}?tenant={tenant.slug}",
+        own_url=f"{visit.url('ops-prices')}?tenant={tenant.slug}",
         commitments=", ".join(commitments(visit.now).get(tenant.pk, ())),
         billed_as=profile.name if profile else tenant.name,
         entity=profile.entity.name if profile else "",

@@ -52,7 +52,11 @@ ONE = Panels(
 
 @operator_page()
 def tenants(visit: Visit) -> HttpResponse:
-    given = {"fields": page.fields(visit), "metering": metering(visit.now), "new_url": visit.url("ops-tenants-new")}
+    given: dict[str, Any] = {
+        "fields": page.fields(visit),
+        "metering": metering(visit.now),
+        "new_url": visit.url("ops-tenants-new"),
+    }
     return show(visit, "ops_tenants/page.html", "Tenants", panels=LIST, **given)
 
 

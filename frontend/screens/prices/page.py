@@ -72,9 +72,9 @@ def prices(visit: Visit) -> Prices:
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
     changes = tuple(
-        Change(at, _models([price for price in found if price.model in only], columns)) for at, only, found in ahead
+        Change(at, models_of([price for price in found if price.model in only], columns)) for at, only, found in ahead
     )
-    return Prices(tuple(label for _, label in columns), _models(now, columns), changes)
+    return Prices(tuple(label for _, label in columns), models_of(now, columns), changes)
 
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
@@ -86,7 +86,8 @@ def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
     return list(found.items())[:MOST_CHANGES]
 
 
-def _models(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[Model, ...]:
+def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[Model, ...]:
+    """The prices as a table shows them."""
     by_model: dict[str, list[NewPrice]] = defaultdict(list)
     for price in found:
         by_model[price.model].append(price)
@@ -97,30 +98,32 @@ def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterab
     """One row for each tier, and one more for each band of prompt lengths and window of the day that has a price."""
     for tier, label in TIERS.items():
         mine = [price for price in found if price.tier == tier]
-        ranges = sorted({_range(price) for price in mine})
+        ranges = sorted({range_of(price) for price in mine})
         for place in ranges:
             cells = tuple(Cell(name, _priced(mine, component, place)) for component, name in columns)
-            yield Row(label, _said(place), cells)
+            yield Row(label, said_of(place), cells)
 
 
 Place = tuple[int, int, int, int]
 
 
-def _range(price: NewPrice) -> Place:
+def range_of(price: NewPrice) -> Place:
+    """For which prompts, and which minutes of the UTC day."""
     return price.from_tokens, price.until_tokens, price.from_minute, price.until_minute
 
 
 def _priced(found: list[NewPrice], component: Component, place: Place) -> Money | None:
     """What the component costs there: its price whose range holds this one; None if it has none throughout."""
     for price in found:
-        since, until, opens, closes = _range(price)
+        since, until, opens, closes = range_of(price)
         within = since <= place[0] and place[1] <= until and opens <= place[2] and place[3] <= closes
         if price.component == component and within:
             return Money.nano(price.nano_per_million)
     return None
 
 
-def _said(place: Place) -> str:
+def said_of(place: Place) -> str:
+    """A range in words; empty: always."""
     since, until, opens, closes = place
     said = []
     if until != NO_END:

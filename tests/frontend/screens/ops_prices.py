@@ -1,0 +1,46 @@
+"""Registers the price book: a draft of somebody else's, one's own, and the ways to draft."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from tests.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from billing.actions.prices import do_propose_prices  # here: this file is read before Django is set up
+    from billing.pricebook import NewPrice, Proposal, nano_per_million
+    from billing.pricing import Component, Tier
+
+    def draft(by, price: str, since: datetime | None) -> int:
+        rows = [NewPrice("smollm2-135m", Tier.STANDARD, each, nano_per_million(price)) for each in Component]
+        rows.append(NewPrice("long-reader", Tier.FLEX, Component.OUTPUT, 125_000_001))
+        made = do_propose_prices(Proposal(tuple(rows)), effective_from=since, note="Cheaper", created_by=by)
+        return made.pk
+
+    world.rows["populated.price_version"] = draft(world.owner, "0.123456789", None)
+    world.rows["populated.own_version"] = draft(world.operator, "2", datetime.now(UTC) + timedelta(days=9))
+
+
+def _newest(tenant):
+    from billing.models import PriceVersion
+
+    return PriceVersion.objects.first().pk
+
+
+def page(name: str, url: str, queries: int = 14) -> Screen:
+    return Screen(name, url, queries, who="operator", states=("populated",))
+
+
+register(
+    Screen("ops-prices", "/ops/prices/", queries=24, who="operator", states=("populated", "error")),
+    Screen("ops-prices-one", "/ops/prices/{price_version}/", 24, who="operator", states=("populated", "error")),
+    page("ops-prices-own", "/ops/prices/{own_version}/", 24),
+    page("ops-prices-model", "/ops/prices/model?model=smollm2-135m"),
+    page("ops-prices-csv", "/ops/prices/csv?copy={price_version}"),
+    page("ops-prices-import", "/ops/prices/import"),
+    page("ops-prices-publish", "/ops/prices/{price_version}/publish"),
+    page("ops-prices-discard", "/ops/prices/{price_version}/discard"),
+    prepare=prepare,
+    demo={"price_version": _newest, "own_version": _newest},
+)
