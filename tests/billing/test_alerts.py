@@ -14,7 +14,7 @@ from django.db import connection
 from billing import alerts, forecast
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.alerts import alerts_of, check_forecasts, check_thresholds
-from billing.models import Budget, BudgetAlert, UsageRollup, Window
+from billing.models import BillingEntity, BillingProfile, Budget, BudgetAlert, UsageRollup, Window
 from tenants import actions
 from tenants.actions.common import ActionRefused
 from tenants.actions.webhooks import do_create_endpoint
@@ -319,6 +319,19 @@ def test_the_tenants_month_is_in_nano_dollars(tenant):
     used_daily(tenant, steady())
     with tenant_scope(tenant):
         assert forecast.forecast_tenant(tenant.pk, NOW).point == 2100 + 50 + 900
+
+
+def test_the_tenants_month_is_by_the_clocks_of_who_bills_it(tenant):
+    """No tenant's scope shows who that is."""
+    used_daily(tenant, steady())
+    with system(SystemUse.COMMAND):
+        entity = BillingEntity.objects.create(slug="ny", name="New York", country="US", time_zone="America/New_York")
+        BillingProfile.objects.create(tenant=tenant, entity=entity, name="Acme", country="US")
+    first = datetime(2026, 12, 1, 3, tzinfo=UTC)  # still November there
+    with tenant_scope(tenant):
+        found = forecast.forecast_tenant(tenant.pk, first)
+    assert found is not None
+    assert found.path[0].day == NOVEMBER.date()
 
 
 def test_a_forecast_over_the_limit_alerts_once(tenant):
