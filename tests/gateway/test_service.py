@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
-from inference_worker.protocol import End, Failed, Tokens, claim_key, decode_job
+from inference_worker.protocol import USAGE_STREAM, End, Failed, Tokens, claim_key, decode_job, decode_usage
 from millrace.gateway import rates
 from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
@@ -204,6 +204,21 @@ async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> No
         await gate.begin(key, "a")
     assert "concurrency" in caught.value.message
     assert await gate.left(key) == ("98", "940")
+
+
+async def test_a_fault_of_ours_after_admission_takes_nothing(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> bytes:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(service_module, "encode_form", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        await gate.begin(make_key(LIMIT), "a")
+    assert await gate.left(make_key(LIMIT)) == ("100", "1000")
+    ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
+    told = decode_usage(fields[b"e"])
+    assert (told.envelope.request_id, told.verdict, told.finish_reason) == ("req_1", "cancelled", "never_ran")
 
 
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)

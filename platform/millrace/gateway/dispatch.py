@@ -23,6 +23,7 @@ from inference_worker.protocol import (
     USAGE_STREAM,
     Claimed,
     End,
+    Envelope,
     Failed,
     Job,
     Released,
@@ -243,7 +244,7 @@ class Dispatcher:
         if generation.queued:
             self.finish(generation)
             if not generation.written:
-                await self.never_ran(generation.job)
+                await self.never_ran(generation.job.envelope)
                 return False
         return await self.cancel_claim(generation.request_id, generation.leg)
 
@@ -268,11 +269,11 @@ class Dispatcher:
         keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
         return bool(await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1)
 
-    async def never_ran(self, *jobs: Job) -> None:
+    async def never_ran(self, *legs: Envelope) -> None:
         """Tell the settler of legs that nobody answers: their holds go back; and should a worker have been asked all
         the same, nobody pays. While the broker is away they wait; if the gateway dies before, the reaper takes back.
         """
-        self._untold += [self._void(job) for job in jobs]
+        self._untold += [self._void(leg) for leg in legs]
         try:
             await self.tell_untold()
         except (redis.RedisError, OSError) as fault:
@@ -292,10 +293,8 @@ class Dispatcher:
             self._untold = telling + self._untold
             raise
 
-    def _void(self, job: Job) -> bytes:
-        return encode(
-            UsageEvent(job.envelope, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
-        )
+    def _void(self, leg: Envelope) -> bytes:
+        return encode(UsageEvent(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
 
     def _queue(self, model: str, batch: bool) -> FairQueue[Generation]:
         queue = self.queues.get((model, batch))
@@ -323,7 +322,7 @@ class Dispatcher:
             batch, self._outbox = self._outbox[:WRITTEN_AT_ONCE], self._outbox[WRITTEN_AT_ONCE:]
             if not self._outbox:
                 self._to_send.clear()
-            left = [generation.job for generation in batch if generation.over and not generation.written]
+            left = [generation.job.envelope for generation in batch if generation.over and not generation.written]
             if left:
                 await self.never_ran(*left)
             batch = [generation for generation in batch if not generation.over]
@@ -333,7 +332,7 @@ class Dispatcher:
                 log.warning("broker_unreachable", error=str(fault))
                 for generation in batch:
                     self.fail_here(generation, OVERLOADED, "The service is briefly unavailable.", retry_after=1)
-                await self.never_ran(*(generation.job for generation in batch))
+                await self.never_ran(*(generation.job.envelope for generation in batch))
                 continue
             for generation in batch:
                 generation.written = True
@@ -359,7 +358,7 @@ class Dispatcher:
                         "tenant": generation.tenant,
                         "job": encode(job),
                         "form": errand.form,
-                        "void": self._void(job),
+                        "void": self._void(job.envelope),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)

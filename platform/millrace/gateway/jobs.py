@@ -19,17 +19,17 @@ class JobMaker:
         self._cache_secret = cache_secret.encode()
         self._request_seconds = request_seconds
 
-    def make(self, demand: Demand, terms: Terms, request: InferenceRequest, prompt: Prompt, *, leg: int) -> Job:
-        """One leg's job, for the first of the demand's candidates."""
-        key, model = demand.key, demand.candidates[0].model.name
-        envelope = Envelope(
+    def envelope(self, demand: Demand, terms: Terms, *, leg: int) -> Envelope:
+        """What is to be settled of one leg, for the first of the demand's candidates."""
+        key = demand.key
+        return Envelope(
             admitted_at=demand.admitted_at,
             request_id=demand.request_id,
             leg=leg,
             tenant_id=key.tenant_id,
             project_id=key.project_id,
             key_id=key.key_id,
-            model=model,
+            model=demand.candidates[0].model.name,
             price_version=terms.price_version,
             slice_id=terms.slice_id,
             fence=terms.fence,
@@ -37,14 +37,17 @@ class JobMaker:
             hold_tokens=terms.hold_tokens,
             traceparent=tracing.current(),
         )
+
+    def make(self, envelope: Envelope, demand: Demand, terms: Terms, request: InferenceRequest, prompt: Prompt) -> Job:
+        """The leg's job."""
         return Job(
             envelope=envelope,
             gateway_id=self._gateway_id,
             prompt_token_ids=prompt.ids,
             params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
-            cache_salt=self._cache_salt(key.tenant_id, model, request.cache_key),
+            cache_salt=self._cache_salt(envelope.tenant_id, envelope.model, request.cache_key),
             deadline=demand.admitted_at / 1e6 + self._request_seconds,
-            weight=key.weight,
+            weight=demand.key.weight,
             service_class=request.service_class,
             priority=request.priority,
             breakpoints=prompt.breakpoints,

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.engine.request import ServiceClass, TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Failed, Tokens
+from inference_worker.protocol import AnswerEvent, End, Envelope, Failed, Tokens
 from millrace.gateway.admission import Admission, Demand, Ticket
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dispatch import Dispatcher
@@ -267,11 +267,12 @@ class InferenceService:
         )
         echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
-        errand = self._errand(call, demand, ticket, echo)
+        envelope = self._jobs.envelope(demand, ticket.terms, leg=call.legs)
         try:
+            errand = self._errand(call, demand, ticket, envelope, echo)
             call.generation = self._dispatcher.submit(errand)
         except BaseException:
-            await self._dispatcher.never_ran(errand.job)
+            await self._dispatcher.never_ran(envelope)
             await ticket.close(None)
             raise
         call.ticket = ticket
@@ -283,7 +284,9 @@ class InferenceService:
         others = [dataclasses.replace(call.request, prompt=prompt) for prompt in call.request.more_prompts]
         return [call.prompt.ids, *[(await tokenise(model, other)).ids for other in others]]
 
-    def _errand(self, call: Call, demand: Demand, ticket: Ticket, echo: list[list[int]] | None) -> Errand:
+    def _errand(
+        self, call: Call, demand: Demand, ticket: Ticket, envelope: Envelope, echo: list[list[int]] | None
+    ) -> Errand:
         request = call.request
         call.form = Form(
             call.dialect,
@@ -301,7 +304,7 @@ class InferenceService:
             request.asked,
         )
         return Errand(
-            job=self._jobs.make(demand, ticket.terms, request, call.prompt, leg=call.legs),
+            job=self._jobs.make(envelope, demand, ticket.terms, request, call.prompt),
             form=encode_form(call.form),
             weight=call.key.weight,
             long=is_long(demand.limit_sets, len(call.prompt.ids)),

@@ -156,7 +156,7 @@ class Watch:
         """Take back what nobody has claimed. False: somebody has."""
         if not generation.written:
             if generation.queued:
-                await self._dispatcher.never_ran(generation.job)
+                await self._dispatcher.never_ran(generation.job.envelope)
             return generation.queued
         key = claim_key(generation.request_id, generation.leg)
         return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
