@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from billing.models import Price
+from billing.models import Invoice, Price
 from frontend.navigation import sections
 from frontend.showing import show
 from frontend.visits import Visit, operator_page, tenant_page
@@ -61,6 +61,17 @@ def find_request(visit: Visit, typed: str) -> Iterable[Hit]:
             yield Hit(row.request_id, visit.url("requests-one", row.request_id), "requests", row.get_verdict_display())
 
 
+def find_invoices(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Invoices and credit notes by number; an operator's are of every tenant."""
+    if not visit.may(Permission.BILLING_READ):
+        return
+    theirs, name = Invoice.objects, "ops-billing-one" if visit.access is None else "invoices-one"
+    rows = theirs.all_tenants() if visit.access is None else theirs.for_tenant(visit.tenant)
+    found = rows.filter(number__icontains=typed).select_related("tenant").order_by("-pk")
+    for row in found[:MOST]:
+        yield Hit(str(row.number), visit.url(name, row.pk), "invoices", row.tenant.name)
+
+
 def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
     """Tenants by name or slug."""
     rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
@@ -83,8 +94,13 @@ def find_prices(visit: Visit, typed: str) -> Iterable[Hit]:
 
 
 # What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
-TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request}
-OPERATOR: dict[str, Finder] = {"Models": find_models, "Tenants": find_tenants, "Prices": find_prices}
+TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "Invoices": find_invoices}
+OPERATOR: dict[str, Finder] = {
+    "Models": find_models,
+    "Tenants": find_tenants,
+    "Prices": find_prices,
+    "Invoices": find_invoices,
+}
 
 
 def _found(visit: Visit) -> tuple[Hits, ...]:

@@ -310,8 +310,34 @@ def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acm
     assert hashlib.sha256(data).hexdigest() == bill.sha256
     xml = owner.get(f"/t/acme/invoices/{bill.pk}/files/xml").content.decode()
     assert str(bill.number) in xml and "CrossIndustryInvoice" in xml
+    for client, search, url in (
+        (owner, "/t/acme/search", "/t/acme/invoices/"),
+        (operator, "/ops/search", "/ops/billing/"),
+    ):
+        assert f'href="{url}{bill.pk}"' in client.get(search, {"q": str(bill.number)[-6:]}).content.decode()
     page = owner.get(f"/t/acme/invoices/{bill.pk}/panels/check").content.decode()
     assert "Usage matches billing" in page and "3 metered" in page
+
+
+@pytest.mark.django_db
+def test_invoices_are_for_who_may_see_them(operator: Client, acme: Tenant) -> None:
+    bill = final(operator)
+    actions.do_add_member(acme, User.objects.create_user("dev@example.com"), "developer")
+    actions.do_add_member(acme, User.objects.create_user("books@example.com"), "billing")
+    for email, status in (("dev@example.com", 403), ("books@example.com", 200)):
+        client = Client()
+        client.force_login(User.objects.get(email=email))
+        for path in (
+            "",
+            "upcoming",
+            f"{bill.pk}",
+            f"{bill.pk}/lines/1",
+            f"{bill.pk}/files/pdf",
+            f"{bill.pk}/panels/check",
+        ):
+            assert client.get(f"/t/acme/invoices/{path}").status_code == status, path
+        found = client.get("/t/acme/search", {"q": str(bill.number)}).content.decode()
+        assert (f'/invoices/{bill.pk}"' in found) == (status == 200)
 
 
 @pytest.mark.django_db

@@ -70,6 +70,13 @@ class Traced:
     newest_url: str
     fault: str  # why there are no events to be seen
 
+    @property
+    def rounding(self) -> str:
+        """What rounding did, in words."""
+        if not self.residue.femto:
+            return "nothing to round"
+        return f"which {'added' if self.residue.femto > 0 else 'took'} ${Money(abs(self.residue.femto)).exact}"
+
 
 def traced(visit: Visit, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> Traced:
     """Inside the visit's scope. `here` is the page's address; `request_name` that of the page of one request."""
