@@ -124,8 +124,8 @@ class Csv(Whose):
         label="Or the CSV itself",
         required=False,
         strip=False,
-        help_text="Columns: model, tier, component, usd_per_million, and if wanted from_tokens, until_tokens, from_time,"
-        " until_time. They replace, as a whole, those of the models and tiers they name.",
+        help_text="Columns: model, tier, component, usd_per_million, and if wanted from_tokens, until_tokens,"
+        " from_time, until_time. They replace, as a whole, those of the models and tiers they name.",
         widget=forms.Textarea(attrs=_OFF | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(

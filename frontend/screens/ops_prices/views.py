@@ -18,6 +18,7 @@ from frontend.screens.ops_prices import forms, one, page
 from frontend.shell import Crumb
 from frontend.showing import carry_out, done, refused, show
 from frontend.visits import FORM, Visit, operator_page
+from tenants.models import Tenant
 
 LISTED = 100  # of each kind that an import leaves out
 BOOK = Panels(
@@ -186,7 +187,8 @@ def _rows(visit: Visit) -> dict[str, Any]:
         if copied.isascii() and copied.isdigit() and len(copied) < 18:
             row = PriceVersion.objects.select_related("book").filter(pk=int(copied)).first()
             if row is not None and row.body:
-                slug = page.Tenant.objects.all_tenants().filter(pk=row.tenant_id).values_list("slug", flat=True).first()
+                theirs = Tenant.objects.all_tenants().filter(pk=row.tenant_id or 0)
+                slug = theirs.values_list("slug", flat=True).first()
                 proposal = parse(row.body)
                 ended = "\n".join(f"{model},{tier.value}" for model, tier in proposal.withdrawn)
                 begun = {"book": row.book.name, "tenant": slug or "", "note": row.note, "withdrawn": ended}
