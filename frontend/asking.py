@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django import forms
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 
 from frontend.shell import Crumb
 from frontend.showing import carry_out, done, refused, show
 from frontend.visits import Visit
 
 T = TypeVar("T")
+
+
+def posted(visit: Visit) -> QueryDict | None:
+    """What was sent, for a form; None if it is only to be shown."""
+    return visit.request.POST if visit.request.method == "POST" else None
 
 
 def ask(

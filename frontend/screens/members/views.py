@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.panels import Panel, Panels
 from frontend.screens.members import page
@@ -73,7 +73,7 @@ def invite(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Invite a member",
-        Invite(visit, visit.request.POST or None),
+        Invite(visit, posted(visit)),
         lambda data: actions.do_invite(visit.tenant, data["email"], data["role"], by=visit.user),
         said=lambda made: f"{made.email} was invited.",
         **_sheet(visit, "Send the invitation"),
@@ -86,7 +86,7 @@ def resend(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Invite {row.email} again",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_invite(visit.tenant, row.email, row.role, by=visit.user),
         said=lambda made: f"{made.email} was invited again.",
         effect="A new mail goes out. The link in the old one ends.",
@@ -100,7 +100,7 @@ def withdraw(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Withdraw the invitation of {row.email}",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_revoke_invitation(row),
         said=lambda was: f"{row.email} is no longer invited." if was else "It was used or withdrawn before.",
         effect="The link in the mail ends at once.",
@@ -114,7 +114,7 @@ def role(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Role of {row.user.email}",
-        RoleForm(visit, visit.request.POST or None, row.role),
+        RoleForm(visit, posted(visit), row.role),
         lambda data: actions.do_change_role(row, data["role"]),
         said=lambda changed: f"{row.user.email} is {changed.get_role_display()} now.",
         **_sheet(visit, "Change the role"),
@@ -127,7 +127,7 @@ def remove(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Remove {row.user.email}",
-        Confirm(row.user.email, visit.request.POST or None),
+        Confirm(row.user.email, posted(visit)),
         lambda _: actions.do_remove_member(row),
         said=lambda _: f"{row.user.email} is no longer a member.",
         effect=f"{row.user.email} loses sight of {visit.tenant.name} at once. Keys they made go on working: keys"
@@ -146,7 +146,7 @@ def leave(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Leave {visit.tenant.name}",
-        Confirm(visit.tenant.slug, visit.request.POST or None),
+        Confirm(visit.tenant.slug, posted(visit)),
         lambda _: actions.do_remove_member(row),
         said=lambda _: f"You left {visit.tenant.name}.",
         then=reverse("home"),

@@ -8,7 +8,7 @@ from django import forms
 from django.http import Http404, HttpResponse
 from django.urls import path
 
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.panels import Panel, Panels
 from frontend.screens.routing import checking, page, places, trial
@@ -70,7 +70,7 @@ def one(visit: Visit) -> HttpResponse:
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
 def edit(visit: Visit) -> HttpResponse:
     """The editor. What is sent is published, or, with `check`, only looked at."""
-    form = Editor(visit.request.POST or None, initial=_initial(visit))
+    form = Editor(posted(visit), initial=_initial(visit))
     if visit.request.method == "POST" and "check" not in visit.request.POST and form.is_valid():
         try:
             made = checking.publish(visit, **form.cleaned_data)
@@ -105,7 +105,7 @@ def revert(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Put version {row.version} of {row.name} back in force",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_revert_policy(row, created_by=visit.user),
         said=lambda made: f"Version {row.version} is in force again, as version {made.version}.",
         effect=f"Requests for {row.name} go as version {row.version} says, within a second. It becomes a new version.",
@@ -119,7 +119,7 @@ def withdraw(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Withdraw {row.name}",
-        Confirm(row.name, visit.request.POST or None),
+        Confirm(row.name, posted(visit)),
         lambda _: actions.do_withdraw_policy(visit.tenant, row.name),
         said=lambda was: f"{row.name} stands for nothing any more." if was else "It was withdrawn before.",
         effect=f"Requests for {row.name} are answered 404 within a second, unless a model is called so. Its versions"

@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from billing.actions.setup import do_set_profile
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.screens.settings import page
 from frontend.shell import Crumb
@@ -87,7 +87,7 @@ def name(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Change the name",
-        Name(visit.request.POST or None, initial={"name": visit.tenant.name}),
+        Name(posted(visit), initial={"name": visit.tenant.name}),
         lambda data: actions.do_update_tenant(visit.tenant, **data),
         said=lambda changed: f"It is {changed.name} now.",
         **_sheet(visit, "Change it"),
@@ -99,7 +99,7 @@ def content(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Keep prompts and answers",
-        Content(visit.request.POST or None, initial={"days": visit.tenant.keep_content_days}),
+        Content(posted(visit), initial={"days": visit.tenant.keep_content_days}),
         lambda data: (actions.do_keep_content(visit.tenant, data["days"]), data["days"])[1],
         said=lambda days: f"Prompts and answers are kept for {days} days." if days else "They are not kept.",
         effect="All members who see requests will read what is kept, and may replay it in the playground.",
@@ -117,7 +117,7 @@ def billing(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Billing details",
-        Billing(visit.request.POST or None, initial=initial),
+        Billing(posted(visit), initial=initial),
         lambda data: do_set_profile(visit.tenant, **data),
         said=lambda _: "The next invoice says so.",
         **_sheet(visit, "Save"),
@@ -130,7 +130,7 @@ def delete(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Delete {visit.tenant.name}",
-        Confirm(visit.tenant.slug, visit.request.POST or None),
+        Confirm(visit.tenant.slug, posted(visit)),
         lambda _: actions.do_delete_tenant(visit.tenant),
         said=lambda was: "It is served no more." if was else "It was to be deleted already.",
         effect=f"Its keys stop working within a second. For {days} days it can be restored; then keys, projects,"
@@ -145,7 +145,7 @@ def restore(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Restore {visit.tenant.name}",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_restore_tenant(visit.tenant),
         said=lambda was: "It is served again." if was else "It was not to be deleted.",
         effect="Its keys work again within a second.",

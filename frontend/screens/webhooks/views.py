@@ -8,7 +8,7 @@ from django import forms
 from django.http import Http404, HttpResponse
 from django.urls import path
 
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.panels import Panel, Panels
 from frontend.screens.webhooks import page
@@ -86,7 +86,7 @@ def delivery(visit: Visit) -> HttpResponse:
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def new(visit: Visit) -> HttpResponse:
-    form = EndpointForm(visit.request.POST or None)
+    form = EndpointForm(posted(visit))
     title, sheet = "New endpoint", {"action": visit.request.path, "submit": "Add it", **_sheet(visit)}
     if visit.request.method != "POST":
         return show(visit, "frontend/form.html", title, form=form, **sheet)
@@ -104,7 +104,7 @@ def edit(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Change the endpoint",
-        EndpointForm(visit.request.POST or None, initial=initial),
+        EndpointForm(posted(visit), initial=initial),
         lambda data: actions.do_update_endpoint(row, **data),
         said=lambda changed: f"{changed.url} was changed.",
         submit="Change it",
@@ -115,7 +115,7 @@ def edit(visit: Visit) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def rotate(visit: Visit) -> HttpResponse:
     row = _endpoint(visit)
-    form = forms.Form(visit.request.POST or None)
+    form = forms.Form(posted(visit))
     title = "Rotate the secret"
     effect = "You get a new secret, shown once. For 24 hours what is sent is signed with both."
     sheet = {"action": visit.request.path, "submit": "Rotate", "effect": effect, **_sheet(visit)}
@@ -133,7 +133,7 @@ def test(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Send a test",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_send_test_event(row),
         said=lambda _: f"A test goes to {row.url} within seconds. Its delivery is in the log.",
         effect=f"{row.url} gets one event of the kind webhook.test, which means nothing.",
@@ -155,7 +155,7 @@ def switch(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"{verb} the endpoint",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_update_endpoint(row, active=not row.active),
         said=lambda changed: f"{changed.url} is {'enabled' if changed.active else 'disabled'}.",
         effect=effect,
@@ -171,7 +171,7 @@ def delete(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Delete the endpoint",
-        Confirm(host, visit.request.POST or None),
+        Confirm(host, posted(visit)),
         lambda _: actions.do_delete_endpoint(row),
         said=lambda _: f"{row.url} was deleted.",
         effect=f"{row.url} gets no events any more, and the log of its deliveries goes with it.",
@@ -191,7 +191,7 @@ def replay(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Replay the delivery",
-        forms.Form(visit.request.POST or None),
+        forms.Form(posted(visit)),
         lambda _: actions.do_replay(row),
         said=lambda _: "It is sent again within seconds.",
         effect=f"{row.event.kind} goes to {row.endpoint.url} again, under the same webhook-id.",

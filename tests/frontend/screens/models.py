@@ -1,0 +1,11 @@
+"""Registers the catalogue of models; who serves them is made by ops_health, names of one's own by routing."""
+
+from __future__ import annotations
+
+from tests.frontend.console import Screen, register
+
+register(
+    Screen("models", "/t/{slug}/models/", queries=12),
+    Screen("models-one", "/t/{slug}/models/smollm2-135m", queries=8, states=("populated",)),
+    theirs={"model": lambda world: "nobodys-model"},  # models are everybody's
+)
