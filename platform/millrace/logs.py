@@ -19,3 +19,4 @@ def configure(options: dict[str, Any]) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    logging.getLogger("pikepdf").setLevel(logging.WARNING)  # it greets whenever it is imported

@@ -130,3 +130,18 @@ def test_the_palette_finds_a_request_by_its_id(client, acme):
     row = record(acme, 7)
     assert f"/t/acme/requests/{row.request_id}" in get(client, f"/t/acme/search?q={row.request_id}")
     assert "/t/acme/requests/req_" not in get(client, "/t/acme/search?q=req_")
+
+
+def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatch):
+    use(acme, NOW, (price("3", number=NOW.month), 1000))
+    (event,) = of(UsageEvent, acme)
+    page = get(client, f"/t/acme/requests/{event.request_id}")
+    assert "Its record is being written" in page
+    assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
+    monkeypatch.setattr("frontend.screens.requests.one.WRITING", timedelta(0))
+    assert "too old, or was never written" in get(client, f"/t/acme/requests/{event.request_id}")
+    place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "load", "load": 0, "credits": 1}
+    row = record(acme, at=datetime.now(UTC), placements=[place])
+    assert "Its usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
+    monkeypatch.undo()
+    assert "Its usage is being settled" in get(client, f"/t/acme/requests/{row.request_id}")

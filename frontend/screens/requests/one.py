@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils.http import urlencode
@@ -43,6 +43,7 @@ COMPONENTS = {
     "answer_hit_output": "Output, answered from cache",
 }
 TOKENS = tuple(COMPONENTS)[:5]
+WRITING = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,8 @@ class Told:
     others: tuple[tuple[str, str], ...]  # addresses and names of replays
     replay_url: str
     recorded: bool
+    writing: bool  # more of it is to come in the next seconds
+    url: str
 
 
 def told(visit: Visit, request_id: str) -> Told | None:
@@ -190,7 +193,16 @@ def told(visit: Visit, request_id: str) -> Told | None:
         others=tuple((visit.url("requests-one", each.request_id), each.request_id) for each in _replays(found)),
         replay_url=_replay(visit, found),
         recorded=record is not None,
+        writing=_writing(visit, found),
+        url=visit.url("requests-one", found.request_id),
     )
+
+
+def _writing(visit: Visit, found: Story) -> bool:
+    if found.record is None:
+        return visit.now - max(leg.event.settled_at for leg in found.legs) < WRITING
+    ran_on = not found.legs and bool(found.record.placements)
+    return ran_on and visit.now - found.record.at < WRITING
 
 
 def _bound(bound: Mapping[str, Any]) -> list[Fact]:
