@@ -47,6 +47,7 @@ def parse(text: str, unit: str) -> int:
     Raises:
         ValueError: it is no such amount, or more than a budget can hold; the message says so.
     """
+    value: int
     bare = re.sub(r"[,_\s]", "", text)
     if unit == "money":
         if not (found := _DOLLARS.fullmatch(bare)):

@@ -9,10 +9,11 @@ from django.http import Http404
 
 from billing.models import Budget, BudgetAlert, Window
 from frontend.gauges import Gauge
-from frontend.screens.budgets.amounts import Amount
-from frontend.screens.budgets.page import MODES, PERIODS, Alerts, Standing, alerts, gauge, mode_kind, stand
+from frontend.screens.budgets.alerts import Alerts, alerts
+from frontend.screens.budgets.amounts import Amount, typed
+from frontend.screens.budgets.page import MODES, PERIODS, Standing, gauge, mode_kind, stand
 from frontend.screens.budgets.scopes import whose
-from frontend.screens.budgets.trying import of_budget
+from frontend.screens.budgets.trying import Sentence, of_budget
 from frontend.visits import Visit
 from tenants.access import Permission
 
@@ -54,10 +55,6 @@ class Now:
     clamps: bool
     thresholds: tuple[int, ...]
     by_forecast: bool
-    blocks: str
-    blocks_kind: str
-    when: str
-    would: str
 
 
 @dataclass(frozen=True)
@@ -118,8 +115,6 @@ def now(visit: Visit) -> Now:
         rows = BudgetAlert.objects.for_tenant(visit.tenant).filter(window=one.window)
         sent = set(rows.values_list("threshold", flat=True))
     amount = Amount.whole(budget.unit, budget.amount)
-    owner = whose(budget)
-    said = of_budget(visit.tenant.pk, owner, budget.mode, budget.unit, budget.period, str(amount.text.split()[0]))
     return Now(
         one.used,
         one.held,
@@ -138,11 +133,14 @@ def now(visit: Visit) -> Now:
         budget.clamp,
         tuple(budget.thresholds),
         budget.alert_forecast and budget.period == Budget.Period.MONTH,
-        said.blocks,
-        said.kind,
-        said.when,
-        said.would,
     )
+
+
+def trial(visit: Visit) -> Sentence:
+    """What it does, and would have refused last week."""
+    budget = budget_of(visit)
+    amount = typed(budget.amount, budget.unit)
+    return of_budget(visit.tenant.pk, whose(budget), budget.mode, budget.unit, budget.period, amount)
 
 
 def past(visit: Visit) -> Past:

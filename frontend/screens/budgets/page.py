@@ -8,22 +8,16 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from billing.alerts import alerts_of, standing
+from billing.alerts import standing
 from billing.models import Budget, BudgetAlert, Window
 from frontend.gauges import Gauge, Mark, percent
-from frontend.numbers import exact
-from frontend.screens.budgets.amounts import MILLIONTHS, Amount
+from frontend.screens.budgets.amounts import Amount
 from frontend.screens.budgets.scopes import ACCOUNT, Whose, whose
-from frontend.screens.keys.bounds import NAMES
 from frontend.visits import Visit
 from millrace.records.models import RequestRecord, Verdict
-from millrace.records.trying import Counted, refused_counts
 from tenants.access import Permission
-from tenants.models import LIMITS, LimitSet, WebhookDelivery
-from tenants.webhooks.queries import deliveries
 
 MOST = 300  # budgets in the tree
-ALERTS = 20
 LATELY = timedelta(hours=1)
 FULL_AT = 99  # percent: what is left then fits hardly any request
 NEAR_AT = 80
@@ -112,51 +106,6 @@ class Tree:
     nodes: tuple[Node, ...]
     new_url: str
     is_cut: bool
-
-
-@dataclass(frozen=True)
-class LimitLine:
-    name: str
-    value: int
-    refused: int
-    dry: int
-
-
-@dataclass(frozen=True)
-class LimitRow:
-    label: str
-    model: str
-    lines: tuple[LimitLine, ...]
-    mode: str
-    mode_kind: str
-    by_operator: bool
-    edit_url: str
-    remove_url: str
-
-
-@dataclass(frozen=True)
-class Limits:
-    rows: tuple[LimitRow, ...]
-    new_url: str
-
-
-@dataclass(frozen=True)
-class AlertRow:
-    budget: str
-    url: str
-    what: str
-    kind: str
-    used: Amount
-    limit: Amount
-    at: datetime
-    told: str
-    told_kind: str
-
-
-@dataclass(frozen=True)
-class Alerts:
-    rows: tuple[AlertRow, ...]
-    webhooks_url: str
 
 
 @dataclass(frozen=True)
@@ -307,7 +256,7 @@ def _needed(visit: Visit) -> dict[int, int]:
         verdict=Verdict.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
     )
     newest = rows.order_by("-at").values_list("bound", flat=True)[:MOST]
-    return {bound["id"]: bound["needed"] for bound in reversed(newest)}
+    return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}
 
 
 def notices(visit: Visit) -> Notices:
@@ -339,80 +288,3 @@ def notices(visit: Visit) -> Notices:
 def _of(budget: Budget) -> str:
     owner = whose(budget)
     return "the whole account" if owner.row is None else owner.label[0].lower() + owner.label[1:]
-
-
-def limits(visit: Visit) -> Limits:
-    """Every set of rate limits, with what each refused in the last seven days."""
-    counts = {(one.id, one.name): one for one in refused_counts(visit.tenant.pk) if one.kind == "limit"}
-    rows = LimitSet.objects.for_tenant(visit.tenant).select_related("project", "key")
-    writes = visit.may(Permission.LIMITS_WRITE)
-    ordered = sorted(rows[:MOST], key=lambda row: (("account", "project", "key").index(whose(row).kind), -row.pk))
-    return Limits(
-        tuple(_limits(visit, row, counts, writes=writes and not row.by_operator) for row in ordered),
-        visit.url("budgets-limits-new") if writes else "",
-    )
-
-
-def _limits(visit: Visit, row: LimitSet, counts: dict[tuple[int, str], Counted], *, writes: bool) -> LimitRow:
-    lines = []
-    for name in LIMITS:
-        if (value := getattr(row, name)) is not None:
-            count = counts.get((row.pk, name))
-            lines.append(LimitLine(NAMES[name], value, count.refused if count else 0, count.dry if count else 0))
-    return LimitRow(
-        whose(row).label,
-        row.model,
-        tuple(lines),
-        MODES["dry_run" if row.dry_run else "hard"],
-        "" if row.dry_run else "info",
-        row.by_operator,
-        visit.url("budgets-limits-edit", row.pk) if writes else "",
-        visit.url("budgets-limits-remove", row.pk) if writes else "",
-    )
-
-
-def alerts(visit: Visit, budget_id: int | None = None) -> Alerts:
-    """What was told lately, and whether it arrived."""
-    rows = list(alerts_of(visit.tenant.pk, budget_id)[:ALERTS])
-    events = [row.event_id for row in rows if row.event_id]
-    sent: defaultdict[int, list[WebhookDelivery]] = defaultdict(list)
-    if events:
-        for one in deliveries(visit.tenant.pk).filter(event_id__in=events):
-            sent[one.event_id].append(one)
-    return Alerts(
-        tuple(_alert(visit, row, sent[row.event_id or 0]) for row in rows),
-        visit.link("webhooks") if visit.may(Permission.WEBHOOKS_READ) else "",
-    )
-
-
-def _alert(visit: Visit, row: BudgetAlert, sent: list[WebhookDelivery]) -> AlertRow:
-    unit = row.budget.unit
-    expected = row.threshold == BudgetAlert.FORECAST
-    what = f"{row.threshold} % reached"
-    if expected:
-        what = f"Forecast {Amount.whole(unit, row.forecast or 0).text}"
-    told, kind = _told(sent)
-    return AlertRow(
-        row.budget.name,
-        visit.url("budgets-one", row.budget_id) if row.budget.active else "",
-        what,
-        "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
-        Amount(unit, row.used * MILLIONTHS),
-        Amount(unit, row.limit * MILLIONTHS),
-        row.at,
-        told,
-        kind,
-    )
-
-
-def _told(sent: list[WebhookDelivery]) -> tuple[str, str]:
-    """Mail always goes out; webhooks as far as there are any."""
-    if not sent:
-        return "Mail", "good"
-    states = [one.state for one in sent]
-    arrived = states.count(WebhookDelivery.State.DELIVERED)
-    if arrived == len(states):
-        return f"Mail, {exact(arrived)} webhook{'' if arrived == 1 else 's'}", "good"
-    if WebhookDelivery.State.FAILED in states:
-        return f"Mail; {exact(states.count(WebhookDelivery.State.FAILED))} webhook failed", "bad"
-    return "Mail; webhook on its way", "warn"

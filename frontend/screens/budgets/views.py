@@ -15,7 +15,7 @@ from billing.models import Budget
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
-from frontend.screens.budgets import limits, one, page, trying
+from frontend.screens.budgets import alerts, limits, one, page, sets, trying
 from frontend.screens.budgets.amounts import Amount, typed
 from frontend.screens.budgets.forms import BudgetForm, NewBudget, RaiseForm
 from frontend.screens.budgets.scopes import choices, whose
@@ -30,8 +30,8 @@ PANELS = Panels(
     (
         Panel("notices", "Notices", "budgets/notices.html", page.notices, every=10),
         Panel("tree", "Budgets and quotas", "budgets/tree.html", page.tree, every=10),
-        Panel("limits", "Rate limits", "budgets/limits.html", page.limits),
-        Panel("alerts", "Alerts", "budgets/alerts.html", page.alerts),
+        Panel("limits", "Rate limits", "budgets/limits.html", sets.limits),
+        Panel("alerts", "Alerts", "budgets/alerts.html", alerts.alerts),
     ),
 )
 ONE = Panels(
@@ -40,6 +40,7 @@ ONE = Panels(
         Panel("now", "The period under way", "budgets/now.html", one.now, every=10),
         Panel("past", "Periods", "budgets/past.html", one.past, every=60),
         Panel("told", "Alerts", "budgets/alerts.html", one.told, every=60),
+        Panel("trial", "Last week", "budgets/trial.html", one.trial, every=0, lazy=True),
     ),
 )
 
@@ -47,7 +48,7 @@ ONE = Panels(
 @tenant_page(READS)
 def budgets(visit: Visit) -> HttpResponse:
     writes = visit.may(WRITES)
-    given = {
+    given: dict[str, Any] = {
         "new_url": visit.url("budgets-new") if writes else "",
         "limits_url": visit.url("budgets-limits-new") if writes else "",
         "metering": metering(visit.now),
@@ -59,7 +60,7 @@ def budgets(visit: Visit) -> HttpResponse:
 def budget(visit: Visit) -> HttpResponse:
     with visit.scope():
         head = one.head(visit)
-    given = {"crumbs": crumbs(visit), "head": head, "metering": metering(visit.now)}
+    given: dict[str, Any] = {"crumbs": crumbs(visit), "head": head, "metering": metering(visit.now)}
     return show(visit, "budgets/one.html", head.name, panels=ONE, **given)
 
 
