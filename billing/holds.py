@@ -47,13 +47,17 @@ def used_by(event: UsageEvent, cost_femto: int) -> Use:
 
 
 def over_its_hold(event: UsageEvent, cost_femto: int) -> str | None:
-    """How a leg used more than was held for it, which admission makes impossible; None: it did not."""
+    """How a leg used more than was held for it, which admission makes impossible; None: it did not.
+
+    Where no budget bounds it, its hold is no part of any window, but says all the same what it can come to.
+    """
     envelope, used = event.envelope, used_by(event, cost_femto)
-    if envelope.slice_id is None:
-        return None
-    if used.femto > (envelope.hold or 0) * FEMTO_PER_NANO:
+    hold, hold_tokens = envelope.hold, envelope.hold_tokens
+    if envelope.slice_id is not None:
+        hold, hold_tokens = hold or 0, hold_tokens or 0
+    if hold is not None and used.femto > hold * FEMTO_PER_NANO:
         return f"costs {used.femto} femto-USD, more than its hold"
-    if used.tokens > (envelope.hold_tokens or 0):
+    if hold_tokens is not None and used.tokens > hold_tokens:
         return f"used {used.tokens} tokens, more than its hold"
     return None
 

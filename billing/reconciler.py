@@ -44,13 +44,27 @@ WITH looked AS (
 )
 SELECT id, tenant_id, held::bigint, used FROM compared WHERE held <> 0 OR used <> 0
 """
+# Slices that have settled other than their legs, adjustments added, come to: of each unit, by how much.
 _SLICES = """
-SELECT s.id, s.tenant_id, coalesce(e.cost, 0) + coalesce(a.cost, 0) - s.settled_money
-FROM billing_slice s
-LEFT JOIN (SELECT slice_id, sum(cost_femto) AS cost FROM billing_usageevent
-    WHERE admitted_at > %(since)s - interval '1 day' GROUP BY slice_id) e ON e.slice_id = s.id
-LEFT JOIN (SELECT slice_id, sum(cost_femto) AS cost FROM billing_adjustment GROUP BY slice_id) a ON a.slice_id = s.id
-WHERE s.made_at > %(since)s AND coalesce(e.cost, 0) + coalesce(a.cost, 0) <> s.settled_money
+WITH adjusted AS (
+    SELECT admitted_at, request_id, leg, sum(cost_femto) AS cost,
+        sum(uncached + cache_read + cache_write_5m + cache_write_1h + output) AS tokens
+    FROM billing_adjustment WHERE admitted_at > %(since)s - interval '1 day' GROUP BY admitted_at, request_id, leg
+), leg AS (
+    SELECT e.slice_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.verdict = 'failed' THEN 0 ELSE
+        e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
+    FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, leg)
+    WHERE e.slice_id IS NOT NULL AND e.admitted_at > %(since)s - interval '1 day'
+), sums AS (
+    SELECT slice_id, sum(cost) AS cost, sum(tokens) AS tokens, count(*) FILTER (WHERE tokens > 0) AS requests
+    FROM leg GROUP BY slice_id
+), compared AS (
+    SELECT s.id, s.tenant_id, coalesce(l.cost, 0) - s.settled_money AS used,
+        (coalesce(l.tokens, 0) - s.settled_tokens)::bigint AS tokens,
+        coalesce(l.requests, 0) - s.settled_requests AS requests
+    FROM billing_slice s LEFT JOIN sums l ON l.slice_id = s.id WHERE s.made_at > %(since)s
+)
+SELECT id, tenant_id, used, tokens, requests FROM compared WHERE used <> 0 OR tokens <> 0 OR requests <> 0
 """
 _OVERDUE = "SELECT count(*) FROM billing_slice WHERE open AND reap_at < %s"
 _COUNT = "SELECT count(*) FROM billing_window WHERE period_end IS NULL OR period_end > %s"
@@ -65,7 +79,10 @@ def reconcile() -> Reconciliation:
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
         windows = _differing(cursor, since)
         cursor.execute(_SLICES, {"since": since})
-        slices = [{"slice": pk, "tenant": tenant_id, "used": str(used)} for pk, tenant_id, used in cursor.fetchall()]
+        slices = [
+            {"slice": pk, "tenant": tenant_id, "used": str(used), "tokens": tokens, "requests": requests}
+            for pk, tenant_id, used, tokens, requests in cursor.fetchall()
+        ]
     corrected = [fixed for window_id, *_ in windows if (fixed := _correct(window_id, since)) is not None]
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_COUNT, [since])

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,6 +16,7 @@ import redis
 from django.db import ProgrammingError, connection
 
 from billing import status
+from billing.management.commands import settle as settle_command
 from billing.models import UsageEvent, UsageQuarantine
 from billing.settler import Settler
 from inference_worker.protocol import USAGE_GROUP, USAGE_STREAM, encode
@@ -164,9 +166,10 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
     ("over", "detail"),
     [({"hold": 154_199}, "costs 154200000000 femto-USD"), ({"hold_tokens": 80}, "used 81 tokens")],
 )
-def test_a_leg_over_its_hold_is_not_settled(settler, send, event, over, detail):
-    """Admission makes it impossible; were it to happen, a budget could be overrun."""
-    given = {"slice_id": 5, "fence": 1, "hold": 154_200, "hold_tokens": 81, "price_version": sheet()}
+@pytest.mark.parametrize("slice_", [{"slice_id": 5, "fence": 1}, {}], ids=["of a slice", "without budgets"])
+def test_a_leg_over_its_hold_is_not_settled(settler, send, event, over, detail, slice_):
+    """Admission makes it impossible; were it to happen, a budget could be overrun, or a bill be a surprise."""
+    given = {**slice_, "hold": 154_200, "hold_tokens": 81, "price_version": sheet()}
     exact = event(**given)
     send(exact, event(**(given | over)))
     settler().drain()
@@ -307,6 +310,33 @@ def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
     assert process.wait(timeout=10) == 0
     assert pending(broker) == 0  # all that was read is acknowledged
     assert Everybody(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
+
+
+def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send, event, until, monkeypatch):
+    """The supervisor starts the process again; what the broken one had read is read again."""
+    real = Settler._settle
+
+    def fall_over(self, messages):
+        if self._consumer == "two":
+            raise RuntimeError("a fault nobody expected")
+        real(self, messages)
+
+    monkeypatch.setattr(Settler, "_settle", fall_over)
+    stopping = threading.Event()
+    settlers = [Settler(broker, consumer=name, stopping=stopping, batch=10) for name in ("one", "two")]
+    events = [event() for _ in range(200)]
+    send(*events)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(settle_command._run, settlers, stopping)
+        with pytest.raises(RuntimeError, match="nobody expected"):
+            running.result(timeout=30)
+    assert stopping.is_set()
+    monkeypatch.setattr(Settler, "_settle", real)
+    stopping.clear()
+    for again in settlers:
+        again.drain()
+    assert Everybody(UsageEvent).count() == 200
+    assert (pending(broker), broker.xlen(USAGE_STREAM)) == (0, 0)
 
 
 @pytest.mark.fault

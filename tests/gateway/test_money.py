@@ -414,4 +414,18 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
     (correction,) = await sync_to_async(Everybody(Correction).all)()
     assert (correction.held, correction.used) == (-5, 7)
     assert (await sync_to_async(reconcile)()).is_clean
+
+    def meddle_with_slices(tokens: int, requests: int) -> None:
+        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+            cursor.execute(
+                """UPDATE billing_slice SET settled_tokens = settled_tokens + %s,
+                settled_requests = settled_requests + %s WHERE id = %s""",
+                [tokens, requests, one.terms.slice_id],
+            )
+
+    await sync_to_async(meddle_with_slices)(3, 1)
+    (found,) = (await sync_to_async(reconcile)()).differences
+    assert (found["slice"], found["used"], found["tokens"], found["requests"]) == (one.terms.slice_id, "0", -3, -1)
+    await sync_to_async(meddle_with_slices)(-3, -1)
+    assert (await sync_to_async(reconcile)()).is_clean
     await see()

@@ -149,7 +149,7 @@ def reconciliation(visit: Visit) -> Report:
             what=f"window {one['window']}" if "window" in one else f"slice {one['slice']}",
             tenant=names.get(one["tenant"], f"tenant {one['tenant']}"),
             held=str(one.get("held", "–")),
-            used=str(one["used"]),
+            used=", ".join([one["used"], *(f"{one[unit]} {unit}" for unit in ("tokens", "requests") if one.get(unit))]),
         )
         for one in shown
     )
