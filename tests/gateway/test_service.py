@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dispatch import Dispatcher, why_key
+from millrace.gateway.endpoints.inference import ChatCompletions
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.jobs import JobMaker
@@ -326,6 +328,38 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
     gate.service.let_go(call)
     await gate.service.drain()
     assert await gate.left(key) == ("99", "988")
+
+
+@pytest.mark.parametrize("state", ["running", "done", ""])
+async def test_a_fault_of_ours_is_never_billed(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Whether the leg runs on, has ended well, or its claim is gone already when the answer cannot be written."""
+    consumer: Any = ChatCompletions()
+    consumer.scope, consumer.headers, consumer.trail, consumer.once, consumer.key_died = {}, {}, None, None, None
+    consumer.request_id, name = "req_1", claim_key("req_1", 0)
+    monkeypatch.setattr(ChatCompletions, "gateway", SimpleNamespace(service=gate.service))
+
+    async def fail(*_: object) -> None:
+        if state:
+            await gate.broker.hset(name, "state", state)  # type: ignore[misc]
+        else:
+            await gate.broker.delete(name)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(consumer, "_write", fail)
+    request = InferenceRequest("a", [1] * 10, SamplingParams(), 20)
+    answering = asyncio.create_task(consumer._begin(make_key(LIMIT), request))
+    await eventually(partial(a.claim, "req_1"))
+    await a.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    with pytest.raises(RuntimeError, match="broken"):
+        await answering
+    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [(each.envelope.request_id, each.attempt, each.verdict, each.finish_reason) for each in told] == [
+        ("req_1", 1, "failed", "internal_error")
+    ]
+    await gate.service.drain()
+    assert gate.dispatcher.in_flight == 0
 
 
 async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:

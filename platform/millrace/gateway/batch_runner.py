@@ -269,6 +269,11 @@ class BatchRunner:
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(call)
             return msgspec.json.encode(call.writer().whole([event async for event in events]))
+        except (ApiError, redis.RedisError):  # it has its verdict, or goes on and is asked for again
+            raise
+        except Exception:
+            await self._service.fault(call)
+            raise
         finally:
             self._service.let_go(call, means_to_return=not died)
 

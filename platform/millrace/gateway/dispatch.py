@@ -265,9 +265,19 @@ class Dispatcher:
 
     async def fail(self, job: Job, attempt: int, code: str) -> bool:
         """Record that the leg failed, before anybody is told. False if it ended otherwise: its log says how."""
-        usage = UsageEvent(job.envelope, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
         keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
-        return bool(await self._fail_script(keys=keys, args=[attempt, encode(usage)]) == 1)
+        return bool(await self._fail_script(keys=keys, args=[attempt, self._failed(job, attempt, code)]) == 1)
+
+    async def fail_however_it_ended(self, job: Job, attempt: int, code: str) -> None:
+        """The same where its caller gets an error of ours in any case: what is settled of it is taken back. While the
+        broker is away this waits, as `never_ran` does."""
+        try:
+            if await self.fail(job, attempt, code):
+                return
+        except (redis.RedisError, OSError) as fault:
+            log.warning("failure_not_recorded_yet", **job.envelope.log_fields(), error=str(fault))
+        self._untold.append(self._failed(job, attempt, code))
+        await self.tell_untold()
 
     async def never_ran(self, *legs: Envelope) -> None:
         """Tell the settler of legs that nobody answers: their holds go back; and should a worker have been asked all
@@ -292,6 +302,9 @@ class Dispatcher:
         except BaseException:
             self._untold = telling + self._untold
             raise
+
+    def _failed(self, job: Job, attempt: int, code: str) -> bytes:
+        return encode(UsageEvent(job.envelope, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0))
 
     def _void(self, leg: Envelope) -> bytes:
         return encode(UsageEvent(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))

@@ -159,6 +159,11 @@ class InferenceService:
         for part in (call, *call.more):
             self._in_background(self._close(part, means_to_return))
 
+    async def fault(self, call: Call) -> None:
+        """The caller is about to be told of a fault of ours: nobody pays for the request, whatever comes of it."""
+        for part in (call, *call.more):
+            await self._abandon(part.generation, "internal_error")
+
     async def drain(self) -> None:
         """Wait for what is still being cancelled or closed."""
         self._stopping.set()
@@ -195,7 +200,7 @@ class InferenceService:
                 fault = ApiError(event.code, event.message, event.param, retry_after=call.generation.retry_after)
                 call.generation.ended = True
                 if event.code == "stream_lost":
-                    await self._abandon(call.generation)
+                    await self._abandon(call.generation, event.code)
                 if not (first and call.may_fall_back(fault)):
                     raise fault
                 await self._fall_back(call, fault)
@@ -354,12 +359,12 @@ class InferenceService:
                 alone = 0.0 if await self._readers.any(name) else alone + LOOK_SECONDS
         return True
 
-    async def _abandon(self, generation: Generation) -> None:
-        """A part of its answer is lost: it counts as failed, and need not go on."""
+    async def _abandon(self, generation: Generation, code: str) -> None:
+        """It counts as failed, even if it has ended by now, and need not go on."""
         try:
-            await self._dispatcher.fail(generation.job, generation.attempt, "stream_lost")
+            await self._dispatcher.fail_however_it_ended(generation.job, generation.attempt, code)
             await self._dispatcher.tell_to_stop(generation)
-        except redis.RedisError as fault:
+        except (redis.RedisError, OSError) as fault:
             log.warning("cancel_lost", request_id=generation.request_id, error=str(fault))
 
     async def _end(self, call: Call) -> None:

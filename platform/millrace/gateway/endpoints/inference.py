@@ -42,6 +42,11 @@ class InferenceConsumer(HttpConsumer):
             first = await anext(events)
             self.standings = call.ticket.standings
             await self._write(request, call.writer(), call.model, first, events, lambda: _cost(call))
+        except (ApiError, OSError):  # it has its verdict, or the client has gone
+            raise
+        except Exception:
+            await self.gateway.service.fault(call)
+            raise
         finally:
             returns = self.headers.get(b"x-millrace-resume") == b"1"
             if self.once is not None and call.generation.written:

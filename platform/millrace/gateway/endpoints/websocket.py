@@ -233,6 +233,11 @@ class Socket:
             call = await service.begin(key, request, chat.DIALECT, trail.request_id, trail)
             try:
                 await self._forward(name, call)
+            except (ApiError, OSError):  # it has its verdict, or the client has gone
+                raise
+            except Exception:
+                await service.fault(call)
+                raise
             finally:
                 service.let_go(call)
 
