@@ -87,8 +87,7 @@ def profile(visit: Visit) -> BillingProfile | None:
 
 def billing(visit: Visit) -> Billing:
     row = profile(visit)
-    with system(SystemUse.BILLING):
-        entity = row.entity if row else BillingEntity.objects.filter(slug="default").first()
+    entity = row.entity if row else _default_entity()
     town = "" if row is None else f"{row.postcode} {row.city}".strip()
     lines = () if row is None else (row.street, town, row.region, row.country)
     return Billing(
@@ -102,6 +101,11 @@ def billing(visit: Visit) -> Billing:
         zone="UTC" if entity is None else entity.time_zone,
         terms_days=14 if entity is None else entity.terms_days,
     )
+
+
+def _default_entity() -> BillingEntity | None:
+    with system(SystemUse.BILLING):
+        return BillingEntity.objects.filter(slug="default").first()
 
 
 def _general(tenant: Tenant) -> General:
