@@ -20,6 +20,7 @@ from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, w
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
 from billing.periods import default_entity
+from millrace.config import platform_settings
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.models import Tenant
@@ -27,7 +28,12 @@ from tenants.roles import SystemUse
 from tenants.scoping import system
 
 log = structlog.get_logger(__name__)
-CLOSE_AFTER = timedelta(minutes=10)  # usage that is on its way at the period's end is still in time
+SETTLING = timedelta(minutes=10)  # for the usage of a request that ran to its deadline to be settled
+
+
+def close_after() -> timedelta:
+    """How long after its end a period takes usage in: until every request admitted in it has ended, budgets or not."""
+    return timedelta(seconds=platform_settings().request_seconds) + SETTLING
 
 
 def do_close_period(period: Period, now: datetime | None = None) -> bool:
@@ -43,6 +49,8 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
             return False
         if row.ends_at > now:
             raise Conflict(f"The period {row.label} is not over.")
+        if row.ends_at + close_after() > now:
+            raise Conflict(f"Requests admitted in {row.label} may still run: wait {close_after()} from its end.")
         with connection.cursor() as cursor:
             if running := open_before(cursor, row.ends_at):
                 raise Conflict(f"Requests admitted in {row.label} may still run: {running} holds are open.")

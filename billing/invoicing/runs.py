@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from billing.actions.drafts import CLOSE_AFTER, do_close_period, do_draft
+from billing.actions.drafts import close_after, do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.models import BillingEntity, Period
 from billing.periods import default_entity, ensure_periods
@@ -58,7 +58,7 @@ def _due(now: datetime, month: str | None) -> list[Period]:
         periods = Period.objects.select_related("entity").order_by("ends_at", "pk")
         if month is not None:
             return list(periods.filter(label=month))
-        return list(periods.filter(invoiced_at__isnull=True, ends_at__lte=now - CLOSE_AFTER))
+        return list(periods.filter(invoiced_at__isnull=True, ends_at__lte=now - close_after()))
 
 
 def _leave(report: Report, what: str, why: Exception) -> None:

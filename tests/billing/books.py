@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from django.db import connection
@@ -131,10 +131,15 @@ def draft_for(tenant: Tenant) -> Invoice:
         return Invoice.objects.create(tenant=tenant, entity=month.entity, period=month, seller=NOBODY, buyer=NOBODY)
 
 
+def over(month: Period) -> datetime:
+    """When it may be closed."""
+    return month.ends_at + timedelta(hours=1)
+
+
 def invoiced(tenant: Tenant, at: datetime) -> Invoice:
     """Close the month and finalise the tenant's invoice of it."""
     month = period(at)
-    do_close_period(month, now=month.ends_at)
+    do_close_period(month, now=over(month))
     (draft,) = [row for row in do_draft(month, tenant) if row.kind == Invoice.Kind.INVOICE]
     return do_finalise(draft, now=month.ends_at)
 

@@ -27,7 +27,7 @@ from tenants.actions import do_create_tenant
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
-from tests.billing.books import NOVEMBER, OCTOBER, make_months, period, price, use
+from tests.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
 from tests.billing.test_rating import A, publish
 from tests.seeing import Everybody
 
@@ -63,7 +63,7 @@ def drafts(month: Period, tenants: int) -> list[Invoice]:
     cheap = price("1")
     for number in range(tenants):
         use(do_create_tenant(f"t{number}", f"T{number}"), OCTOBER, (cheap, MILLION))
-    do_close_period(month, now=month.ends_at)
+    do_close_period(month, now=over(month))
     return do_draft(month)
 
 
@@ -116,7 +116,7 @@ def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("billing.invoicing.pdf.rendered", rendered)
-        report = invoice_months(month="2026-10", now=october.ends_at)
+        report = invoice_months(month="2026-10", now=over(october))
     assert (report.finalised, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such font"]),)
     assert invoice_months(now=october.ends_at + timedelta(days=1)).finalised == ["INV-2026-000003"]
     assert invoice_months(now=october.ends_at + timedelta(days=1)).finalised == []
@@ -126,7 +126,7 @@ def test_the_same_run_many_times_at_once(october):
     cheap = price("1")
     for number in range(5):
         use(do_create_tenant(f"t{number}", f"T{number}"), OCTOBER, (cheap, MILLION))
-    answers = at_once([lambda: invoice_months(month="2026-10", now=october.ends_at)] * 6)
+    answers = at_once([lambda: invoice_months(month="2026-10", now=over(october))] * 6)
     assert not [answer for answer in answers if isinstance(answer, Exception)]
     invoices = Everybody(Invoice).all()
     assert sorted(row.number for row in invoices) == [f"INV-2026-{number:06}" for number in range(1, 6)]
@@ -162,7 +162,7 @@ def test_credit_is_not_burnt_twice(october):
     for at in (OCTOBER, NOVEMBER):
         use(acme, at, (cheap, MILLION))
         month = period(at)
-        do_close_period(month, now=month.ends_at)
+        do_close_period(month, now=over(month))
         waiting += do_draft(month)
     totals = sorted(done.total for done in at_once([lambda row=row: do_finalise(row) for row in waiting]))
     assert totals == [0, 50]
@@ -182,7 +182,7 @@ def test_closing_waits_for_what_bears_its_stamp_already(october):
 
     def close() -> int:
         stamped.wait(20)
-        do_close_period(october, now=october.ends_at)
+        do_close_period(october, now=over(october))
         drafts = do_draft(october)
         drafted.set()
         return sum(draft.events for draft in drafts)

@@ -9,7 +9,7 @@ from django.db import DatabaseError, connection, transaction
 
 from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
-from billing.actions.drafts import do_close_period, do_draft
+from billing.actions.drafts import SETTLING, do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment, outstanding
 from billing.invoicing import checks, document, pdf
@@ -29,11 +29,12 @@ from billing.models import (
     UsageEvent,
 )
 from billing.periods import default_entity
+from millrace.config import platform_settings
 from tenants.actions import Conflict, do_create_tenant
 from tenants.models import Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
-from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, period, price, take_back, use
+from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, over, period, price, take_back, use
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db
@@ -114,7 +115,7 @@ def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:
     take_back(Everybody(UsageEvent).all()[0], NOVEMBER)
     use(tenant, NOVEMBER, (price("1", number=2), MILLION))
     month = period(NOVEMBER)
-    do_close_period(month, now=month.ends_at)
+    do_close_period(month, now=over(month))
     invoice, note = do_draft(month)
     assert do_finalise(invoice, now=month.ends_at).total == 100
     return october, do_finalise(note, now=month.ends_at)
@@ -147,7 +148,7 @@ def test_nothing_is_drafted_without_use(acme):
 def test_drafting_again_and_finalising_again_change_nothing(acme):
     use(acme, OCTOBER, (price("3"), MILLION), times=3)
     month = period(OCTOBER)
-    do_close_period(month, now=month.ends_at)
+    do_close_period(month, now=over(month))
     (first,), (second,) = do_draft(month), do_draft(month)
     assert first.pk == second.pk
     assert (second.events, len(lines(second))) == (3, 1)
@@ -170,6 +171,15 @@ def test_a_period_that_is_not_over_stays_open():
     month = period(datetime.now(UTC))
     with pytest.raises(Conflict, match="not over"):
         do_close_period(month)
+
+
+def test_a_period_is_closed_only_once_no_request_admitted_in_it_can_run(acme):
+    """Also those that no budget bounds, of whose holds nothing stands in the database."""
+    month = period(OCTOBER)
+    latest = month.ends_at + timedelta(seconds=platform_settings().request_seconds)
+    with pytest.raises(Conflict, match="may still run"):
+        do_close_period(month, now=latest)
+    assert do_close_period(month, now=latest + SETTLING)
 
 
 def test_credits_burn_by_priority_then_expiry_then_age_before_tax(acme):
@@ -225,7 +235,7 @@ def test_credit_expires_only_when_no_invoice_can_use_it_any_more(acme):
     )
     month = period(OCTOBER)
     assert credits.do_expire_credits(OCTOBER + timedelta(days=2)) == 0
-    do_close_period(month, now=month.ends_at)
+    do_close_period(month, now=over(month))
     assert credits.do_expire_credits(OCTOBER + timedelta(days=2)) == 1
 
 

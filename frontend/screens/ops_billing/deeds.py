@@ -13,7 +13,7 @@ import structlog
 from billing.actions.common import booking
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_grant_credit
-from billing.actions.drafts import CLOSE_AFTER, do_close_period, do_draft, notes_on
+from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment
 from billing.amounts import NANO_A_CENT
@@ -39,7 +39,7 @@ class Finalised:
 
 def draft(period: Period, now: datetime) -> int:
     """Draft the month anew for every tenant, after closing it if it is over; how many there are."""
-    if period.closed_at is None and period.ends_at + CLOSE_AFTER <= now:
+    if period.closed_at is None and period.ends_at + close_after() <= now:
         do_close_period(period, now)
     return len(do_draft(period))
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from django.db.models import Count, Q, QuerySet, Sum
 
-from billing.actions.drafts import CLOSE_AFTER
+from billing.actions.drafts import close_after
 from billing.amounts import NANO_A_CENT
 from billing.archives import require_usage
 from billing.invoicing.lines import used, wanted
@@ -156,7 +156,7 @@ def runs(visit: Visit) -> Runs:
 
 
 def _run(visit: Visit, period: Period, drafts: int) -> Run:
-    over = period.ends_at + CLOSE_AFTER <= visit.now
+    over = period.ends_at + close_after() <= visit.now
     kind: Literal["good", "warn", "info", ""]
     if not over:
         said, kind = "The month goes on: its drafts show what it would come to, and cannot be final.", "info"

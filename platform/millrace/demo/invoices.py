@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_grant_credit
-from billing.actions.drafts import CLOSE_AFTER, do_close_period, do_draft, notes_on
+from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment
 from billing.models import BillingEntity, CreditGrant, Invoice, Period
@@ -46,7 +46,7 @@ def invoice(entity: BillingEntity, now: datetime) -> Billed:
     """Close the months that are over, draft them, finalise all but the last and one of that, and book payments."""
     billed = Billed()
     with system(SystemUse.COMMAND):
-        over = Period.objects.filter(entity=entity, ends_at__lte=now - CLOSE_AFTER).order_by("ends_at")
+        over = Period.objects.filter(entity=entity, ends_at__lte=now - close_after()).order_by("ends_at")
         periods = list(over.select_related("entity"))
     for period in periods:
         try:
