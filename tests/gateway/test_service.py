@@ -14,7 +14,16 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
-from inference_worker.protocol import USAGE_STREAM, End, Failed, Tokens, claim_key, decode_job, decode_usage
+from inference_worker.protocol import (
+    USAGE_STREAM,
+    End,
+    Failed,
+    Tokens,
+    claim_key,
+    decode_job,
+    decode_usage,
+    gateway_stream,
+)
 from millrace.gateway import rates
 from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
@@ -22,6 +31,7 @@ from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dispatch import Dispatcher, why_key
 from millrace.gateway.endpoints.inference import ChatCompletions
 from millrace.gateway.errors import ApiError
+from millrace.gateway.following import Following
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
@@ -360,6 +370,31 @@ async def test_a_fault_of_ours_is_never_billed(
     ]
     await gate.service.drain()
     assert gate.dispatcher.in_flight == 0
+
+
+@pytest.mark.parametrize("code", service_module.TOLD_HERE)
+async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: Gate, a: Replica, code: str) -> None:
+    call = await gate.begin(make_key(LIMIT), "a")
+    assert await a.claim(call.request_id)
+    await gate.broker.hset(claim_key(call.request_id, 0), "state", "done")  # type: ignore[misc]
+    gate.dispatcher.fail_here(call.generation, code, "lost")
+    with pytest.raises(ApiError, match="lost"):
+        await whole(gate, call)
+    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (told.attempt, told.verdict, told.finish_reason) == (1, "failed", code)
+    gate.service.let_go(call)
+
+
+@pytest.mark.usefixtures("a")
+async def test_who_resumes_what_nobody_would_ring_for_gives_its_hold_back(gate: Gate) -> None:
+    call = await gate.begin(make_key(LIMIT), "a")
+    await gate.broker.delete(gateway_stream(GATEWAY))  # as that of a gateway that died
+    with pytest.raises(ApiError) as caught:
+        await anext(Following(gate.dispatcher, call.request_id, 1).events())
+    assert caught.value.code == "worker_lost"
+    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (told.verdict, told.finish_reason) == ("cancelled", "never_ran")
+    gate.service.let_go(call)
 
 
 async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:

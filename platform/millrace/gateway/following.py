@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from inference_worker import claims
-from inference_worker.protocol import AnswerEvent, End, Failed, claim_key, decode_job, gateway_stream
+from inference_worker.protocol import USAGE_STREAM, AnswerEvent, End, Failed, claim_key, decode_job, gateway_stream
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import Form, decode_form
@@ -150,5 +150,5 @@ class Following:
         if leg.state == "queued":
             gateway: Any = await self._broker.hget(key, "gateway")
             orphan = gateway is None or not await self._broker.exists(gateway_stream(gateway.decode()))
-            if orphan and await self._withdraw(keys=[key]):  # nobody would ring for it again
+            if orphan and await self._withdraw(keys=[key, USAGE_STREAM]):  # nobody would ring for it again
                 raise ApiError("worker_lost", WORKER_LOST)

@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that means to come back
 LOOK_SECONDS = 1.0
 END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
+TOLD_HERE = ("stream_lost", "timeout")  # failures of which the leg may know nothing: it may even have ended well
 # Failure -> what a policy calls it. Any other is the request's own and the same everywhere.
 FALLBACK = {
     OVERLOADED: "overload",
@@ -199,7 +200,7 @@ class InferenceService:
             if isinstance(event, Failed):
                 fault = ApiError(event.code, event.message, event.param, retry_after=call.generation.retry_after)
                 call.generation.ended = True
-                if event.code == "stream_lost":
+                if event.code in TOLD_HERE:
                     await self._abandon(call.generation, event.code)
                 if not (first and call.may_fall_back(fault)):
                     raise fault
