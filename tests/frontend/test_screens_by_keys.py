@@ -20,7 +20,8 @@ def test_keys_alone_reach_everything(visit, screen):
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     usable = page.evaluate(
         """[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
-        .filter((one) => one.checkVisibility() && !one.disabled && one.tabIndex >= 0 && one.type !== "hidden").length"""
+        .filter((one) => one.checkVisibility() && !one.disabled && one.tabIndex >= 0 && one.type !== "hidden"
+          && (one.type !== "radio" || one.checked)).length"""
     )
     parts = 3 * page.locator("input[type=date]").count()  # day, month, year and the picker are four stops
     seen = set()

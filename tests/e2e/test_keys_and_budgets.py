@@ -1,0 +1,135 @@
+"""The console's keys and budgets in Chromium, on a whole platform: a key is made, works, is bounded, and is let on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.e2e.test_demo_traffic import manage
+from tests.frontend.console import FLAGS
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+NAME = "made in the console"
+EMAIL, PASSWORD = "owner@millrace.local", "correct horse battery staple"
+OWNER = f"""
+from tenants import actions
+from tenants.models import Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system
+with system(SystemUse.COMMAND):
+    tenant = Tenant.objects.all_tenants().get(slug="demo")
+actions.do_add_member(tenant, User.objects.create_user({EMAIL!r}, {PASSWORD!r}), "owner")
+"""
+
+
+@pytest.fixture
+def page(stack: Stack) -> Iterator[Page]:
+    """The browser of an owner of the demo tenant."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
+    manage(stack, "shell", "-c", OWNER)
+    complaints: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        page = browser.new_page(base_url=stack.url)
+        page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
+        page.goto("/login")
+        page.get_by_label("E-mail address").fill(EMAIL)
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url("**/t/demo/**")
+        yield page
+        browser.close()
+    assert complaints == []
+
+
+def ask(stack: Stack, secret: str, max_tokens: int = 8) -> httpx.Response:
+    messages = [{"role": "user", "content": "Tell me a story about a miller."}]
+    return httpx.post(
+        f"{stack.url}/v1/chat/completions",
+        json={"model": MODEL, "messages": messages, "max_tokens": max_tokens},
+        headers={"authorization": f"Bearer {secret}"},
+        timeout=120,
+    )
+
+
+def row(page: Page, name: str = NAME) -> Any:
+    return page.get_by_role("row").filter(has_text=name)
+
+
+def test_a_key_is_made_used_bounded_and_let_on(page, stack):
+    secret = make_key(page)
+    assert ask(stack, secret).status_code == 200
+    page.get_by_role("link", name="I have copied it").click()
+    expect(row(page)).to_contain_text("Active")
+    assert secret not in page.content()
+
+    def is_used() -> bool:
+        page.reload()
+        return "never" not in row(page).inner_text() and "$0.00" in row(page).inner_text()
+
+    eventually(is_used, 60)
+    row(page).get_by_role("link", name=NAME).click()
+    page.get_by_role("link", name="Budget", exact=True).click()
+    make_budget(page)
+    eventually(lambda: any(ask(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
+    expect(page.get_by_text("requests are refused").or_(page.get_by_text("limit is reached"))).to_be_visible(
+        timeout=30_000
+    )
+    raise_budget(page)
+    eventually(lambda: ask(stack, secret).status_code == 200)
+    disable(page)
+    eventually(lambda: ask(stack, secret).status_code == 401)
+
+
+def make_key(page: Page) -> str:
+    """In the dialog; gives the secret, which is there once."""
+    page.goto("/t/demo/keys/")
+    page.get_by_role("link", name="Create key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill(NAME)
+    dialog.get_by_role("button", name="Create key").click()
+    expect(dialog.get_by_text("This is shown once.")).to_be_visible()
+    secret = dialog.get_by_role("region", name="The secret of the key").inner_text()
+    assert re.fullmatch(r"sk-mr-[\w-]{30,}", secret)
+    return secret
+
+
+def make_budget(page: Page) -> None:
+    """A cent a day, for the key whose page led here; what it would have refused shows while it is typed."""
+    page.get_by_label("Name").fill("A cent")
+    page.get_by_label("It begins anew").select_option("day")
+    page.get_by_label("Limit", exact=True).press_sequentially("0.01")
+    expect(page.get_by_text("A hard limit of $0.01 a day would have refused")).to_be_visible()
+    expect(page.get_by_text("gets 429 budget_exceeded")).to_be_visible()
+    page.get_by_role("button", name="Create budget").click()
+    expect(row(page, "A cent")).to_contain_text("Blocks")
+
+
+def raise_budget(page: Page) -> None:
+    row(page, "A cent").get_by_role("link", name="Raise").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Raise by").fill("5")
+    dialog.get_by_role("button", name="Raise limit").click()
+    expect(row(page, "A cent")).to_contain_text("$5.00 more until")
+    expect(page.get_by_text("requests are refused")).to_have_count(0)
+
+
+def disable(page: Page) -> None:
+    page.goto("/t/demo/keys/")
+    row(page).get_by_role("link", name=NAME).click()
+    page.get_by_role("link", name="Disable").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("works nowhere within a second")).to_be_visible()
+    dialog.get_by_label(f"Type {NAME} to confirm").fill(NAME)
+    dialog.get_by_role("button", name="Disable key").click()
+    page.wait_for_url("**/keys/")
+    expect(row(page)).to_have_count(0)
