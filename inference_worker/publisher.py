@@ -97,6 +97,7 @@ class Publisher:
         self._inbox: queue.SimpleQueue[tuple[str, _Item]] = queue.SimpleQueue()
         self._resend = False
         self._trim_at = 0.0
+        self._run_id: str | None = None  # of the broker's process, as last seen
         self._replay_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
@@ -360,9 +361,21 @@ class Publisher:
             self._resend_confirmed()
             if time.monotonic() >= self._trim_at:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
-                self._journal.settled_below(self._settled_watermark())
+                settled = self._settled_watermark()
+                # NOTE: in this order: a watermark of after a restart would drop what the broker has lost.
+                if self._restarted():
+                    self._resend = True
+                    self._resend_confirmed()
+                else:
+                    self._journal.settled_below(settled)
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
+
+    def _restarted(self) -> bool:
+        """Whether the broker is another process than at the last look. The client connects anew by itself, so this
+        may be all there is to see of a crash that took its last second."""
+        known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
+        return known is not None and known != self._run_id
 
     def _settled_watermark(self) -> tuple[int, int]:
         """The usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged one."""

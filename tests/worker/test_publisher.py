@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +48,8 @@ from inference_worker.protocol import (
     request_log,
 )
 from inference_worker.publisher import Publisher
+from inference_worker.worker import connect
+from millrace.services.valkey import Valkey, accepts
 from tests.worker.conftest import make_job, make_usage
 
 Queued = Callable[[Job], str]
@@ -267,6 +272,43 @@ def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued,
     assert usage_events(broker) == [usage]
     make_publisher(broker, tmp_path).close()
     assert usage_events(broker) == [usage]  # once is enough
+
+
+@pytest.mark.fault
+def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of the worker fails meanwhile: its client connects anew by itself. The journal must not be trimmed by
+    what the settler has read of the new stream."""
+    monkeypatch.setattr("inference_worker.publisher.TRIM_SECONDS", 0.1)
+    server = Valkey(tmp_path, durable=False)
+    program = server.prepare()
+    with (tmp_path / "log").open("ab") as log:
+        process: subprocess.Popen[bytes] = program.start(log)
+        eventually(lambda: accepts(server.url))
+        broker = connect(server.url)
+        journal = Journal(tmp_path / "journal")
+        publisher = new_publisher(connect(server.url), journal)
+        try:
+            live = Live(make_job(), 1)
+            publisher.deliver([last(live, 1)])
+            assert live.ended.wait(5)
+            (usage,) = usage_events(broker)
+            time.sleep(0.5)  # it has looked
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            process = program.start(log)
+            eventually(lambda: accepts(server.url))
+            eventually(lambda: broker.exists(USAGE_STREAM))
+            assert usage_events(broker) == [usage]
+        finally:
+            publisher.close()
+            program.stop(process)
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < give_up_at, "it never came about"
+        time.sleep(0.02)
 
 
 def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
