@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from allauth.account.internal.flows.login import record_authentication
 from allauth.account.views import LoginView
 from django import forms
 from django.conf import settings
@@ -85,6 +86,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
         else:
             if form is not None:
                 login(request, user, backend=settings.AUTHENTICATION_BACKENDS[0])
+                record_authentication(request, user, method="password", email=user.email)  # they chose it just now
             return redirect("overview", found.tenant.slug)
     if found.is_open and user is None and known:
         return redirect(f"{reverse('account_login')}?{urlencode({'next': request.path})}")

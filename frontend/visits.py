@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import wraps
@@ -194,7 +195,9 @@ def _run(
 def prove(request: HttpRequest, user: User) -> HttpResponse:
     """Ask for the TOTP code, or the password until that is enrolled. A form that was sent is then carried out."""
     page = "mfa_reauthenticate" if has_totp(user) else "account_reauthenticate"
-    return _elsewhere(request, suspend_request(request, reverse(page)))
+    whole = copy(request)  # its answer comes after a page of its own, also if only a part of one asked
+    whole.META = {name: value for name, value in request.META.items() if name != "HTTP_HX_REQUEST"}
+    return _elsewhere(request, suspend_request(whole, reverse(page)))
 
 
 def _elsewhere(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:

@@ -113,6 +113,14 @@ def test_a_form_waits_for_a_proof_and_is_then_carried_out(client, acme):
     assert "It is Acme Two now." not in client.get("/t/acme/").content.decode()
 
 
+def test_a_form_in_a_dialog_is_answered_by_a_page_after_the_proof(client, acme):
+    join(client, acme, "owner")
+    asked = client.post("/t/acme/rename", {"name": "Acme Two"}, headers={"HX-Request": "true"})
+    assert asked.headers["HX-Redirect"] == "/account/confirm?next=%2Ft%2Facme%2Frename"
+    response = client.post(asked.headers["HX-Redirect"], {"password": PASSWORD, "next": "/t/acme/rename"})
+    assert (response.status_code, response.url) == (303, "/t/acme/")
+
+
 def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
     join(client, acme, "owner")
     remembered(client.session)

@@ -180,7 +180,8 @@ def _bound(went: Rates) -> str:
     if not went.bounds or not went.total.limited:
         return f"{went.total.limited:,} of {went.total.requests:,}"
     most = went.bounds[0]
-    return f"{share(most.requests, went.total.limited)} by {most.name or most.kind}"
+    name = most.name if most.kind == "budget" else most.name.replace("_", " ")
+    return f"{share(most.requests, went.total.limited)} by {name or most.kind}"
 
 
 def tokens(visit: Visit) -> Tokens:
