@@ -7,6 +7,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 ARGS ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # make up PORT=8001 STATE=/data/millrace
 ifdef PORT
@@ -30,7 +31,7 @@ up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
 setup: $(VENV)/installed ## install what `make up` needs
 
 test: $(VENV)/installed-dev ## run the tests (ARGS="tests/platform -k name")
-	@exec $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style and format
 	$(BIN)/ruff check
