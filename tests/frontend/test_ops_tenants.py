@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from billing.actions.budgets import do_make_budget
-from billing.models import Budget, CreditGrant
+from billing.models import Budget, CreditGrant, Window
 from billing.pricebook import in_force
 from frontend import viewing
 from tenants import actions, invitations
@@ -57,6 +57,22 @@ def test_it_is_searched_sorted_and_cut_by_the_address(client, operator, acme):
     assert rows(client, "?show=suspended") == ["lab"]
     assert rows(client, "?show=near") == ["near"]
     assert rows(client, "?show=active&page=9&sort=x") == ["acme", "near"]
+
+
+def test_a_budget_shows_how_full_it_is(client, operator, acme):
+    budget = do_make_budget(acme, name="All", unit="money", period="lifetime", amount=10**10)
+    trial = do_make_budget(acme, name="Trial", unit="money", period="lifetime", amount=1, mode="dry_run")
+    begun = datetime(1970, 1, 1, tzinfo=UTC)
+    with system(SystemUse.BILLING):
+        for row, held in ((budget, 2 * 10**9), (trial, 0)):
+            Window.objects.create(
+                tenant_id=acme.pk, budget_id=row.pk, unit="money", period_start=begun, used=7 * 10**15, held=held
+            )
+    assert "90.0%" in client.get("/ops/tenants/").content.decode()
+    assert rows(client, "?show=near") == ["acme"]
+    page = client.get(f"/ops/tenants/{acme.pk}/").content.decode()
+    assert "$9.00" in page
+    assert "On trial" in page
 
 
 def test_no_tenant_yet(client, operator):

@@ -32,6 +32,7 @@ from inference_worker.protocol import decode_usage
 from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant
 
 SHOWN = 8
+LATEST = 5
 MOST_BUDGETS = 50
 DAYS = 30
 LOOKED_AT = 500  # records in quarantine
@@ -361,7 +362,7 @@ def _names(payload: bytes, tenant_id: int) -> bool:
 
 def log(visit: Visit) -> Log:
     tenant = tenant_of(visit)
-    rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:SHOWN]
+    rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:LATEST]
     changed = (
         Changed(row.at, row.verb, row.actor, row.object_name, visit.url("ops-audit-one", row.pk)) for row in rows
     )

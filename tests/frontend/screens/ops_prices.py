@@ -22,10 +22,21 @@ def prepare(world: World) -> None:
     world.rows["populated.own_version"] = draft(world.operator, "2", datetime.now(UTC) + timedelta(days=9))
 
 
-def _newest(tenant):
+def _draft(tenant) -> int:
+    """A draft by nobody in the picture: a fifth off what the demo's models cost."""
+    from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
+    from billing.pricebook import NewPrice, Proposal, in_force
+    from tenants.roles import SystemUse
+    from tenants.scoping import system
 
-    return PriceVersion.objects.first().pk
+    with system(SystemUse.PRICES):
+        found = PriceVersion.objects.filter(state=PriceVersion.State.DRAFT).first()
+        if found is not None:
+            return found.pk
+        prices = in_force(tenant.pk, datetime.now(UTC))
+    rows = [NewPrice(one.model, one.tier, one.component, one.nano_per_million * 4 // 5) for one in prices]
+    return do_propose_prices(Proposal(tuple(rows)), note="A fifth off, from December on").pk
 
 
 def page(name: str, url: str, queries: int = 14) -> Screen:
@@ -42,5 +53,5 @@ register(
     page("ops-prices-publish", "/ops/prices/{price_version}/publish"),
     page("ops-prices-discard", "/ops/prices/{price_version}/discard"),
     prepare=prepare,
-    demo={"price_version": _newest, "own_version": _newest},
+    demo={"price_version": _draft},
 )
