@@ -22,8 +22,8 @@ COLUMNS = (
     (Component.CACHE_WRITE_5M, "Cache write, 5 min"),
     (Component.CACHE_WRITE_1H, "Cache write, 1 h"),
     (Component.OUTPUT, "Output"),
-    (Component.ANSWER_HIT_INPUT, "Replaced input"),
-    (Component.ANSWER_HIT_OUTPUT, "Replaced output"),
+    (Component.ANSWER_HIT_INPUT, "Cached answer, input"),
+    (Component.ANSWER_HIT_OUTPUT, "Cached answer, output"),
 )
 TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier.PRIORITY: "Priority"}
 
