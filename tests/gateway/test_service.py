@@ -264,6 +264,8 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
     with pytest.raises(ApiError) as caught:
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
     assert "concurrency" in caught.value.message
+    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [(each.envelope.request_id, each.verdict) for each in told] == [("req_several", "failed")]
     gate.service.let_go(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")

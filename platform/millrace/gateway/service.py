@@ -134,7 +134,9 @@ class InferenceService:
             for number, prompt in enumerate(request.more_prompts, 1):
                 part = dataclasses.replace(request, prompt=prompt, more_prompts=())
                 call.more.append(await self._begin(key, part, dialect, part_id(request_id, number), trail))
-        except BaseException:
+        except BaseException as fault:
+            if isinstance(fault, Exception):  # else its caller has gone
+                await self.fault(call, fault.code if isinstance(fault, ApiError) else "internal_error")
             self.let_go(call)
             raise
         return call
@@ -160,10 +162,11 @@ class InferenceService:
         for part in (call, *call.more):
             self._in_background(self._close(part, means_to_return))
 
-    async def fault(self, call: Call) -> None:
-        """The caller is about to be told of a fault of ours: nobody pays for the request, whatever comes of it."""
+    async def fault(self, call: Call, code: str = "internal_error") -> None:
+        """The caller is about to be told of a fault of ours, or that a part of the request is refused: nobody pays for
+        any of it, whatever comes of it."""
         for part in (call, *call.more):
-            await self._abandon(part.generation, "internal_error")
+            await self._abandon(part.generation, code)
 
     async def drain(self) -> None:
         """Wait for what is still being cancelled or closed."""
