@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,21 +13,10 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.e2e.test_demo_traffic import manage
 from tests.frontend.console import FLAGS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 NAME = "made in the console"
-EMAIL, PASSWORD = "owner@millrace.local", "correct horse battery staple"
-OWNER = f"""
-from tenants import actions
-from tenants.models import Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
-with system(SystemUse.COMMAND):
-    tenant = Tenant.objects.all_tenants().get(slug="demo")
-actions.do_add_member(tenant, User.objects.create_user({EMAIL!r}, {PASSWORD!r}), "owner")
-"""
 
 
 @pytest.fixture
@@ -35,15 +25,15 @@ def page(stack: Stack) -> Iterator[Page]:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
-    manage(stack, "shell", "-c", OWNER)
+    kept = json.loads((stack.state_dir / "credentials.json").read_text())
     complaints: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         page = browser.new_page(base_url=stack.url)
         page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
         page.goto("/login")
-        page.get_by_label("E-mail address").fill(EMAIL)
-        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_label("E-mail address").fill(kept["owner_email"])
+        page.get_by_label("Password").fill(kept["owner_password"])
         page.get_by_role("button", name="Log in").click()
         page.wait_for_url("**/t/demo/**")
         yield page

@@ -22,7 +22,7 @@ LONG = "Tell me a very long story about a miller and a goose."
 
 @pytest.fixture(scope="module")
 def signed_in(stack: Stack) -> Iterator[Page]:
-    """The operator's browser, on the demo tenant's playground."""
+    """The owner's browser, on the demo tenant's playground."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
@@ -31,10 +31,10 @@ def signed_in(stack: Stack) -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         page = browser.new_page(base_url=stack.url)
         page.goto("/login")
-        page.get_by_label("E-mail address").fill(kept["operator_email"])
-        page.get_by_label("Password").fill(kept["operator_password"])
+        page.get_by_label("E-mail address").fill(kept["owner_email"])
+        page.get_by_label("Password").fill(kept["owner_password"])
         page.get_by_role("button", name="Log in").click()
-        page.wait_for_url("**/ops/**")
+        page.wait_for_url("**/t/demo/**")
         yield page
         browser.close()
 

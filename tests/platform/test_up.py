@@ -140,7 +140,10 @@ def test_workers_see_neither_database_nor_secrets(tmp_path: Path) -> None:
     assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_MODEL']}-0"
 
 
-FOUND = '{"operator_email": "o@example.com", "operator_password": "pw", "demo_key": "sk-mr-x", "tenant": "demo"}'
+FOUND = (
+    '{"operator_email": "o@example.com", "operator_password": "pw", "owner_email": "t@example.com",'
+    ' "owner_password": "pw2", "demo_key": "sk-mr-x", "tenant": "demo"}'
+)
 
 
 class TinyStack:

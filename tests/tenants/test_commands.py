@@ -15,6 +15,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from tenants import actions
+from tenants.authentication import accesses
 from tenants.models import ApiKey, Membership, Project, Tenant, User
 from tests.seeing import Everybody, of, only_project
 
@@ -51,9 +52,14 @@ def test_bootstrap_gives_the_demo_something_to_route_between(credentials, row):
 @pytest.mark.django_db
 def test_bootstrap_works(credentials, row):
     said = bootstrap()
-    assert list(said) == ["operator_email", "operator_password", "demo_key", "tenant"]
-    operator = User.objects.get(email=said["operator_email"])
+    assert list(said) == [
+        *("operator_email", "operator_password", "owner_email", "owner_password", "demo_key", "tenant")
+    ]
+    operator, owner = (User.objects.get(email=said[f"{who}_email"]) for who in ("operator", "owner"))
     assert operator.is_staff
+    assert not owner.is_staff
+    assert owner.check_password(said["owner_password"])
+    assert [access.role for access in accesses(owner)] == ["owner"]
     assert operator.is_superuser
     assert operator.check_password(said["operator_password"])
     assert set(row(said["demo_key"]).scopes) == {"inference", "manage", "models"}
@@ -66,7 +72,7 @@ def test_bootstrap_works(credentials, row):
 @pytest.mark.django_db
 def test_bootstrap_twice_changes_nothing(credentials):
     assert bootstrap() == bootstrap()
-    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 1, 1)
+    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 2, 1)
 
 
 @pytest.mark.django_db
@@ -76,9 +82,10 @@ def test_bootstrap_makes_lost_secrets_anew(credentials, row):
     new = bootstrap()
     assert old["demo_key"] != new["demo_key"]
     assert row(new["demo_key"]).tenant_slug == "demo"
-    operator = User.objects.get()
-    assert operator.check_password(new["operator_password"])
-    assert not operator.check_password(old["operator_password"])
+    for who in ("operator", "owner"):
+        person = User.objects.get(email=new[f"{who}_email"])
+        assert person.check_password(new[f"{who}_password"])
+        assert not person.check_password(old[f"{who}_password"])
 
 
 @pytest.mark.django_db
@@ -94,11 +101,11 @@ def test_bootstrap_replaces_a_revoked_demo_key(credentials, row):
 @pytest.mark.django_db
 def test_bootstrap_leaves_a_chosen_password_alone(credentials):
     bootstrap()
-    operator = User.objects.get()
+    operator = User.objects.get(is_staff=True)
     operator.set_password("one they chose themselves")
     operator.save()
     bootstrap()
-    assert User.objects.get().check_password("one they chose themselves")
+    assert User.objects.get(is_staff=True).check_password("one they chose themselves")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -115,7 +122,7 @@ def test_bootstraps_at_once_agree(credentials):
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(run, range(4)))
     assert said == [json.loads(credentials.read_text())] * 4
-    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 1, 1)
+    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 2, 1)
 
 
 @pytest.mark.django_db

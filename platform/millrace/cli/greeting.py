@@ -12,7 +12,8 @@ _TEXT = """
 Millrace is ready at {url}
 
   console     {url}/
-  log-in      {operator_email}  {operator_password}
+  operator    {operator_email}  {operator_password}
+  tenant      {owner_email}  {owner_password}
   demo key    {demo_key}
   logs        {logs}
 
@@ -36,5 +37,5 @@ Ctrl-C stops everything; the data stays."""
 
 
 def greeting(settings: PlatformSettings, found: Mapping[str, Any], logs: Path) -> str:
-    """The text, for the log-in and key that `bootstrap` found or made."""
+    """The text, for the log-ins and the key that `bootstrap` found or made."""
     return _TEXT.format(url=settings.base_url, model=settings.models[0].name, logs=logs, **found)

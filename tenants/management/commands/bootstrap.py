@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
 
 OPERATOR_EMAIL = "operator@millrace.local"
+OWNER_EMAIL = "owner@millrace.local"
 DEMO = "demo"
 DEMO_POLICY = "smollm2"
 _LOCK = 0x6D696C6C  # any number that is nobody else's advisory lock
@@ -26,8 +28,9 @@ _LOCK = 0x6D696C6C  # any number that is nobody else's advisory lock
 
 class Command(BaseCommand):
     help = (
-        "Create an operator, the tenant 'demo' and its API key, unless they are there. Prints one line of JSON with"
-        " what is needed to log in and to call the API; the secrets are kept in credentials.json in the state folder."
+        "Create an operator, the tenant 'demo', its owner and its API key, unless they are there. Prints one line of"
+        " JSON with what is needed to log in and to call the API; the secrets are kept in credentials.json in the state"
+        " folder."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -37,10 +40,15 @@ class Command(BaseCommand):
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             found = _read(path)
+            tenant = _demo_tenant()
             kept = {
                 "operator_email": OPERATOR_EMAIL,
-                "operator_password": _operator_password(found.get("operator_password")),
-                "demo_key": _demo_key(found.get("demo_key")),
+                "operator_password": _password(OPERATOR_EMAIL, found.get("operator_password"), _make_operator),
+                "owner_email": OWNER_EMAIL,
+                "owner_password": _password(
+                    OWNER_EMAIL, found.get("owner_password"), lambda password: _make_owner(tenant, password)
+                ),
+                "demo_key": _demo_key(tenant, found.get("demo_key")),
                 "tenant": DEMO,
             }
             # Written before the commit: a kill between the two leaves a file whose secrets are made anew next time,
@@ -58,23 +66,35 @@ def _read(path: Path) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _operator_password(known: str | None) -> str:
-    """The operator's password: the kept one, while it is theirs; a new one if it was lost. One they chose themselves
-    is left alone, and the kept one is then no longer right: that is what they wanted."""
-    operator = User.objects.filter(email=OPERATOR_EMAIL).first()
-    if operator is not None and known:
+def _password(email: str, known: str | None, make: Callable[[str], None]) -> str:
+    """Somebody's password: the kept one, while it is theirs; a new one if it was lost. One they chose themselves is
+    left alone, and the kept one is then no longer right: that is what they wanted."""
+    person = User.objects.filter(email=email).first()
+    if person is not None and known:
         return known
     password = secrets.token_urlsafe(15)
-    if operator is None:
-        User.objects.create_superuser(OPERATOR_EMAIL, password, name="Operator")
+    if person is None:
+        make(password)
     else:
-        operator.set_password(password)
-        operator.save(update_fields=["password"])
+        person.set_password(password)
+        person.save(update_fields=["password"])
     return password
+
+
+def _make_operator(password: str) -> None:
+    User.objects.create_superuser(OPERATOR_EMAIL, password, name="Operator")
+
+
+def _make_owner(tenant: Tenant, password: str) -> None:
+    actions.do_add_member(tenant, User.objects.create_user(OWNER_EMAIL, password, name="Demo owner"), "owner")
 
 
 def _demo_tenant() -> Tenant:
     """A tenant with something to route between, if there is: one name for the deployments of the embedded model."""
+    with system(SystemUse.BOOTSTRAP):
+        known = Tenant.objects.all_tenants().filter(slug=DEMO).first()
+    if known is not None:
+        return known
     tenant = actions.do_create_tenant(DEMO, "Demo", is_demo=True)
     embedded = [spec.name for spec in platform_settings().models if spec.source == "embedded"]
     if len(embedded) > 1:
@@ -83,11 +103,8 @@ def _demo_tenant() -> Tenant:
     return tenant
 
 
-def _demo_key(known: str | None) -> str:
+def _demo_key(tenant: Tenant, known: str | None) -> str:
     """The demo tenant's key: the kept one while it works, else a new one."""
-    with system(SystemUse.BOOTSTRAP):
-        tenant = Tenant.objects.all_tenants().filter(slug=DEMO).first()
-    tenant = tenant or _demo_tenant()
     if known and (key := find_key(known)) is not None and key.is_live and key.tenant_id == tenant.pk:
         return known
     with tenant_scope(tenant):
