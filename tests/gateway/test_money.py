@@ -407,6 +407,8 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
 
     before = await sync_to_async(window)(made)
     await sync_to_async(meddle)()
+    with pytest.raises(AssertionError, match="invariant 2"):
+        await sync_to_async(assert_books_balance)(database_url())
     report = await sync_to_async(reconcile)()
     assert (report.corrected, report.differences[0]["held"], report.differences[0]["used"]) == (1, -5, "7")
     after = await sync_to_async(window)(made)
