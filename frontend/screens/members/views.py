@@ -16,6 +16,7 @@ from frontend.screens.members import page
 from frontend.shell import Crumb
 from frontend.showing import show
 from frontend.visits import FORM, Visit, tenant_page
+from millrace.config import platform_settings
 from tenants import actions
 from tenants.access import Permission
 from tenants.models import Invitation, Membership
@@ -75,7 +76,7 @@ def invite(visit: Visit) -> HttpResponse:
         "Invite a member",
         Invite(visit, posted(visit)),
         lambda data: actions.do_invite(visit.tenant, data["email"], data["role"], by=visit.user),
-        said=lambda made: f"{made.email} was invited.",
+        said=lambda made: f"{made.email} was invited.{_unsent()}",
         **_sheet(visit, "Send the invitation"),
     )
 
@@ -88,7 +89,7 @@ def resend(visit: Visit) -> HttpResponse:
         f"Invite {row.email} again",
         forms.Form(posted(visit)),
         lambda _: actions.do_invite(visit.tenant, row.email, row.role, by=visit.user),
-        said=lambda made: f"{made.email} was invited again.",
+        said=lambda made: f"{made.email} was invited again.{_unsent()}",
         effect="A new mail goes out. The link in the old one ends.",
         **_sheet(visit, "Send it again"),
     )
@@ -154,6 +155,13 @@ def leave(visit: Visit) -> HttpResponse:
         danger=True,
         **_sheet(visit, "Leave"),
     )
+
+
+def _unsent() -> str:
+    """Where the mail is if none goes out. Inviters are not shown its link: who has it is taken to be the invited."""
+    if platform_settings().email_url:
+        return ""
+    return " No mail server is set: the operator finds the mail in the platform’s state folder, and passes it on."
 
 
 def _sheet(visit: Visit, submit: str) -> dict[str, Any]:
