@@ -16,7 +16,7 @@ from tests.frontend.browsing import AXE, WATCH, Visited, fail, logged_in, settle
 from tests.frontend.console import FLAGS, PASSWORD, Screen, Undefined, World, make_world, meter
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The system's Chromium. Playwright keeps an event loop in this thread, which Django would take for a mistake."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,6 +5,7 @@ import django.contrib.postgres.indexes
 from django.db import migrations, models
 
 from tenants import rls
+from tenants.roles import APP
 
 TABLES = ('cordon', 'healthevent', 'machinecost', 'replicaminute')
 
@@ -90,4 +91,6 @@ class Migration(migrations.Migration):
             },
         ),
         *(rls.system_only(f'operations_{table}') for table in TABLES),
+        migrations.RunSQL([f"REVOKE ALL ON operations_healthevent FROM {APP}"],
+                          [f"GRANT SELECT, INSERT, UPDATE, DELETE ON operations_healthevent TO {APP}"]),
     ]
