@@ -1,7 +1,9 @@
-"""`make screenshots`: docs/screenshots anew, each registered screen, light and dark, on a phone and on a desk.
+"""`make screenshots`: docs/screenshots anew, each screen, light and dark, on a phone and on a desk.
+
+Pictured are the sidebar's screens, the pages of one thing, and FORMS; the other forms look like these.
 
 Starts a platform of its own with the embedded model, fills it by `manage.py demo_traffic`, and looks at it: minutes.
-SCREENSHOTS names another folder; ONLY, a part of a screen's name; EVENTS, how much usage.
+SCREENSHOTS names another folder; ONLY, a part of any screen's name; EVENTS, how much usage.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ EVENTS = int(os.environ.get("EVENTS", "6000"))
 MOST = 8 * 2**20
 HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # least and most, by width
 SHOWN = "demo-harbour"
+FORMS = ("invoices-upcoming", "keys-new", "budgets-new")
 OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 
@@ -73,6 +76,14 @@ def fill() -> None:
     call_command("demo_traffic", events=EVENTS, seconds=15, password=PASSWORD, yes_beside_real_tenants=True)
     User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
     time.sleep(75)  # each minute rollups, alerts and the operators' records are made
+
+
+def pictured(name: str) -> bool:
+    """Whether a screen has its pictures."""
+    from frontend.navigation import OPERATOR, TENANT
+
+    entries = {entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries}
+    return name in entries or name in FORMS or name.endswith("-one")
 
 
 def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
@@ -129,7 +140,12 @@ def main() -> int:
 
         django.setup()
         fill()
-        wanted = [shot for screen in load_screens() if ONLY in screen.name for shot in pages(screen)]
+        wanted = [
+            shot
+            for screen in load_screens()
+            if (ONLY in screen.name if ONLY else pictured(screen.name))
+            for shot in pages(screen)
+        ]
         FOLDER.mkdir(parents=True, exist_ok=True)
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread
         with sync_playwright() as playwright:
