@@ -140,12 +140,8 @@ def main() -> int:
 
         django.setup()
         fill()
-        wanted = [
-            shot
-            for screen in load_screens()
-            if (ONLY in screen.name if ONLY else pictured(screen.name))
-            for shot in pages(screen)
-        ]
+        chosen = [each for each in load_screens() if (ONLY in each.name if ONLY else pictured(each.name))]
+        wanted = [shot for screen in chosen for shot in pages(screen)]
         FOLDER.mkdir(parents=True, exist_ok=True)
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread
         with sync_playwright() as playwright:
