@@ -255,7 +255,7 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
     refused = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
     assert refused.status == 403
     other.get_by_role("button", name="End the view").click()
-    expect(other.get_by_role("heading", name="Acme")).to_be_visible()
+    expect(other.get_by_role("heading", name="Acme", exact=True)).to_be_visible()
     expect(other.get_by_text("End the view")).to_have_count(0)
     for page in (first, other):
         page.context.close()
