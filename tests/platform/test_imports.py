@@ -38,7 +38,10 @@ GATEWAY_MAY = {
             "metric_families",
         )
     ),
-    *(f"tenants.{name}" for name in ("access", "addresses", "changes", "policy", "roles", "snapshot")),
+    *(
+        f"tenants.{name}"
+        for name in ("access", "addresses", "buckets", "changes", "policy", "roles", "snapshot", "tickets")
+    ),
     *("billing.amounts", "billing.pricing", "billing.slices", "billing.status"),
 }
 
