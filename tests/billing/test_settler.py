@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
-from django.db import ProgrammingError, connection
+from django.db import ProgrammingError, connection, connections
 
 from billing import status
 from billing.management.commands import settle as settle_command
@@ -269,6 +269,9 @@ def test_the_database_goes_away_and_comes_back(broker, table, send, event, until
     finally:
         stopping.set()
         thread.join()
+        for alias in connections:  # other tests' connections were cut too
+            connections[alias].close()
+        connection.close_pool()
 
 
 def test_status_tells_how_it_goes(settler, send, event, broker):
