@@ -18,7 +18,13 @@ from tests.frontend.console import FLAGS, PASSWORD, Screen, Undefined, World, ma
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium. Playwright keeps an event loop in this thread, which Django would take for a mistake."""
+    """The system's Chromium. Playwright keeps an event loop in this thread, which Django would take for a mistake.
+
+    For the loop's sake Django keeps connections of their own for these tests; they end here, lest a later file finds
+    one that was cut meanwhile.
+    """
+    from django.db import connections
+
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
@@ -27,6 +33,7 @@ def browser() -> Iterator[Browser]:
         running = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield running
         running.close()
+        connections.close_all()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
