@@ -25,8 +25,8 @@ from billing.merging import RANK, Arrival, LegKey, merge, reverse_late
 from billing.models import UsageQuarantine
 from billing.partitions import ensure_partitions
 from billing.periods import stamps
-from billing.pricing import UnknownPriceError
-from billing.rating import Rated, rate
+from billing.pricing import Rated, UnknownPriceError
+from billing.rating import rate
 from inference_worker.protocol import UsageEvent, decode_usage
 from tenants.roles import SystemUse
 from tenants.scoping import system

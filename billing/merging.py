@@ -19,7 +19,8 @@ from billing.holds import Use
 from billing.models import TOKEN_CLASSES
 from billing.models.usage import ANSWER_HITS
 from billing.periods import stamps
-from billing.rating import Rated, tokens
+from billing.pricing import Rated
+from billing.rating import tokens
 from inference_worker.protocol import UsageEvent
 
 log = structlog.get_logger(__name__)
@@ -146,7 +147,7 @@ def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, Leg]:
 
 
 def _sums(event: UsageEvent, rated: Rated) -> tuple[int, ...]:
-    return (*tokens(event).values(), rated.cost_femto, rated.saved_femto)
+    return (*tokens(event), rated.cost_femto, rated.saved_femto)
 
 
 def _tokens(sums: Sequence[int]) -> int:

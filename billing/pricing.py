@@ -7,7 +7,7 @@ here divides but to round a hold up to whole nano-USD, and nothing here is a flo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ class Component(StrEnum):
 COMPONENTS = tuple(Component)  # NOTE: in the order of `UsageEvent.price_ids`; append, never reorder
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
 INPUTS = tuple(component for component in COMPONENTS if component not in OUTPUTS)
+_OUTPUT_PLACES = tuple(COMPONENTS.index(each) for each in OUTPUTS)
 _PLAIN = {each: Component.OUTPUT if each in OUTPUTS else Component.UNCACHED for each in COMPONENTS}  # without a cache
 
 
@@ -69,19 +70,11 @@ class PriceSheet(msgspec.Struct, frozen=True):
     rates: tuple[Rate, ...]  # of two that apply to a component the first counts: a tenant's own, then the list's
 
 
-class RatedLine(NamedTuple):
-    """Tokens of one component at one price."""
-
-    price_id: int
-    component: Component
-    tokens: int
-    femto: int
-
-
-class RatedLeg(NamedTuple):
+class Rated(NamedTuple):
     """What a leg cost."""
 
-    lines: list[RatedLine]
+    price_ids: list[int | None] | None  # what priced each component, in the order of COMPONENTS; None: nobody pays
+    cost_femto: int
     saved_femto: int  # against uncached tokens and a new answer; below zero if writing to the cache cost more
 
 
@@ -152,26 +145,55 @@ def affordable_output(
     return left // a_token if a_token else UNBOUNDED
 
 
-def rate(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> RatedLeg:
-    """What a leg's tokens cost, a line for each component used, in the order of COMPONENTS.
+class Rater:
+    """Rates legs by one sheet. What applies to a band of prompt lengths at a time of day is looked up once."""
+
+    def __init__(self, sheet: PriceSheet) -> None:
+        self.sheet = sheet
+        self._lengths = sorted({edge for rate in sheet.rates for edge in (rate.from_tokens, rate.until_tokens)})
+        self._minutes = sorted({edge for rate in sheet.rates for edge in (rate.from_minute, rate.until_minute)})
+        self._found: dict[tuple[int, int], list[tuple[int, int, int] | None]] = {}
+
+    def rate(self, counts: Sequence[int], at: int) -> Rated:
+        """What so many tokens of each component (in the order of COMPONENTS) cost, admitted at that microsecond.
+
+        Raises:
+            UnknownPriceError: a component used has no price.
+        """
+        prompt = sum(counts) - sum([counts[place] for place in _OUTPUT_PLACES])
+        minute = at // 60_000_000 % MINUTES_A_DAY
+        place = bisect_right(self._lengths, prompt), bisect_right(self._minutes, minute)
+        found = self._found.get(place) or self._found.setdefault(place, self._applying(prompt, at))
+        price_ids: list[int | None] = [None] * len(found)
+        cost = saved = 0
+        for number, count in enumerate(counts):
+            if count:
+                applies = found[number]
+                if applies is None:
+                    raise _unknown(self.sheet, COMPONENTS[number])
+                price_ids[number], price, plain = applies
+                cost += count * price
+                saved += count * (plain - price)
+        return Rated(price_ids, cost, saved)
+
+    def _applying(self, prompt: int, at: int) -> list[tuple[int, int, int] | None]:
+        """Of each component: the price's id, the price, and what the same would cost without a cache."""
+        found = prices(self.sheet, prompt, at)
+        return [
+            (price.price_id, price.nano_per_million, found.get(_PLAIN[component], price).nano_per_million)
+            if (price := found.get(component))
+            else None
+            for component in COMPONENTS
+        ]
+
+
+def rate(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> Rated:
+    """What one leg's tokens cost.
 
     Raises:
         UnknownPriceError: a component used has no price.
     """
-    found = prices(sheet, sum([usage.get(component, 0) for component in INPUTS]), at)
-    rated, saved = [], 0
-    for component in COMPONENTS:
-        if tokens := usage.get(component, 0):
-            price = _price(sheet, found, component)
-            rated.append(RatedLine(price.price_id, component, tokens, tokens * price.nano_per_million))
-            plain = found.get(_PLAIN[component], price)
-            saved += tokens * (plain.nano_per_million - price.nano_per_million)
-    return RatedLeg(rated, saved)
-
-
-def lines(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> list[RatedLine]:
-    """The same without what was saved."""
-    return rate(sheet, usage, at).lines
+    return Rater(sheet).rate([usage.get(component, 0) for component in COMPONENTS], at)
 
 
 def nano(femto: int) -> int:
@@ -189,10 +211,13 @@ def _dearest_input(sheet: PriceSheet, found: Mapping[Component, Rate], writes_5m
 
 
 def _price(sheet: PriceSheet, found: Mapping[Component, Rate], component: Component) -> Rate:
-    try:
-        return found[component]
-    except KeyError:
-        raise UnknownPriceError(f"{sheet.model} ({sheet.tier}) has no price for {component}") from None
+    if component not in found:
+        raise _unknown(sheet, component)
+    return found[component]
+
+
+def _unknown(sheet: PriceSheet, component: Component) -> UnknownPriceError:
+    return UnknownPriceError(f"{sheet.model} ({sheet.tier}) has no price for {component}")
 
 
 class PriceIndex:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from billing.actions.prices import sheets_to_be
 from billing.models import CompiledSheet, PriceVersion, UsageEvent, Verdict
 from billing.partitions import month_of
-from billing.pricing import COMPONENTS, Component, PriceIndex, PriceSheet, Tier, UnknownPriceError, lines
-from billing.rating import sheets
+from billing.pricing import COMPONENTS, Component, PriceIndex, PriceSheet, Tier, UnknownPriceError, rate
+from billing.rating import raters
 from tenants.roles import SystemUse
 from tenants.scoping import system
 
@@ -57,7 +57,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
             row = found.setdefault((tenant, model), Comparison(tenant, model))
             row.events += 1
             try:
-                would_be = sum(line.femto for line in lines(sheet, usage, at))
+                would_be = rate(sheet, usage, at).cost_femto
             except UnknownPriceError:
                 row.unpriced += 1
                 continue
@@ -78,6 +78,7 @@ def _legs(
         .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
     )
     for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):
-        tier = sheets([version]).get(version, _NO_SHEET).tier
+        known = raters([version])
+        tier = known[version].sheet.tier if version in known else _NO_SHEET.tier
         at = (admitted_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         yield tenant, model, tier, at, dict(zip(COMPONENTS, tokens, strict=True)), int(cost)

@@ -16,14 +16,17 @@ from billing.pricing import (
     PriceIndex,
     PriceSheet,
     Rate,
+    Rater,
     Tier,
     UnknownPriceError,
     affordable_output,
     decode_rates,
     encode_rates,
     hold_nano,
-    lines,
     rate,
+)
+from billing.pricing import (
+    prices as prices_of,
 )
 
 C = Component
@@ -52,7 +55,13 @@ BANDS = sheet(
 
 
 def cost(prices: PriceSheet, at: int = 0, **usage: int) -> Decimal:
-    return Decimal(sum(line.femto for line in lines(prices, {C(name): n for name, n in usage.items()}, at))) / USD
+    return Decimal(rate(prices, {C(name): n for name, n in usage.items()}, at).cost_femto) / USD
+
+
+def priced_by(prices: PriceSheet, at: int) -> int | None:
+    """The id of the price of uncached tokens at that time."""
+    price_ids = rate(prices, {C.UNCACHED: 1}, at).price_ids
+    return price_ids[0] if price_ids else None
 
 
 @pytest.mark.parametrize(
@@ -101,13 +110,13 @@ def test_a_hold_is_rounded_up():
 def test_a_window_is_of_the_minute_of_admission():
     night = sheet(Rate(1, C.UNCACHED, 10, from_minute=0, until_minute=480), Rate(2, C.UNCACHED, 20, from_minute=480))
     minute = 60_000_000
-    assert [lines(night, {C.UNCACHED: 1}, at)[0].price_id for at in (0, 480 * minute - 1, 480 * minute)] == [1, 1, 2]
-    assert lines(night, {C.UNCACHED: 1}, (5 * 1440 + 10) * minute)[0].price_id == 1
+    assert [priced_by(night, at) for at in (0, 480 * minute - 1, 480 * minute)] == [1, 1, 2]
+    assert priced_by(night, (5 * 1440 + 10) * minute) == 1
 
 
 def test_the_first_rate_that_applies_counts():
     own = sheet(Rate(9, C.UNCACHED, 7, from_minute=0, until_minute=60), Rate(1, C.UNCACHED, 10))
-    assert [lines(own, {C.UNCACHED: 1}, at)[0].price_id for at in (0, 61 * 60_000_000)] == [9, 1]
+    assert [priced_by(own, at) for at in (0, 61 * 60_000_000)] == [9, 1]
 
 
 @pytest.mark.parametrize("missing", ["uncached", "cache_read", "output"])
@@ -117,7 +126,7 @@ def test_an_unknown_price_is_refused_and_never_free(missing):
     with pytest.raises(UnknownPriceError, match=missing):
         hold_nano(sheet(*rates(**usd)), 10, 10, 0)
     with pytest.raises(UnknownPriceError, match=missing):
-        lines(sheet(*rates(**usd)), {C(missing): 1}, 0)
+        rate(sheet(*rates(**usd)), {C(missing): 1}, 0)
 
 
 def test_writes_without_a_price_are_refused_when_they_may_happen():
@@ -209,15 +218,26 @@ def test_what_is_settled_is_within_its_hold(prices, usage, at, more, n):
     prompt = sum(usage[component] for component in INPUTS if component in usage)
     most = -(-usage[C.OUTPUT] // n) + more
     hold = hold_nano(prices, prompt, most, at, n=n, writes_5m=True, writes_1h=True)
-    assert sum(line.femto for line in lines(prices, usage, at)) <= hold * 1_000_000
+    assert rate(prices, usage, at).cost_femto <= hold * 1_000_000
 
 
 @given(priced(), usages, st.integers(0, 10**16))
-def test_classes_add_up_and_cost_is_monotone(prices, usage, at):
-    rated = lines(prices, usage, at)
-    assert {line.component: line.tokens for line in rated} == {name: n for name, n in usage.items() if n}
+def test_what_is_used_is_priced_and_cost_is_monotone(prices, usage, at):
+    rated = rate(prices, usage, at)
+    assert rated.price_ids is not None
+    assert [price is not None for price in rated.price_ids] == [usage.get(each, 0) > 0 for each in COMPONENTS]
     more = usage | {C.OUTPUT: usage[C.OUTPUT] + 1}  # the prompt decides the band, so only output grows freely
-    assert sum(line.femto for line in lines(prices, more, at)) >= sum(line.femto for line in rated)
+    assert rate(prices, more, at).cost_femto >= rated.cost_femto
+
+
+@given(priced(), st.lists(st.tuples(usages, st.integers(0, 10**16)), max_size=5))
+def test_legs_are_rated_one_after_another_as_each_alone(prices, legs):
+    rater = Rater(prices)
+    for usage, at in legs:
+        found = prices_of(prices, sum(usage[each] for each in INPUTS if each in usage), at)
+        rated = rater.rate([usage.get(each, 0) for each in COMPONENTS], at)
+        assert rated.cost_femto == sum(count * found[each].nano_per_million for each, count in usage.items())
+        assert rated.price_ids == [found[each].price_id if usage.get(each) else None for each in COMPONENTS]
 
 
 @given(priced(), counts, st.integers(0, 10**13), st.integers(0, 10**16), st.integers(1, 4))

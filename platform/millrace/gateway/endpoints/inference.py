@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from billing.amounts import decimal
-from billing.pricing import Component, lines
+from billing.pricing import Component, rate
 from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.errors import ApiError
 from millrace.gateway.following import Following, Gone
@@ -122,7 +122,7 @@ def _cost(call: Call) -> Headers:
         if sheet is None or usage is None:
             return []
         tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
-        femto += sum(line.femto for line in lines(sheet, tokens, part.admitted_at))
+        femto += rate(sheet, tokens, part.admitted_at).cost_femto
     return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
 
 
