@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
+import psycopg
 import structlog
 from django.db import DataError, IntegrityError, connection
 
@@ -227,8 +228,7 @@ def _store(rows: Sequence[Row]) -> list[Row]:
         periods = stamps(cursor, [(row.event.envelope.tenant_id, row.key[0]) for row in rows])
         columns = [*zip(*(row.values for row in rows), strict=True), periods]
         arrays = [make(column) for make, column in zip(_MAKERS, columns, strict=True)]
-        cursor.execute(_INSERT, arrays)
-        new = _first_of(rows, set(cursor.fetchall()))
+        new = _first_of(rows, _insert(arrays))
         late = holds.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
         for row in new:
             if row.event.envelope.slice_id in late and not holds.adjust(
@@ -240,6 +240,17 @@ def _store(rows: Sequence[Row]) -> list[Row]:
             legs = [row.event.envelope.log_fields() for row in new[start : start + LOGGED_AT_ONCE]]
             log.info("legs_settled", legs=legs)
     return new
+
+
+def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
+    """Insert the columns, and return the keys of the rows that went in.
+
+    The values go beside the statement, not quoted into it as Django does: they are long, and both sides would read them
+    once more.
+    """
+    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+        cursor.execute(_INSERT, arrays)
+        return set(cursor.fetchall())
 
 
 def _first_of(rows: Sequence[Row], inserted: set[tuple[int, str, int]]) -> list[Row]:
