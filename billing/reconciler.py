@@ -1,4 +1,4 @@
-"""Compares windows with slices, and slices with events; repairs windows, and only by rows that say so.
+"""Compares windows, slices, events and journals; repairs windows, and only by rows that say so.
 
 Each step of a hold's life is one transaction, so there is nothing to find unless a fault of ours or a hand in the
 database made it. Then it is found within minutes and stands in a report on the operators' first screen.
@@ -7,12 +7,15 @@ database made it. Then it is found within minutes and stands in a report on the 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
 from django.db import connection
 from django.db.models import Count
 
+from billing.actions.drafts import close_after
+from billing.journals import unsettled
 from billing.models import Correction, Reconciliation, UsageQuarantine
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -72,8 +75,12 @@ _LOCK = "SELECT 1 FROM billing_window WHERE id = %s FOR NO KEY UPDATE"
 _MOVE = "SELECT billing_move(ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::numeric])"
 
 
-def reconcile() -> Reconciliation:
-    """Compare everything of the last days, repair what differs, and write the report."""
+def reconcile(journals: Path | None = None) -> Reconciliation:
+    """Compare everything of the last days, repair what differs, and write the report.
+
+    Args:
+        journals: the folder of the workers' journals, as far as they lie on this machine.
+    """
     now = datetime.now(UTC)
     since = now - LOOKS_BACK
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
@@ -83,6 +90,10 @@ def reconcile() -> Reconciliation:
             {"slice": pk, "tenant": tenant_id, "used": str(used), "tokens": tokens, "requests": requests}
             for pk, tenant_id, used, tokens, requests in cursor.fetchall()
         ]
+        lost = [
+            {"journal": each.worker, "tenant": each.tenant_id, "tokens": each.tokens, "requests": each.legs}
+            for each in (unsettled(journals, now - close_after()) if journals else ())
+        ]
     corrected = [fixed for window_id, *_ in windows if (fixed := _correct(window_id, since)) is not None]
     with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_COUNT, [since])
@@ -91,7 +102,7 @@ def reconcile() -> Reconciliation:
         report = Reconciliation.objects.create(
             at=now,
             windows=compared,
-            differences=[*corrected, *slices],
+            differences=[*corrected, *slices, *lost],
             corrected=len(corrected),
             overdue_slices=cursor.fetchone()[0],
             quarantined=UsageQuarantine.objects.filter(resolved_at__isnull=True).count(),

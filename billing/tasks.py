@@ -77,5 +77,5 @@ def check_forecasts() -> int:
 
 @shared_task(name="billing.reconcile")
 def run_reconciler() -> bool:
-    """Compare windows, slices and events; whether all agreed."""
-    return reconcile().is_clean
+    """Compare windows, slices, events and journals; whether all agreed."""
+    return reconcile(platform_settings().state_dir / "journal").is_clean

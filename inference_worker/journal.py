@@ -7,6 +7,7 @@ replayed. A torn last record, from a power cut mid-write, is dropped: nobody had
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -133,6 +134,15 @@ class Journal:
         record = _HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload
         if self._file.write(record) < len(record):  # unbuffered: a disk that fills up takes a part
             raise OSError(errno.ENOSPC, "no room for a record of the journal")
+
+
+def journalled(folder: Path) -> list[tuple[UsageEvent, bytes]]:
+    """All events in a worker's journal, and as they are sent; the worker may go on writing meanwhile."""
+    found = []
+    for path in sorted(folder.glob("*.journal")):
+        with contextlib.suppress(FileNotFoundError):  # all of it was settled just now
+            found += [(decode_usage(payload), payload) for kind, payload in _records(path.read_bytes()) if kind == b"U"]
+    return found
 
 
 def parse_stream_id(stream_id: str) -> tuple[int, int]:

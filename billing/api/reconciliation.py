@@ -13,7 +13,7 @@ from tenants.api.operators import OperatorView
 
 
 class ReportOut(serializers.ModelSerializer[Reconciliation]):
-    """One comparison of windows, slices and events."""
+    """One comparison of windows, slices, events and workers' journals."""
 
     class Meta:
         model = Reconciliation
@@ -36,7 +36,7 @@ class ReconciliationView(OperatorView):
 
     @extend_schema(operation_id="operator_reconciliation", responses=StandingOut)
     def get(self, request: Request) -> Response:
-        """Whether windows, slices and events agreed when they were last compared, what was repaired, and what usage
-        could not be settled."""
+        """Whether windows, slices, events and journals agreed when they were last compared, what was repaired, and what
+        usage could not be settled."""
         with self.scope():
             return Response(StandingOut(standing()).data)

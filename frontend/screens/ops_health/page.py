@@ -20,6 +20,7 @@ from millrace.operations.health import Concern, Kind
 from tenants.models import Tenant
 
 SHOWN = 20  # rows in quarantine, differences
+UNITS = ("tokens", "requests")
 MILLISECOND = 1000  # microseconds
 # Where each kind of concern is seen to: a label and the name of an address, which is the tenant's for those of tenants.
 _SCREENS: dict[Kind, tuple[str, str]] = {
@@ -146,10 +147,12 @@ def reconciliation(visit: Visit) -> Report:
     names = dict(Tenant.objects.all_tenants().filter(pk__in={one["tenant"] for one in shown}).values_list("pk", "name"))
     rows = (
         Difference(
-            what=f"window {one['window']}" if "window" in one else f"slice {one['slice']}",
+            what=next(f"{kind} {one[kind]}" for kind in ("window", "slice", "journal") if kind in one),
             tenant=names.get(one["tenant"], f"tenant {one['tenant']}"),
             held=str(one.get("held", "–")),
-            used=", ".join([one["used"], *(f"{one[unit]} {unit}" for unit in ("tokens", "requests") if one.get(unit))]),
+            used=", ".join(
+                [*([one["used"]] if "used" in one else ()), *(f"{one[unit]} {unit}" for unit in UNITS if one.get(unit))]
+            ),
         )
         for one in shown
     )

@@ -67,8 +67,12 @@ def prepare(world: World) -> None:
                 payload=b"x" * 180,
                 payload_hash=hashlib.sha256(reason.encode()).digest(),
             )
-        difference = {"window": 3, "tenant": world.tenants["over"].pk, "held": 12, "used": "40000"}
-        Reconciliation.objects.create(at=now, windows=12, differences=[difference], corrected=1)
+        over = world.tenants["over"].pk
+        differences = [
+            {"window": 3, "tenant": over, "held": 12, "used": "40000"},
+            {"journal": "smollm2-135m-0", "tenant": over, "tokens": 81, "requests": 1},
+        ]
+        Reconciliation.objects.create(at=now, windows=12, differences=differences, corrected=1)
         row = UsageQuarantine.objects.order_by("pk").first()
     world.rows["populated.quarantined"] = row.pk
     tasks.look()
