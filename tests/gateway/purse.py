@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from tenants.snapshot import KeySnapshot, Limits
 
 MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
 REQUEST_SECONDS = 2.0
+MEETING_SECONDS = 90.0  # less than a test may take: who waits in vain fails, and does not hang
 
 
 @dataclass
@@ -80,6 +82,21 @@ class Purse:
             self.times.append(time.perf_counter() - began)
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where processes wait for each other, however long each takes to start."""
+
+    number: int
+    name: str = field(default_factory=lambda: f"meeting:{secrets.token_hex(8)}")
+
+    async def all_have_come(self, to: str) -> None:
+        async with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
+            come = await broker.incr(f"{self.name}:{to}")
+            while come < self.number:
+                await asyncio.sleep(0.01)
+                come = int(await broker.get(f"{self.name}:{to}"))
+
+
 def key_of(tenant_id: int, project_id: int, key_id: int) -> KeySnapshot:
     return KeySnapshot(key_id, tenant_id, project_id, "t", ("inference",), None, None, False, False, Limits(()), 1)
 
@@ -102,7 +119,7 @@ async def purse(url: str, key: KeySnapshot, name: str = "gw-a") -> AsyncIterator
             await broker.aclose()
 
 
-def admit_elsewhere(url: str, key: KeySnapshot, name: str, number: int, start_at: float) -> Sequence[Any]:
+def admit_elsewhere(url: str, key: KeySnapshot, name: str, number: int, meeting: Meeting) -> Sequence[Any]:
     """What becomes of so many requests at once in a process of its own: usage events of 500 tokens, or refusals."""
 
     async def settled(gateway: Purse) -> Admitted | ApiError:
@@ -112,9 +129,11 @@ def admit_elsewhere(url: str, key: KeySnapshot, name: str, number: int, start_at
         return found
 
     async def run() -> list[Any]:
-        async with purse(url, key, name) as gateway:
-            await asyncio.sleep(max(0.0, start_at - time.time()))
+        async with asyncio.timeout(MEETING_SECONDS), purse(url, key, name) as gateway:
+            await meeting.all_have_come("begin")
             found = await asyncio.gather(*(settled(gateway) for _ in range(number)))
+            # What one that ends has not admitted can be recalled no more, and the others would wait for it.
+            await meeting.all_have_come("end")
             return [encode(each.event()) if isinstance(each, Admitted) else each.code for each in found]
 
     return asyncio.run(run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
@@ -31,7 +30,7 @@ from tenants.scoping import system
 from tenants.snapshot import KeySnapshot
 from tests.balance import assert_books_balance
 from tests.billing.books import sheet
-from tests.gateway.purse import Admitted, Purse, admit_elsewhere, key_of, purse
+from tests.gateway.purse import Admitted, Meeting, Purse, admit_elsewhere, key_of, purse
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -141,9 +140,9 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(key: KeySnapshot, budget
     with ProcessPoolExecutor(3, mp_context=spawn) as pool:
         for number in range(rounds):
             made = budget()
-            starts = time.time() + (0.5 if number else 6)  # the processes must start first
+            meeting = Meeting(len(counts))
             named = {f"{name}{number}": count for name, count in counts.items()}
-            runs = [pool.submit(admit_elsewhere, url, key, name, count, starts) for name, count in named.items()]
+            runs = [pool.submit(admit_elsewhere, url, key, name, count, meeting) for name, count in named.items()]
             found = [each for run in runs for each in run.result()]
             events = [each for each in found if isinstance(each, bytes)]
             assert len(events) == 10

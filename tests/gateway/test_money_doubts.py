@@ -25,7 +25,7 @@ from tenants.changes import Change
 from tenants.roles import SystemUse
 from tenants.scoping import system
 from tests.gateway import test_money
-from tests.gateway.purse import MODEL, Admitted, Purse, admit_elsewhere
+from tests.gateway.purse import MODEL, Admitted, Meeting, Purse, admit_elsewhere
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
 from tests.seeing import Everybody
 
@@ -223,8 +223,8 @@ def test_with_slices_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url:
     """A limit of 200 requests is leased in slices first; three processes with 330 requests use all of it up."""
     made = budget(amount=200 * HOLD)
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
-        starts = time.time() + 6  # the processes must start first
-        runs = [pool.submit(admit_elsewhere, url, key, f"gw-{n}", 110, starts) for n in range(3)]
+        meeting = Meeting(3)
+        runs = [pool.submit(admit_elsewhere, url, key, f"gw-{n}", 110, meeting) for n in range(3)]
         found = [each for run in runs for each in run.result()]
     events = [each for each in found if isinstance(each, bytes)]
     assert len(events) == 200
