@@ -289,6 +289,37 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     await see()
 
 
+async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer comes too late. Until what it holds is back, who comes again is told to come later, and not "no"."""
+    monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 0.2)
+    made = await sync_to_async(budget)(amount=HOLD)
+    mine = await gateway()
+    store = mine.treasury._store
+    ask = store._ask
+    may_answer = asyncio.Event()
+
+    async def answer_late(query: Any, parameters: Any) -> Any:
+        answer = await ask(query, parameters)
+        if "billing_lease" in query:
+            store._ask = ask  # type: ignore[method-assign]
+            await may_answer.wait()
+        return answer
+
+    store._ask = answer_late  # type: ignore[method-assign]
+    for _ in range(3):
+        refused = await mine.admit()
+        assert (refused.status, refused.code) == (503, "server_is_overloaded")
+    await eventually_held(made, HOLD)
+    may_answer.set()
+    await eventually_held(made, 0)
+    monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 10.0)
+    assert isinstance(await mine.admit(), Admitted)
+    assert (await mine.admit()).code == "budget_exceeded"
+    await see()
+
+
 async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget: Any) -> None:
     """However long the database is away."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)

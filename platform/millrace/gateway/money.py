@@ -111,6 +111,7 @@ class Treasury:
         self._changes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
+        self._given_up: set[asyncio.Task[Slice | list[Shortage]]] = set()  # of these: nobody waits for them any more
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
@@ -212,6 +213,7 @@ class Treasury:
         answer will do."""
         shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp)
         floor = bill.amount(1) if shorter else amount
+        in_doubt = self._in_doubt
         found = await self._recall_until(path, amount, floor)
         if isinstance(found, Slice):
             return found, max_tokens, amount
@@ -223,7 +225,14 @@ class Treasury:
                 self._keep(path, leased, amount)
                 return leased, max_tokens, amount
             found = leased
+        if in_doubt or self._in_doubt:
+            raise _unavailable(TimeoutError("a lease was given up, and may be what is in the way"))
         raise refusals.refusal(found)
+
+    @property
+    def _in_doubt(self) -> bool:
+        """Whether the part of a request that did not wait for it, or not long enough, is not back yet."""
+        return bool(self._given_up) or any(slice_.sealed for slice_ in self._unreturned)
 
     async def _recall_until(self, path: Path, amount: Amount, floor: Amount) -> Slice | list[Shortage]:
         """Take the amount, once others have given back what is short of it; or what still is short then. Where `floor`
@@ -256,17 +265,17 @@ class Treasury:
                 return slice_
             path.slice = None  # what is left of it goes back with the same step
             # Whoever waits may leave; a slice that was leased all the same is kept for others.
-            leasing = asyncio.ensure_future(self._store.lease(path, amount, floor, slice_))
+            leasing = asyncio.create_task(self._store.lease(path, amount, floor, slice_))
             self._leasing.add(leasing)
             leasing.add_done_callback(self._leasing.discard)
             try:
                 async with asyncio.timeout(LEASE_ANSWER_SECONDS):
                     found = await asyncio.shield(leasing)
             except asyncio.CancelledError:
-                leasing.add_done_callback(self._keep_unwanted)
+                self._give_up(leasing)
                 raise
             except _UNREACHABLE as fault:
-                leasing.add_done_callback(self._keep_unwanted)
+                self._give_up(leasing)
                 if slice_ is not None:
                     self._return_later(slice_)
                 raise _unavailable(fault) from fault
@@ -290,7 +299,12 @@ class Treasury:
             self._return_later(path.slice)
         path.slice = leased
 
-    def _keep_unwanted(self, leasing: asyncio.Future[Slice | list[Shortage]]) -> None:
+    def _give_up(self, leasing: asyncio.Task[Slice | list[Shortage]]) -> None:
+        self._given_up.add(leasing)
+        leasing.add_done_callback(self._keep_unwanted)
+
+    def _keep_unwanted(self, leasing: asyncio.Task[Slice | list[Shortage]]) -> None:
+        self._given_up.discard(leasing)
         if not leasing.cancelled() and leasing.exception() is None and isinstance(found := leasing.result(), Slice):
             self._return_later(found)
 
