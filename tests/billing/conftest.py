@@ -106,10 +106,10 @@ def start_settler(table: None) -> Iterator[Callable[..., subprocess.Popen[bytes]
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something holds, and fails if it does not within half a minute."""
+    """Waits until something holds, and fails if it does not in a long while."""
 
     def until(holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not holds():
             assert time.monotonic() < deadline, "it never came about"
             time.sleep(0.02)

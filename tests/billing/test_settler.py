@@ -310,7 +310,7 @@ def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
     process = start_settler("only")
     until(lambda: Everybody(UsageEvent).exists())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
     assert pending(broker) == 0  # all that was read is acknowledged
     assert Everybody(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
 
@@ -332,7 +332,7 @@ def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(settle_command._run, settlers, stopping)
         with pytest.raises(RuntimeError, match="nobody expected"):
-            running.result(timeout=30)
+            running.result(timeout=60)
     assert stopping.is_set()
     monkeypatch.setattr(Settler, "_settle", real)
     stopping.clear()

@@ -86,7 +86,7 @@ def die(step: str, time: int) -> int:
     url = urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}"))
     command = [sys.executable, "-m", "tests.billing.killed", step, str(time)]
     environ = os.environ | {"MILLRACE_DATABASE_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, cwd=ROOT, env=environ, timeout=60).returncode
+    return subprocess.run(command, cwd=ROOT, env=environ, timeout=110).returncode
 
 
 @pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])

@@ -77,27 +77,27 @@ class Stack:
         return self.pid("uvicorn")
 
     def wait_until_ready(self) -> None:
-        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200, 60)
+        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
         """Settled usage events of the demo tenant, by the management API."""
-        answer = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=20)
+        answer = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["results"])
 
     def event(self, request_id: str) -> dict[str, Any]:
         """The one settled usage event of a request, its tokens beside the rest; waits for it."""
-        eventually(lambda: self.events(request_id=request_id), 20)
+        eventually(lambda: self.events(request_id=request_id))
         (event,) = self.events(request_id=request_id)
         return {**event, **event["tokens"]}
 
     def metric(self, name: str) -> float:
         """A metric's value, summed over its labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
-def eventually(true: Callable[[], object], seconds: float = 20) -> None:
+def eventually(true: Callable[[], object], seconds: float = 60) -> None:
     """Wait until the condition holds; connection errors count as not yet."""
     give_up_at = time.monotonic() + seconds
     while True:

@@ -99,7 +99,7 @@ def test_a_stream_says_the_same(sdk: Sdk) -> None:
 
 def test_events_are_named_by_their_types(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 3, "stream": True}
-    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=30)
+    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
     names = []
     for block in answer.text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -113,10 +113,10 @@ def test_events_are_named_by_their_types(stack: Stack) -> None:
 
 def test_a_stream_resumes_in_its_own_words(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "stream": True}
-    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=30)
+    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
     name, events = answer.headers["request-id"], answer.text.split("\n\n")
     resumed = httpx.get(
-        f"{stack.url}/v1/streams/{name}", headers={**stack.headers, "last-event-id": f"{name}:2"}, timeout=30
+        f"{stack.url}/v1/streams/{name}", headers={**stack.headers, "last-event-id": f"{name}:2"}, timeout=60
     )
     assert resumed.text.split("\n\n") == events[3:]
 
@@ -315,6 +315,6 @@ def test_a_stream_that_fails_says_so_in_its_own_words(
 
 
 def revoke(stack: Stack, name: str, secret: str) -> None:
-    keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=20).json()["results"]
+    keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
     (id_,) = [key["id"] for key in keys if key["name"] == name and secret.startswith(key["prefix"])]
-    assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=20).status_code == 204
+    assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204

@@ -164,7 +164,7 @@ def test_what_is_refused_of_files_and_batches(stack: Stack) -> None:
     for path in ("/v1/files?limit=0", "/v1/files?nobody=1", "/v1/batches?after=x", "/v1/files/%00", "/v1/batches/%00"):
         assert 400 <= httpx.get(stack.url + path, headers=stack.headers).status_code < 500, path
     assert httpx.post(f"{stack.url}/v1/files", content=b"x" * 100_000).status_code == 401
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
     connection.request("POST", "/v1/files", body=iter([b"x"]), headers={**stack.headers, "content-length": "300000000"})
     answer = connection.getresponse()  # before the rest is sent
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "request_too_large")

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,13 +35,13 @@ def ask(stack: Stack, max_tokens: int, **more: Any) -> httpx.Response:
 def test_a_cordoned_worker_ends_what_it_has_and_gets_nothing_new(stack: Stack) -> None:
     with ThreadPoolExecutor(1) as pool:
         begun = pool.submit(ask, stack, 400)
-        time.sleep(0.5)
+        eventually(lambda: stack.metric("millrace_kv_blocks_used"))
         operate(stack, f"do_cordon({WORKER!r})")
-        eventually(lambda: ask(stack, 1).status_code == 503, 10)
+        eventually(lambda: ask(stack, 1).status_code == 503)
         assert ask(stack, 1).json()["error"]["code"] == "model_loading"
         assert begun.result().json()["usage"]["completion_tokens"] == 400
     operate(stack, f"do_uncordon({WORKER!r})")
-    eventually(lambda: ask(stack, 1).status_code == 200, 10)
+    eventually(lambda: ask(stack, 1).status_code == 200)
 
 
 def test_a_drained_worker_gives_back_what_it_has_not_begun(stack: Stack) -> None:
@@ -52,7 +51,7 @@ def test_a_drained_worker_gives_back_what_it_has_not_begun(stack: Stack) -> None
     for thread in threads:
         thread.start()
     operate(stack, f"do_cordon({WORKER!r}, drain=True)")
-    eventually(lambda: ask(stack, 1).status_code == 503, 10)
+    eventually(lambda: ask(stack, 1).status_code == 503)
     operate(stack, f"do_uncordon({WORKER!r})")
     for thread in threads:
         thread.join()

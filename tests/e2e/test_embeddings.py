@@ -105,4 +105,4 @@ def test_a_worker_killed_at_it_leaves_one_bill(stack: Stack) -> None:
     stack.wait_until_ready()
     if answer.status_code == 200:  # another process of the worker took it over, before a byte of the answer was sent
         assert stack.event(answer.headers["x-request-id"])["verdict"] == "completed"
-    eventually(lambda: stack.client().embeddings.create(model=EMBEDDING_MODEL, input="again").data, 30)
+    eventually(lambda: stack.client().embeddings.create(model=EMBEDDING_MODEL, input="again").data)

@@ -121,7 +121,7 @@ def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
     ],
 )
 def test_what_is_no_message_batch_is_refused(stack: Stack, body: bytes) -> None:
-    answer = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=20)
+    answer = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "invalid_request_error"

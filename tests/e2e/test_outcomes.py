@@ -18,7 +18,7 @@ def request_id(stack: Stack) -> str:
 
 
 def report(stack: Stack, request_id: str, **told: Any) -> httpx.Response:
-    return httpx.post(f"{stack.url}/v1/requests/{request_id}/outcome", json=told, headers=stack.headers, timeout=20)
+    return httpx.post(f"{stack.url}/v1/requests/{request_id}/outcome", json=told, headers=stack.headers, timeout=60)
 
 
 def test_an_outcome_is_reported_once(stack: Stack, request_id: str) -> None:

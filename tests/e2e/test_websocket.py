@@ -66,7 +66,7 @@ def test_it_answers_as_over_http_and_is_metered(stack: Stack, client: Client) ->
     heard = client.hear_all("a")
     assert (heard[0]["type"], heard[0]["model"], heard[-1]["type"]) == ("started", MODEL, "done")
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0}
-    whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=30).json()
+    whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60).json()
     assert text_of(heard) == whole["choices"][0]["message"]["content"]
     event = stack.event(heard[0]["request_id"])
     assert (event["output"], event["verdict"]) == (whole["usage"]["completion_tokens"], "completed")
@@ -99,7 +99,7 @@ def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
         client.ask("a", **ENDLESS)
         started = client.hear()
     assert stack.event(started["request_id"])["verdict"] == "cancelled"
-    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0, 5)
+    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_a_revoked_key_ends_what_runs_and_begins_nothing(stack: Stack) -> None:
         client.hear()
         client.ask("a", **ENDLESS)
         assert client.hear()["type"] == "started"
-        keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=20).json()["results"]
+        keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
         (id_,) = [key["id"] for key in keys if key["name"] == "for a socket" and secret.startswith(key["prefix"])]
-        assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=20).status_code == 204
+        assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204
         revoked = time.monotonic()
         assert client.hear_all("a")[-1]["error"]["code"] == "invalid_api_key"
         assert time.monotonic() - revoked < 5

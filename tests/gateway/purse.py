@@ -65,7 +65,6 @@ class Purse:
     key: KeySnapshot
     name: str
     count: int = 0
-    times: list[float] = field(default_factory=list)
 
     async def admit(self, prompt: int = 10_000, max_tokens: int | None = 4096, **more: Any) -> Admitted | ApiError:
         """The admission, or the refusal; a request without `max_tokens` would like 4,096."""
@@ -73,13 +72,21 @@ class Purse:
         at, candidates = more.pop("at", time.time_ns() // 1000), more.pop("candidates", [Candidate(MODEL)])
         name = f"req_{self.name}_{self.count}"
         demand = Demand(name, at, self.key, MODEL.name, candidates, prompt, max_tokens, **more)
-        began = time.perf_counter()
         try:
             return Admitted(demand, await self.treasury.take(self.treasury.bill(demand), max_tokens or 4096))
         except ApiError as fault:
             return fault
-        finally:
-            self.times.append(time.perf_counter() - began)
+
+    async def admit_when_told(self, **asked: Any) -> Admitted | ApiError:
+        """The same of a caller that comes again, as SDKs do, while it is told to come later."""
+        while isinstance(found := await self.admit(**asked), ApiError) and found.status == 503:
+            await asyncio.sleep(0.2)
+        return found
+
+    async def all_is_back(self) -> None:
+        """Wait until it neither leases nor has anything left to return."""
+        while self.treasury._leasing or self.treasury._unreturned:
+            await asyncio.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ async def purse(url: str, key: KeySnapshot, name: str = "gw-a") -> AsyncIterator
         treasury = Treasury(store, broker, broker)
         await store.load_prices(treasury.prices)
         await treasury.start()
-        await asyncio.sleep(0.05)  # it listens now
+        await asyncio.sleep(0.05)  # it listens now, or when it is asked again
         try:
             yield Purse(treasury, key, name)
         finally:
@@ -122,16 +129,10 @@ async def purse(url: str, key: KeySnapshot, name: str = "gw-a") -> AsyncIterator
 def admit_elsewhere(url: str, key: KeySnapshot, name: str, number: int, meeting: Meeting) -> Sequence[Any]:
     """What becomes of so many requests at once in a process of its own: usage events of 500 tokens, or refusals."""
 
-    async def settled(gateway: Purse) -> Admitted | ApiError:
-        """The answer to one request, which comes again, as SDKs do, if it is told to come later."""
-        while isinstance(found := await gateway.admit(), ApiError) and found.status == 503:
-            await asyncio.sleep(0.2)
-        return found
-
     async def run() -> list[Any]:
         async with asyncio.timeout(MEETING_SECONDS), purse(url, key, name) as gateway:
             await meeting.all_have_come("begin")
-            found = await asyncio.gather(*(settled(gateway) for _ in range(number)))
+            found = await asyncio.gather(*(gateway.admit_when_told() for _ in range(number)))
             # What one that ends has not admitted can be recalled no more, and the others would wait for it.
             await meeting.all_have_come("end")
             return [encode(each.event()) if isinstance(each, Admitted) else each.code for each in found]

@@ -56,7 +56,7 @@ def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -
     return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0))
 
 
-async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 8) -> None:
+async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not await true():
             await asyncio.sleep(0.02)
@@ -134,7 +134,7 @@ async def owned(generation: Generation, replica: str | None) -> bool:
 
 
 async def next_event(generation: Generation) -> Tokens | End | Failed:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await generation.next_event()
 
 
@@ -330,7 +330,7 @@ async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispat
         await pubsub.subscribe(control_channel("r1"))
         await pubsub.get_message(timeout=1)
         await dispatcher.cancel(generation)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (message := await pubsub.get_message(timeout=1)) is None:
                 pass
     assert message["data"] == encode(("req_1", 0, 1))
@@ -359,7 +359,7 @@ async def test_nothing_is_sent_beyond_the_credits(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generations = await fill(dispatcher, 12)
-    await asyncio.sleep(0.3)
+    await eventually(lambda: all_written(generations[:9]))
     assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
     assert await broker.exists(claim_key("full_9", 0)) == 0
     await replica.claim("full_0")
@@ -379,6 +379,10 @@ async def test_others_requests_count_against_the_credits(broker: redis.Redis, di
     busy.running = 0
     await eventually(lambda: all_sent(generations))
     busy.kill()
+
+
+async def all_written(generations: list[Generation]) -> bool:
+    return all(generation.written for generation in generations)
 
 
 async def all_sent(generations: list[Generation]) -> bool:

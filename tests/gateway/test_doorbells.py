@@ -49,7 +49,7 @@ def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
     assert len(messages) == 2
     with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
         broker.lpush(queue, *messages)
-        assert enough.wait(20)
+        assert enough.wait(60)
         # Acknowledged, none is left to be delivered again.
         for _ in range(200):
             if not broker.hlen("unacked"):

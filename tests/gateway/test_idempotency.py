@@ -94,14 +94,14 @@ async def test_what_runs_on_is_gone_on_with(store: IdempotencyStore) -> None:
 
 
 async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "LEASE_MS", 300)
+    monkeypatch.setattr(idempotency, "LEASE_MS", 2000)
     dead, living = IdempotencyStore(broker), IdempotencyStore(broker)
     await dead.start()
     once = await dead.begin(KEY, b"n", BODY, "req_1")
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(2.5)
     await refused(living)  # its lease is renewed
     await dead.stop()
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(2.1)
     taken = await living.begin(KEY, b"n", BODY, "req_2")
     assert taken.left == "req_1"
     with pytest.raises(ApiError):

@@ -249,7 +249,7 @@ async def test_it_writes_by_itself_and_at_its_end(rows: Rows, monkeypatch: pytes
     recorder = Recorder(rows, "gw-1", lost)
     await recorder.start()
     recorder.end(Trail(KEY, "req_1", "completions"), "200")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await everything(RequestRecord):
             await asyncio.sleep(0.02)
     recorder.end(Trail(KEY, "req_2", "completions"), "200")

@@ -88,7 +88,7 @@ def new_key() -> Callable[..., tuple[ApiKey, str]]:
     return new_key
 
 
-async def soon(true: Callable[[], Any], seconds: float = 5) -> float:
+async def soon(true: Callable[[], Any], seconds: float = 60) -> float:
     """Wait until it holds; the seconds it took."""
     started = time.monotonic()
     while not await true():

@@ -124,7 +124,7 @@ async def serving(gate: Gate, model: str) -> bool:
 
 
 async def whole(gate: Gate, call: Call) -> list[Tokens | End]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [event async for event in gate.service.events(call)]
 
 
@@ -313,7 +313,7 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     call = await gate.begin(key, "a")
     assert await a.claim(call.request_id)
     await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await anext(gate.service.events(call))
     gate.service.let_go(call)
 
@@ -335,7 +335,7 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
     await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await anext(gate.service.events(call))
     gate.service.let_go(call)
     await gate.service.drain()

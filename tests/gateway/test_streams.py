@@ -23,7 +23,7 @@ async def write_log(broker: redis.Redis, logged: list[LogEvent], attempt: int = 
 
 
 async def take(buffer: EventBuffer, count: int) -> list[LogEvent]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [await buffer.get() for _ in range(count)]
 
 
@@ -120,7 +120,7 @@ async def test_a_reader_hands_out_what_is_sent_to_its_gateway(broker: redis.Redi
     gaps: list[None] = []
     reader = StreamReader(broker, "gw-a", got.append, lambda: gaps.append(None))
     task = asyncio.create_task(reader.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not gaps:
             await asyncio.sleep(0.01)
         sent = Claimed("req_1", 1, "r")

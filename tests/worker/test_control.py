@@ -57,7 +57,7 @@ def control(broker: redis.Redis, engine: RecordingEngine) -> Iterator[Control]:
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 5
+    give_up_at = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up_at
         time.sleep(0.01)

@@ -27,7 +27,7 @@ class SlowGrammars:
     def start(self, spec: StructuredSpec) -> None:
         if spec not in self._done:
             self.compiling_on.append(threading.current_thread().name)
-            assert self.allowed.wait(5)
+            assert self.allowed.wait(60)
             self._done.add(spec)
         raise RequestRejected("unsupported_schema", "no form is supported", "guided_regex")
 

@@ -108,7 +108,7 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     publisher.tell_claimed("gw-a", Claimed("req_1", 1, "r"))
     publisher.deliver([tokens(live, 7)])
     publisher.deliver([last(live, 8)])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
 
     told = gateway_events(broker)
     assert told[0] == Claimed("req_1", 1, "r")
@@ -129,7 +129,7 @@ def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: 
     report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64)
     output = RequestOutput(live.engine_id, [7], "<7>", finish_reason="stop", usage=USAGE, cache=report)
     publisher.deliver([(live, output)])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     (usage,) = usage_events(broker)
     assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
 
@@ -152,7 +152,7 @@ def test_a_miss_that_another_replica_would_not_have_had_is_told_as_such(
     live = begin(broker, queued, msgspec.structs.replace(make_job(), warm_on=warm_on))
     cache = CacheReport(miss)
     publisher.deliver([(live, RequestOutput(live.engine_id, [7], "7", finish_reason="stop", usage=USAGE, cache=cache))])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     assert [usage.miss_reason for usage in usage_events(broker)] == [told]
 
 
@@ -165,7 +165,7 @@ def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queue
         publisher.deliver([tokens(live, token)])
         time.sleep(0.005)
     publisher.deliver([last(live)])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     publisher.close()
     events = [event for event in log_of(broker, "req_1") if isinstance(event, Tokens)]
     assert [token for event in events for token in event.token_ids] == list(range(20))
@@ -192,7 +192,7 @@ def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, pub
             output(1, 8, finish_reason="stop", usage=USAGE),  # ended by a token, which is no part of its text
         ]
     )
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     first, second, third, finished, end = log_of(broker, "req_1")
     assert first == Tokens(
         "req_1", 1, 0, [5], "<5>", 0, [TokenLogprobs(5, -1.0, 1)], prompt, [TokenLogprobs(2, -2.0, 1)]
@@ -207,7 +207,7 @@ def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, pub
 def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, RequestFault("context_length_exceeded", "too long", "messages"))])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
     assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
     (usage,) = usage_events(broker)
@@ -217,7 +217,7 @@ def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publ
 def test_a_leg_handed_over_goes_back_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, HandedOver())])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     assert gateway_events(broker) == [Released("req_1", 2)]
     assert broker.hmget(claim_key("req_1", 0), "attempt", "state") == [b"2", b"queued"]
     assert usage_events(broker) == []
@@ -229,7 +229,7 @@ def test_a_superseded_end_is_neither_told_nor_metered(
     live = begin(broker, queued, make_job())
     broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r")
     publisher.deliver([last(live, 1)])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     assert usage_events(broker) == []
     assert not any(isinstance(event, End) for event in gateway_events(broker))
 
@@ -241,7 +241,7 @@ def test_an_end_survives_a_broker_outage(broker: redis.Redis, queued: Queued, pu
         publisher.deliver([tokens(live, 1)])
         time.sleep(0.05)
     publisher.deliver([last(live, 2)])
-    assert live.ended.wait(10)
+    assert live.ended.wait(60)
     assert len(usage_events(broker)) == 1
     seqs = {event.seq for event in log_of(broker, "req_1") if isinstance(event, Tokens | End)}
     assert seqs == set(range(len(seqs)))
@@ -290,7 +290,7 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
         try:
             live = Live(make_job(), 1)
             publisher.deliver([last(live, 1)])
-            assert live.ended.wait(5)
+            assert live.ended.wait(60)
             (usage,) = usage_events(broker)
             time.sleep(0.5)  # it has looked
             os.kill(process.pid, signal.SIGKILL)
@@ -305,7 +305,7 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
 
 
 def eventually(holds: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < give_up_at, "it never came about"
         time.sleep(0.02)
@@ -320,15 +320,12 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
     live = begin(broker, queued, make_job())
     broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
     publisher.deliver([last(live, 1)])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     ((_, entries),) = broker.xreadgroup(USAGE_GROUP, "s", {USAGE_STREAM: ">"})
     time.sleep(0.3)
     assert len(journal.open_events()) == 1  # delivered to the settler is not settled
     broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
-    give_up_at = time.monotonic() + 5
-    while journal.open_events() and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-    assert journal.open_events() == []
+    eventually(lambda: not journal.open_events())
     publisher.close()
 
 
@@ -347,7 +344,7 @@ def test_a_full_disk_delays_the_end_and_loses_nothing(
         publisher.deliver([last(live, 1)])
         assert not live.ended.wait(0.5)
         assert usage_events(broker) == []
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     assert len(usage_events(broker)) == 1
     publisher.close()
     again = Journal(tmp_path / "journal")
@@ -360,7 +357,7 @@ def test_a_broken_publisher_says_so(broker: redis.Redis, tmp_path: Path) -> None
     broken = threading.Event()
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), broken.set)
     publisher.deliver([("no leg", None)])  # type: ignore[list-item]
-    assert broken.wait(5)
+    assert broken.wait(60)
 
 
 def test_vectors_are_in_the_log_alone_and_not_for_long(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
@@ -369,7 +366,7 @@ def test_vectors_are_in_the_log_alone_and_not_for_long(broker: redis.Redis, queu
     live, usage = begin(broker, queued, job), TokenUsage(uncached=3)
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), keep_seconds=500)
     publisher.deliver([(live, RequestOutput(live.engine_id, finish_reason="stop", usage=usage, vectors=b"1234"))])
-    assert live.ended.wait(5)
+    assert live.ended.wait(60)
     publisher.close()
     end = End("req_1", 1, 1, "stop", None, usage)
     assert log_of(broker, "req_1") == [Vectors("req_1", 1, 0, b"1234"), end]

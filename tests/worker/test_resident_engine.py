@@ -54,7 +54,7 @@ class Harness:
             self.allowed.release()
 
     def next(self) -> Delivery:
-        return self.delivered.get(timeout=5)
+        return self.delivered.get(timeout=60)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def harness() -> Iterator[Harness]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + 5
+    give_up_at = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up_at
         time.sleep(0.005)
@@ -201,5 +201,5 @@ def test_a_broken_engine_leaves_nobody_waiting(harness: Harness, monkeypatch: py
     while not isinstance((delivered := harness.next())[1], RequestFault):
         pass
     assert delivered[0] is live
-    assert harness.broken.wait(5)
+    assert harness.broken.wait(60)
     assert harness.client.live() == []
