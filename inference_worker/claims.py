@@ -1,16 +1,17 @@
 """The claim record: who answers for a leg, decided by compare-and-set in the broker.
 
 `claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner` (replica),
-`gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream) and `void` (the usage
-event of a leg that nobody ever worked on: it lets the settler give its hold back). Each step of a
-leg's life is one script that does nothing unless the record still is what its caller believes, so a doorbell, an end
+`gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void` (the usage
+event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it made, see
+shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its caller believes, so a doorbell, an end
 or a failure that comes twice, late or from a replica given up for dead changes nothing. A usage event is written by
 the same script that ends the leg: there is no moment at which one is done and the other is not.
 """
 
 from __future__ import annotations
 
-# KEYS claim; ARGV attempt, replica, a name for this very call. The job, or nil if there is nothing to claim (any more).
+# KEYS claim; ARGV attempt, replica, a name for this very call. The job and how many pins its tenant
+# has, or nil if there is nothing to claim (any more).
 # A call whose answer was lost with the connection is made again under its name, and gets the same answer.
 CLAIM = """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by')
@@ -18,17 +19,35 @@ if claim[1] ~= ARGV[1] then return false end
 local again = claim[2] == 'running' and claim[3] == ARGV[2] and ARGV[3] and claim[4] == ARGV[3]
 if claim[2] ~= 'queued' and not again then return false end
 redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', ARGV[3] or '')
-return redis.call('HGET', KEYS[1], 'job')
+local told = redis.call('HMGET', KEYS[1], 'job', 'tenant')
+return {told[1], redis.call('ZCARD', 'pins:' .. (told[2] or ''))}
+"""
+
+# Nobody pays for what the leg wrote: its pins end, but for those whose time another leg has begun anew since.
+_UNPIN = """
+local function unpin(claim)
+    local made = redis.call('HMGET', claim, 'pinned', 'tenant')
+    if not made[1] then return end
+    redis.call('HDEL', claim, 'pinned')
+    local key, pins = 'pins:' .. made[2], cmsgpack.unpack(made[1])
+    for i = 1, #pins, 2 do
+        if tonumber(redis.call('ZSCORE', key, pins[i])) == pins[i + 1] then redis.call('ZREM', key, pins[i]) end
+    end
+end
 """
 
 # KEYS claim; ARGV attempt, replica. The next attempt, now queued, or nil: the replica no longer answers for it.
-GIVE_UP = """
+GIVE_UP = (
+    _UNPIN
+    + """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner')
 if claim[1] ~= ARGV[1] or claim[2] ~= 'running' or claim[3] ~= ARGV[2] then return false end
 redis.call('HSET', KEYS[1], 'state', 'queued')
 redis.call('HDEL', KEYS[1], 'owner')
+unpin(KEYS[1])
 return redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 """
+)
 
 # KEYS claim, usage stream, gateway stream, request log; ARGV attempt, usage event, batch for the gateway, event for
 # the log, seconds to keep. The usage event's stream id, or nil: another attempt or a failure was first.
@@ -46,16 +65,22 @@ return id
 """
 
 # KEYS claim, usage stream; ARGV attempt, usage event (verdict failed). 1 if the leg is failed by this call or was
-# before, else its state: it ended otherwise and its log says how, or a newer attempt runs.
-FAIL = """
+# before, else its state: it ended otherwise and its log says how, or a newer attempt runs. ARGV[3], if given: its usage
+# will be taken back though it ended well.
+FAIL = (
+    _UNPIN
+    + """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
 if claim[2] == 'failed' then return 1 end
 if not claim[2] then return 'gone' end
+if claim[1] == ARGV[1] and claim[2] == 'done' and ARGV[3] then unpin(KEYS[1]) end
 if claim[1] ~= ARGV[1] or (claim[2] ~= 'running' and claim[2] ~= 'queued') then return claim[2] end
 redis.call('HSET', KEYS[1], 'state', 'failed')
+unpin(KEYS[1])
 redis.call('XADD', KEYS[2], '*', 'e', ARGV[2])
 return 1
 """
+)
 
 # KEYS claim, usage stream. The replica to be told and its attempt, or nil if none works on it: then it is cancelled by
 # this, and nothing was used.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,6 +25,14 @@ from inference_worker.protocol import Job
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True)
+class Paid:
+    """What the broker knows of a tenant's pins, on whatever replica they were made."""
+
+    pins: Mapping[bytes, int] = field(default_factory=dict)  # of one prompt's blocks: hash -> seconds
+    room: int | None = None  # how many more there may be; None: it was not asked
+
+
 @dataclass(eq=False)
 class Live:
     """One claimed leg, from its claim until its end has been told."""
@@ -34,7 +42,9 @@ class Live:
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    paid: Paid = field(default_factory=Paid)  # what of the prompt the tenant has paid to keep, on any replica
     next_seq: int = 0  # the publisher's: number of the leg's next stream event
+    pins_told: bool = False  # the publisher's: whether the broker knows what the leg pinned
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -84,7 +94,7 @@ class Engine(Protocol):
 
     def add_request(self, request: Request) -> None: ...
 
-    def abort(self, request_id: str) -> RequestOutput | None: ...
+    def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -222,7 +232,7 @@ class ResidentEngine:
             ):
                 continue
             ended.add(live.engine_id)
-            output = self._engine.abort(live.engine_id)
+            output = self._engine.abort(live.engine_id, billed=instead is None)
             outputs.append((live, instead or output or _nothing_done(live)))
         return outputs
 
@@ -262,6 +272,8 @@ def _engine_request(live: Live) -> Request:
         breakpoints=job.breakpoints,
         structured=job.structured,
         input_lengths=job.input_lengths,
+        paid=live.paid.pins,
+        pin_room=live.paid.room,
     )
 
 

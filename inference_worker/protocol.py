@@ -40,6 +40,10 @@ def request_log(request_id: str, attempt: int) -> str:
     return f"req:{request_id}:{attempt}"
 
 
+def pins_key(tenant_id: int) -> str:
+    return f"pins:{tenant_id}"
+
+
 def control_channel(replica_id: str) -> str:
     return f"ctl:{replica_id}"
 

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,6 @@ from inference_worker.protocol import (
     End,
     Failed,
     Finished,
-    Job,
     Released,
     StreamEvent,
     Tokens,
@@ -47,6 +46,7 @@ from inference_worker.protocol import (
     gateway_stream,
     request_log,
 )
+from inference_worker.shared_pins import PIN, pin_args, pin_keys
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +65,7 @@ class _Round:
 
     by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
     logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
+    pins: list[tuple[Live, Mapping[bytes, int]]] = field(default_factory=list)
     ends: list[tuple[Live, End, UsageEvent]] = field(default_factory=list)
     failures: list[tuple[Live, Failed, UsageEvent]] = field(default_factory=list)
     handed_over: list[Live] = field(default_factory=list)
@@ -170,6 +171,9 @@ class Publisher:
             if any(output.token_ids or output.text for output in answer):
                 self._tell(round_, live, _tokens(live, answer))
             last = answer[-1]
+            if last.pins and not live.pins_told:
+                live.pins_told = True
+                round_.pins.append((live, last.pins))
             if last.finish_reason is not None and not is_last(last):
                 finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
                 self._tell(round_, live, finished)
@@ -213,14 +217,15 @@ class Publisher:
             queue_us=_microseconds(live.claimed_at, live.scheduled_at or now),
             ttft_us=_microseconds(live.claimed_at, live.first_token_at or now),
             duration_us=_microseconds(live.claimed_at, now),
-            miss_reason=self._missed(live.job, cache.miss),
+            miss_reason=self._missed(live, cache.miss),
             changed_at=cache.changed_at,
             unpinned_tokens=cache.unpinned_tokens,
         )
 
-    def _missed(self, job: Job, miss: MissReason | None) -> str:
+    def _missed(self, live: Live, miss: MissReason | None) -> str:
         """Why the prefix cache did not give it all. What another replica has was missed by where the request went."""
-        elsewhere = job.warm_on and self._replica_id not in job.warm_on
+        warm_on = live.job.warm_on
+        elsewhere = (warm_on and self._replica_id not in warm_on) or (miss == "first_use" and live.paid.pins)
         return "other_worker" if elsewhere and miss in _ELSEWHERE else miss or ""
 
     def _journal_ends(self, round_: _Round) -> None:
@@ -240,6 +245,10 @@ class Publisher:
             pipe.rpush(key, encode(event))
             if is_first:
                 pipe.expire(key, self._log_seconds)
+        for live, pins in round_.pins:  # after the first tokens, before the end that bills them
+            pipe.eval(
+                PIN, 2, *pin_keys(live), *pin_args(live, pins)
+            )  # a registered script would take a round trip more
         for live, end, usage in round_.ends:
             self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
         for live, _, usage in round_.failures:

@@ -32,6 +32,7 @@ from inference_worker.model_source import ensure_model
 from inference_worker.protocol import Claimed, Heartbeat, Machine, claim_key, decode_job
 from inference_worker.publisher import Publisher
 from inference_worker.settings import ModelSpec, WorkerSettings
+from inference_worker.shared_pins import SharedPins
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +106,7 @@ class Worker:
         self.spec = model_spec(settings)
         self._broker = connect(settings.broker_url)
         self._claim_script = self._broker.register_script(claims.CLAIM)
+        self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()
         journal = Journal(settings.state_dir / "journal" / worker_name(settings))
         self._publisher = Publisher(
@@ -158,25 +160,30 @@ class Worker:
         request_id, leg, attempt = doorbell
         if self._draining.is_set():
             return None  # the gateways see the replica drain, and ring again elsewhere
-        payload = self._ask_for_job(claim_key(request_id, leg), attempt)
-        if payload is None:
+        claimed = self._ask_for_job(claim_key(request_id, leg), attempt)
+        if claimed is None:
             return None
+        payload, num_pins = claimed
         live = Live(decode_job(payload), attempt)
         log.info("leg_claimed", **live.job.envelope.log_fields(), attempt=attempt)
         self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
+        if num_pins:
+            live.paid = self._shared_pins.look_up(live.job)
         self.engine.submit(live)
         if self._control.was_cancelled(live):  # before the engine knew it
             self.engine.cancel(live)
         return live
 
-    def _ask_for_job(self, key: str, attempt: int) -> bytes | None:
+    def _ask_for_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
         """Claim, until the broker has answered: a claim whose answer is lost would be ours with nobody to run it."""
         call = secrets.token_hex(8)
         give_up_at = time.monotonic() + self.settings.request_seconds
         while True:
             try:
-                payload: bytes | None = self._claim_script(keys=[key], args=[attempt, self.replica_id, call])
-                return payload
+                claimed: tuple[bytes, int] | None = self._claim_script(
+                    keys=[key], args=[attempt, self.replica_id, call]
+                )
+                return claimed
             except redis.RedisError as fault:
                 log.warning("broker_unreachable", error=str(fault))
                 if time.monotonic() > give_up_at or self._draining.is_set():

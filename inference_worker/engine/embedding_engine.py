@@ -69,8 +69,8 @@ class EmbeddingEngine:
         self._tenants.arrive(request.tenant, request.weight)
         self._waiting.add(task.sequence)
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once; its last output, with the usage so far. None if it is gone."""
+    def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:
+        """End a request at once; its last output, with the usage so far. None if it is gone. It has pinned nothing."""
         task = self._tasks.get(request_id)
         return None if task is None else self._end(task, RequestOutput(request_id, finish_reason="cancelled"))
 

@@ -115,8 +115,11 @@ class LLMEngine:
             seq.grammar = grammars[index]
             self.scheduler.add(seq, self._clock())
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request, all its answers, at once; its last output, with the usage so far. None if it is gone."""
+    def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:
+        """End a request, all its answers, at once; its last output, with the usage so far. None if it is gone.
+
+        If it is not to be billed, what it pinned and did not compute is pinned no more.
+        """
         group = self._groups.get(request_id)
         if group is None:
             return None
@@ -125,6 +128,8 @@ class LLMEngine:
             if seq.status is not Status.FINISHED:
                 output = end(seq, RequestOutput(request_id, index=seq.index), "cancelled")
                 self.scheduler.finish(seq)
+            if not billed:
+                self.scheduler.cache.withdraw_pins(seq)
         return self._conclude(group, output)
 
     def step(self) -> list[RequestOutput]:
@@ -311,7 +316,7 @@ class LLMEngine:
         """Make `output`, the last of an answer, the last of its request if no other answer is under way."""
         if group.finished:
             del self._groups[group.request.request_id]
-            output.usage, output.cache = group.usage(), group.cache_report
+            output.usage, output.cache, output.pins = group.usage(), group.cache_report, group.pins
             self.metrics.finished(group, output, self._clock())
         else:
             output.usage = None

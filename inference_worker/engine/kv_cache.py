@@ -279,11 +279,13 @@ class KVCacheManager:
         size, prompt = self.block_size, seq.num_prompt_tokens
         hashes = self._hashes(seq, prompt // size) if self.prefix_cache else []
         cached = min(hit.num_cached_tokens // size, len(hashes))
-        report = CacheReport()
+        paid, report = seq.request.paid, CacheReport()
         if self._reads(seq):
             report = self._explain(seq, hashes, cached)
-            while cached < len(hashes) and hashes[cached] in self.pins:
-                cached += 1  # paid for, and lost by us
+            while cached < len(hashes) and (hashes[cached] in self.pins or hashes[cached] in paid):
+                self.pins.refresh(hashes[cached], now)
+                cached += 1  # paid for, and lost by us, or not ours: another replica has it, or had
+            seq.group.pins = {h: paid[h] for h in hashes[:cached] if h in paid} if paid else {}
         written = {300: 0, 3600: 0}
         unpinned = pinned = 0
         for point in seq.request.breakpoints:
@@ -300,14 +302,22 @@ class KVCacheManager:
         seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned)
 
     def _pin(self, seq: Sequence, block_hash: bytes, seconds: int, index: int, now: float) -> bool:
-        is_new = block_hash not in self.pins
-        if not self.pins.add(block_hash, seq.request.tenant, seconds, index, now):
+        """Pin a block of the prompt. False: a cap is reached, and nobody has paid for it before."""
+        request, is_new = seq.request, block_hash not in self.pins
+        paid = request.paid.get(block_hash, 0)
+        if is_new and not paid and request.pin_room is not None and len(seq.new_pins) >= request.pin_room:
             return False
-        if is_new:
-            seq.new_pins.append(block_hash)
-            block_id = self.pool.find(block_hash)
+        seconds = max(seconds, paid)
+        if self.pins.add(block_hash, request.tenant, seconds, index, now):
+            seconds = self.pins[block_hash].seconds
+            block_id = self.pool.find(block_hash) if is_new else None
             if block_id is not None:
                 self.pool.pin(block_id)
+            if is_new and not paid:
+                seq.new_pins.append(block_hash)
+        elif not paid:
+            return False
+        seq.group.pins[block_hash] = seconds
         return True
 
     def _explain(self, seq: Sequence, hashes: Items[bytes], cached: int) -> CacheReport:

@@ -26,7 +26,11 @@ def append_token(
     """
     seq.tokens.append(token_id)
     output = RequestOutput(
-        seq.request_id, token_ids=[token_id], prompt_usage=seq.group.prompt_usage, scheduled_at=seq.scheduled_at
+        seq.request_id,
+        token_ids=[token_id],
+        prompt_usage=seq.group.prompt_usage,
+        scheduled_at=seq.scheduled_at,
+        pins=seq.group.pins,
     )
     params, text, grammar = seq.params, seq.detokenizer, seq.grammar
     if grammar is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
@@ -106,6 +107,8 @@ class Request:
     expires_at: float | None = None  # the engine's clock: a request that has not begun by then is given up
     structured: StructuredSpec | None = None
     input_lengths: tuple[int, ...] = ()  # to be embedded: how the prompt divides into inputs, one after another
+    paid: Mapping[bytes, int] = field(default_factory=dict)  # hashes of blocks pinned on any replica -> for how long
+    pin_room: int | None = None  # how many more blocks the tenant may have pinned on all replicas; None: no cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,7 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids, if they were asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with the first output, if asked for
     cache: CacheReport | None = None  # set with the request's last output
+    pins: Mapping[bytes, int] = field(default_factory=dict)  # hashes whose time has begun anew with this request -> s
     vectors: bytes = b""  # of a request to embed: float32, little-endian, one vector after another in the inputs' order
 
     @property

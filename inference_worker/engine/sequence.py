@@ -37,6 +37,7 @@ class RequestGroup:
         self.sequences: list[Sequence] = []
         self.prompt_usage: TokenUsage | None = None  # fixed when first scheduled
         self.cache_report = CacheReport()
+        self.pins: dict[bytes, int] = {}  # hashes it pinned, or read by a pin that others know of -> seconds
         self.scheduled_at: float | None = None  # the engine's clock at its first step
         self.arrived_at = 0.0  # likewise; this and what follows is kept by the engine's metrics
         self.first_token_at: float | None = None  # of any answer
@@ -76,7 +77,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []  # of the full blocks, as far as they were needed
         self.num_published = 0  # leading blocks whose hashes need no publishing any more
         self.awaited: bytes | None = None  # hash of the block another request is computing for both
-        self.new_pins: list[bytes] = []  # pins this request made
+        self.new_pins: list[bytes] = []  # pins this request made, and nobody had paid for before
         self.status = Status.WAITING
         self.epoch = 0  # grows with every preemption, so that a step under way knows that its work is void
         self.preemptions = 0

@@ -99,7 +99,7 @@ class Worker:
         attempt = await self.broker.hget(key, "attempt")  # type: ignore[misc]
         found: Any = await self.broker.eval(claims.CLAIM, 1, key, attempt, self.replica.name, secrets.token_hex(8))  # type: ignore[misc]
         if found is not None:
-            job = decode_job(found)
+            job = decode_job(found[0])
             told = encode([Claimed(job.envelope.request_id, int(attempt), self.replica.name)])
             await self.broker.xadd(gateway_stream(job.gateway_id), {"e": told}, nomkstream=True)
             self.claimed.append((job, int(attempt)))

@@ -263,16 +263,18 @@ class Dispatcher:
             stop = encode((generation.request_id, generation.leg, generation.attempt))
             await self.broker.publish(control_channel(generation.owner), stop)
 
-    async def fail(self, job: Job, attempt: int, code: str) -> bool:
-        """Record that the leg failed, before anybody is told. False if it ended otherwise: its log says how."""
+    async def fail(self, job: Job, attempt: int, code: str, *, in_any_case: bool = False) -> bool:
+        """Record that the leg failed, before anybody is told. False if it ended otherwise: its log says how. What it
+        pinned goes with it; `in_any_case`, also when it ended otherwise."""
         keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
-        return bool(await self._fail_script(keys=keys, args=[attempt, self._failed(job, attempt, code)]) == 1)
+        args: list[str | int | bytes] = [attempt, self._failed(job, attempt, code)]
+        return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * in_any_case) == 1)
 
     async def fail_however_it_ended(self, job: Job, attempt: int, code: str) -> None:
         """The same where its caller gets an error of ours in any case: what is settled of it is taken back. While the
         broker is away this waits, as `never_ran` does."""
         try:
-            if await self.fail(job, attempt, code):
+            if await self.fail(job, attempt, code, in_any_case=True):
                 return
         except (redis.RedisError, OSError) as fault:
             log.warning("failure_not_recorded_yet", **job.envelope.log_fields(), error=str(fault))
