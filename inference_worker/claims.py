@@ -2,10 +2,11 @@
 
 `claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner` (replica),
 `gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void` (the usage
-event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it made, see
-shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its caller believes, so a doorbell, an end
-or a failure that comes twice, late or from a replica given up for dead changes nothing. A usage event is written by
-the same script that ends the leg: there is no moment at which one is done and the other is not.
+event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it made: see
+shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its caller
+believes, so a doorbell, an end or a failure that comes twice, late or from a replica given up for dead changes nothing.
+A usage event is written by the same script that ends the leg: there is no moment at which one is done and the other is
+not.
 """
 
 from __future__ import annotations
