@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from inference_worker.engine.engine import LLMEngine
@@ -137,6 +139,53 @@ def test_a_request_that_fails_leaves_no_pin_behind() -> None:
     assert len(engine.scheduler.cache.pins) == 0
     runner.during = lambda _: None
     assert ask(engine, "again", distinct(100, 1), (96, FIVE)).cache_write_5m == 96
+
+
+@pytest.mark.parametrize(("billed", "kept"), [(True, 4), (False, 2)])
+def test_who_is_aborted_keeps_what_is_billed(billed: bool, kept: int) -> None:
+    """One that is not billed, as it ran past its time, leaves pinned what it computed, and nothing else."""
+    engine, _ = engine_with(Clock(), step_tokens=32, max_batch=4)
+    engine.add_request(request("late", distinct(100, 1), breakpoints=(CacheBreakpoint(64, FIVE),)))
+    engine.step()
+    engine.abort("late", billed=billed)
+    engine.check_integrity()
+    assert len(engine.scheduler.cache.pins) == kept
+
+
+def test_what_is_paid_for_elsewhere_is_read_and_told_of_again() -> None:
+    engine, _ = engine_with(Clock())
+    pinned = request("pinned", distinct(100, 1), breakpoints=(CacheBreakpoint(96, HOUR),))
+    engine.add_request(pinned)
+    pins = run(engine)["pinned"][-1].pins
+    assert list(pins.values()) == [HOUR] * 6
+    other, _ = engine_with(Clock())
+    known = dict(list(pins.items())[:4])
+    other.add_request(replace(request("reads", distinct(100, 1)), paid=known))
+    last = run(other)["reads"][-1]
+    assert (last.usage, last.pins) == (TokenUsage(36, 64, output=1), known)
+    other.add_request(replace(request("marks", distinct(100, 1), breakpoints=(CacheBreakpoint(96, FIVE),)), paid=known))
+    assert run(other)["marks"][-1].pins == pins | dict.fromkeys(list(pins)[4:], FIVE)
+
+
+def test_what_is_paid_for_elsewhere_needs_no_place_under_the_cap() -> None:
+    engine, _ = engine_with(Clock())
+    engine.add_request(request("pinned", distinct(200, 1), breakpoints=(CacheBreakpoint(160, FIVE),)))
+    pins = run(engine)["pinned"][-1].pins
+    other, _ = engine_with(Clock())
+    ask(other, "full", distinct(200, 2), (160, FIVE))
+    points = (CacheBreakpoint(192, FIVE),)
+    other.add_request(replace(request("again", distinct(200, 1), breakpoints=points, tenant="a"), paid=pins))
+    last = run(other)["again"][-1]
+    assert (last.usage, last.pins) == (TokenUsage(40, 160, output=1), pins)
+    assert last.cache is not None
+    assert last.cache.unpinned_tokens == 32
+
+
+def test_pins_stop_where_the_tenant_has_no_room_left() -> None:
+    engine, _ = engine_with(Clock())
+    engine.add_request(replace(request("a", distinct(100, 1), breakpoints=(CacheBreakpoint(96, FIVE),)), pin_room=2))
+    last = run(engine)["a"][-1]
+    assert (last.usage, len(last.pins)) == (TokenUsage(68, 0, 32, 0, output=1), 2)
 
 
 @pytest.mark.parametrize("seconds", [FIVE, HOUR])
