@@ -162,6 +162,18 @@ def test_a_cancel_takes_effect_within_two_steps(harness: Harness) -> None:
     wait_until(lambda: harness.client.stats().kv_blocks_used == 0)
 
 
+@pytest.mark.parametrize(("failure", "pins"), [(None, 6), (RequestFault("timeout", "too late"), 4)])
+def test_who_is_ended_unbilled_pins_only_what_was_computed(
+    harness: Harness, failure: RequestFault | None, pins: int
+) -> None:
+    live = harness.submit("req_1", prompt=100, breakpoints=(CacheBreakpoint(96, 300),))
+    wait_until(lambda: len(harness.engine.scheduler.cache.pins) == 6)
+    harness.client.cancel(live, failure)
+    harness.steps(1)
+    harness.next()
+    assert len(harness.engine.scheduler.cache.pins) == pins
+
+
 def test_cancelling_twice_or_after_the_end_does_nothing(harness: Harness) -> None:
     live = harness.submit("req_1", max_tokens=1)
     harness.steps(1)

@@ -30,7 +30,7 @@ MISSES = {
     "too_short": "The prompt is shorter than a block of the cache.",
     "first_use": "Nothing like it was asked before.",
     "expired_or_evicted": "It was cached once, and has expired or made room for others.",
-    "other_worker": "It was cached, but at another replica than the one that was chosen.",
+    "other_worker": "It was cached, but at another replica than the one that was chosen, or before a restart.",
     "prefix_changed": "It differs from a prompt that was cached",
 }
 COMPONENTS = {

@@ -27,7 +27,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "first_use": ("First use", "Nobody here had sent this prefix before."),
     "expired_or_evicted": ("Expired or evicted", "It was there, and had to make room. A cache_control mark keeps it."),
     "prefix_changed": ("Prefix changed", "The prompt differs from a known one: put what changes at its end."),
-    "other_worker": ("Another replica had it", "The one that had it was too busy."),
+    "other_worker": ("Another replica had it", "The one that had it was too busy, or was restarted."),
 }
 
 
