@@ -15,13 +15,12 @@ from __future__ import annotations
 # has, or nil if there is nothing to claim (any more).
 # A call whose answer was lost with the connection is made again under its name, and gets the same answer.
 CLAIM = """
-local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by')
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by', 'tenant', 'job')
 if claim[1] ~= ARGV[1] then return false end
 local again = claim[2] == 'running' and claim[3] == ARGV[2] and ARGV[3] and claim[4] == ARGV[3]
 if claim[2] ~= 'queued' and not again then return false end
 redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', ARGV[3] or '')
-local told = redis.call('HMGET', KEYS[1], 'job', 'tenant')
-return {told[1], redis.call('ZCARD', 'pins:' .. (told[2] or ''))}
+return {claim[6], redis.call('ZCARD', 'pins:' .. (claim[5] or ''))}
 """
 
 # Nobody pays for what the leg wrote: its pins end, but for those whose time another leg has begun anew since.

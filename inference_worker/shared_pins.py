@@ -22,24 +22,25 @@ log = structlog.get_logger(__name__)
 
 MOST_PINS = 65_536  # of a tenant, about 8 MB; what is over this is not pinned, and billed as uncached
 
+_SECONDS = {ord("m"): 300, ord("h"): 3600}
 _NOW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# KEYS pins; ARGV hashes. How many live pins there are, then of each hash its seconds; 0: it is not pinned.
+# KEYS pins; ARGV hashes. How many live pins there are, and a letter for each hash: m, minutes; h, an hour; -, no pin.
 LOOK_UP = (
     _NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now * 2 + 1))
-local found = {redis.call('ZCARD', KEYS[1])}
+local found = {}
 for first = 1, #ARGV, 1000 do
     local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, first, math.min(first + 999, #ARGV)))
     for _, score in ipairs(scores) do
-        found[#found + 1] = score and (tonumber(score) % 2 == 1 and 3600 or 300) or 0
+        found[#found + 1] = score and (tonumber(score) % 2 == 1 and 'h' or 'm') or '-'
     end
 end
-return found
+return {redis.call('ZCARD', KEYS[1]), table.concat(found)}
 """
 )
 
@@ -53,19 +54,20 @@ if claim[2] and (claim[1] ~= ARGV[1] or claim[2] ~= 'running') or claim[3] then 
     + _NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now * 2 + 1))
-local made = {}
+local short, long = (now + 300000) * 2, (now + 3600000) * 2 + 1
+local short_text, long_text = string.format('%.0f', short), string.format('%.0f', long)
+local num_short, made = tonumber(ARGV[2]), {}
 for first = 3, #ARGV, 1000 do
     local last = math.min(first + 999, #ARGV)
     local scores, pins = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, first, last)), {}
     for i = first, last do
         local known = tonumber(scores[i - first + 1])
-        local hour = i - 2 > tonumber(ARGV[2]) or (known and known % 2 == 1)
-        local score = hour and (now + 3600000) * 2 + 1 or (now + 300000) * 2
-        pins[#pins + 1] = string.format('%.0f', score)
+        local hour = i - 2 > num_short or (known and known % 2 == 1)
+        pins[#pins + 1] = hour and long_text or short_text
         pins[#pins + 1] = ARGV[i]
         if not known then
             made[#made + 1] = ARGV[i]
-            made[#made + 1] = score
+            made[#made + 1] = hour and long or short
         end
     end
     redis.call('ZADD', KEYS[2], unpack(pins))
@@ -90,14 +92,14 @@ class SharedPins:
             return Paid()  # embedding caches nothing
         hashes = _hashes(job, self._block_size)
         try:
-            count, *seconds = self._look_up(keys=[pins_key(job.envelope.tenant_id)], args=hashes)
+            count, letters = self._look_up(keys=[pins_key(job.envelope.tenant_id)], args=hashes)
         except redis.RedisError as fault:
             if not self._is_away:
                 log.warning("pins_not_looked_up", error=str(fault))
             self._is_away = True
             return Paid()
         self._is_away = False
-        known = {block: kept for block, kept in zip(hashes, seconds, strict=True) if kept}
+        known = {block: _SECONDS[letter] for block, letter in zip(hashes, letters, strict=True) if letter in _SECONDS}
         return Paid(known, max(0, MOST_PINS - count))
 
 

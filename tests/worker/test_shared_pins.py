@@ -320,9 +320,9 @@ class Legs:
         self._broker.eval(shared_pins.PIN, 2, *keys, *shared_pins.pin_args(live, pins))
 
     def live_pins(self, *hashes: bytes) -> list[int]:
-        count, *seconds = self._broker.eval(shared_pins.LOOK_UP, 1, pins_key(1), *hashes)  # type: ignore[misc]
+        count, letters = self._broker.eval(shared_pins.LOOK_UP, 1, pins_key(1), *hashes)  # type: ignore[misc]
         assert count == self._broker.zcard(pins_key(1))
-        return seconds
+        return [{"m": FIVE, "h": HOUR, "-": 0}[letter] for letter in letters.decode()]
 
     def fail(self, live: Live, *whatever: str) -> None:
         usage = encode(make_usage(live.job, 1, "failed", 0))
@@ -363,6 +363,12 @@ def test_a_leg_that_is_not_billed_takes_along_what_it_pinned(legs: Legs, ends: C
     assert legs.live_pins(b"a", b"b", b"c") == [FIVE, 0, 0]
     legs.pin(lost, {b"b": FIVE})  # too late
     assert legs.live_pins(b"b") == [0]
+
+
+def test_an_hour_is_no_shorter_for_a_use_of_five_minutes(legs: Legs) -> None:
+    legs.pin(legs.begin("req_1"), {b"a": HOUR, b"b": FIVE})
+    legs.pin(legs.begin("req_2"), {b"a": FIVE, b"b": HOUR})
+    assert legs.live_pins(b"a", b"b") == [HOUR, HOUR]
 
 
 def test_what_another_leg_uses_since_stays(legs: Legs) -> None:
