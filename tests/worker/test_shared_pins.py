@@ -91,9 +91,22 @@ class Replicas:
         return event.usage
 
     def billed(self, job: Job) -> UsageEvent:
-        events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
-        (event,) = [each for each in events if each.envelope.request_id == job.envelope.request_id]
+        (event,) = self._events(job)
         return event
+
+    def is_billed(self, job: Job) -> bool:
+        return bool(self._events(job))
+
+    def is_pinned(self) -> bool:
+        """Whether the broker is told of a pin within a few seconds."""
+        give_up_at = time.monotonic() + 10
+        while not (told := self.broker.exists(pins_key(1))) and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        return bool(told)
+
+    def _events(self, job: Job) -> list[UsageEvent]:
+        events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
+        return [each for each in events if each.envelope.request_id == job.envelope.request_id]
 
     def pass_time(self, seconds: int, tenant: int = 1) -> None:
         """By what the broker knows of."""
@@ -223,12 +236,13 @@ def test_it_is_known_elsewhere_while_its_answer_is_still_being_written(replicas:
     long = replicas.job(PROMPT, (96, FIVE), tokens=30)
     serving = threading.Thread(target=one.serve, args=([replicas.queue(long)],))
     serving.start()
-    while not replicas.broker.exists(pins_key(1)):
-        assert serving.is_alive()
-    assert replicas.ask(two, PROMPT) == READ
-    for _ in range(100):
-        steps.release()
-    serving.join()
+    try:
+        assert replicas.is_pinned()
+        assert replicas.ask(two, PROMPT) == READ
+        assert not replicas.is_billed(long)
+    finally:
+        steps.release(100)
+        serving.join()
     assert replicas.billed(long).usage == replace(WRITTEN, output=30)
 
 
@@ -238,9 +252,8 @@ def test_a_write_that_failed_leaves_no_pin(replicas: Replicas) -> None:
 
     def fails_when_its_first_token_is_out(_: object) -> None:
         if len(replicas.runners[0].steps) > 1:
-            while not replicas.broker.exists(pins_key(1)):
-                pass
-            told.set()
+            if replicas.is_pinned():
+                told.set()
             raise RuntimeError("broken")
 
     replicas.runners[0].during = fails_when_its_first_token_is_out
@@ -358,6 +371,7 @@ def test_a_leg_that_is_not_billed_takes_along_what_it_pinned(legs: Legs, ends: C
     before, lost = legs.begin("req_1"), legs.begin("req_2")
     legs.pin(before, {b"a": FIVE})
     legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})
+    time.sleep(0.005)
     legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})  # the answer was lost: said again
     ends(legs, lost)
     assert legs.live_pins(b"a", b"b", b"c") == [FIVE, 0, 0]
