@@ -23,7 +23,9 @@ from inference_worker.protocol import (
     decode_job,
     decode_usage,
     gateway_stream,
+    pins_key,
 )
+from inference_worker.shared_pins import PIN
 from millrace.gateway import rates
 from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
@@ -378,12 +380,16 @@ async def test_a_fault_of_ours_is_never_billed(
 async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: Gate, a: Replica, code: str) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
-    await gate.broker.hset(claim_key(call.request_id, 0), "state", "done")  # type: ignore[misc]
+    claim, pins = claim_key(call.request_id, 0), pins_key(call.generation.tenant)
+    await gate.broker.eval(PIN, 2, claim, pins, 1, 1, b"block")  # type: ignore[misc]
+    assert await gate.broker.exists(pins)
+    await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
     gate.dispatcher.fail_here(call.generation, code, "lost")
     with pytest.raises(ApiError, match="lost"):
         await whole(gate, call)
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.attempt, told.verdict, told.finish_reason) == (1, "failed", code)
+    assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
     gate.service.let_go(call)
 
 
