@@ -19,19 +19,29 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test lint types imports check docs screenshots lock clean
+.PHONY: help up setup test browser fault lint types imports check docs screenshots lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up and test'
+	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up, test, browser, fault'
 
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
 	@exec $(BIN)/millrace up $(ARGS)
 
 setup: $(VENV)/installed ## install what `make up` needs
 
-test: $(VENV)/installed-dev ## run the tests (ARGS="tests/platform -k name")
-	@exec $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(ARGS)
+# A file's tests share what they look at, so they go to one process, in the files' order: the largest, which are the
+# quickest, would come first else and the long ones last. Of several -m the last counts: ARGS="-m slow".
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/installed-dev ## run the tests but for the next two suites (ARGS="tests/platform -k name")
+	@exec $(PYTEST) -m 'not browser and not fault' $(ARGS)
+
+browser: $(VENV)/installed-dev ## run the tests of the console in a real browser; needs Chromium
+	@exec $(PYTEST) -m browser --browser-must-run $(ARGS)
+
+fault: $(VENV)/installed-dev ## run the tests that kill and cut real processes
+	@exec $(PYTEST) -m fault $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style and format
 	$(BIN)/ruff check
@@ -43,7 +53,7 @@ types: $(VENV)/installed-dev ## check types (mypy, strict)
 imports: $(VENV)/installed-dev ## check which part imports which
 	PYTHONPATH=.:platform $(BIN)/lint-imports
 
-check: lint types imports test ## all of the above
+check: lint types imports test browser fault ## all of the above
 
 docs: setup ## write the settings' table in docs/configuration.md anew
 	$(BIN)/millrace settings --write docs/configuration.md

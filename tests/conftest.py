@@ -32,11 +32,12 @@ settings.register_profile("millrace", settings(), deadline=None, suppress_health
 settings.load_profile("millrace")
 
 _running = ExitStack()
-_browser_tests: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--browser-must-run", action="store_true", help="fail if every browser test skipped")
+    parser.addoption(
+        "--browser-must-run", action="store_true", help="fail instead of skipping where there is no Chromium"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,21 +46,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and "browser" in report.keywords and not report.skipped:
-        _browser_tests.append(report.nodeid)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.getoption("--browser-must-run") and not _browser_tests and not _is_worker(session.config):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.getoption("--browser-must-run"):
-        terminalreporter.write_line(f"browser tests that ran: {len(_browser_tests)}", bold=True)
 
 
 def _is_worker(config: pytest.Config) -> bool:

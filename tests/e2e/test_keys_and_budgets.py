@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.frontend.console import FLAGS
+from tests.frontend.browsing import chromium, moved, windows
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 NAME = "made in the console"
 
 
 @pytest.fixture
-def page(stack: Stack) -> Iterator[Page]:
+def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     """The browser of an owner of the demo tenant."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
     kept = json.loads((stack.state_dir / "credentials.json").read_text())
     complaints: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        page = browser.new_page(base_url=stack.url)
+    with chromium(pytestconfig) as browser, windows(browser) as window:
+        page = window(base_url=stack.url).new_page()
         page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
         page.goto("/login")
         page.get_by_label("E-mail address").fill(kept["owner_email"])
@@ -37,7 +32,6 @@ def page(stack: Stack) -> Iterator[Page]:
         page.get_by_role("button", name="Log in").click()
         page.wait_for_url("**/t/demo/**")
         yield page
-        browser.close()
     assert complaints == []
 
 
@@ -69,9 +63,10 @@ def test_a_key_is_made_used_bounded_and_let_on(page, stack):
     eventually(is_used, 60)
     row(page).get_by_role("link", name=NAME).click()
     page.get_by_role("link", name="Budget", exact=True).click()
+    moved(page, page.get_by_label("Limit", exact=True))
     make_budget(page)
     eventually(lambda: any(ask(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
-    expect(page.locator(".banner.bad")).to_contain_text("A cent", timeout=30_000)
+    expect(page.locator(".banner.bad")).to_contain_text("A cent")
     raise_budget(page)
     eventually(lambda: ask(stack, secret).status_code == 200)
     disable(page)
@@ -114,6 +109,7 @@ def raise_budget(page: Page) -> None:
 def disable(page: Page) -> None:
     page.goto("/t/demo/keys/")
     row(page).get_by_role("link", name=NAME).click()
+    moved(page, page.get_by_role("link", name="Disable"))
     page.get_by_role("link", name="Disable").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_text("works nowhere within a second")).to_be_visible()

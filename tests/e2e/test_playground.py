@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.frontend.conftest import FLAGS
+from tests.frontend.browsing import chromium, windows
 
 pytestmark = pytest.mark.browser
 LONG = "Tell me a very long story about a miller and a goose."
 
 
 @pytest.fixture(scope="module")
-def signed_in(stack: Stack) -> Iterator[Page]:
+def signed_in(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     """The owner's browser, on the demo tenant's playground."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
     kept = json.loads((stack.state_dir / "credentials.json").read_text())
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        page = browser.new_page(base_url=stack.url)
+    with chromium(pytestconfig) as browser, windows(browser) as window:
+        page = window(base_url=stack.url).new_page()
         page.goto("/login")
         page.get_by_label("E-mail address").fill(kept["owner_email"])
         page.get_by_label("Password").fill(kept["owner_password"])
         page.get_by_role("button", name="Log in").click()
         page.wait_for_url("**/t/demo/**")
         yield page
-        browser.close()
 
 
 @pytest.fixture
@@ -58,7 +52,10 @@ def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
     page.get_by_label("Longest answer, tokens").fill("" if max_tokens is None else str(max_tokens))
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message").fill(prompt)
+    mine = page.locator(".turn.user:visible")
+    before = mine.count()
     page.get_by_label("Message").press("Control+Enter")
+    expect(mine).to_have_count(before + 1)  # it is sent once the socket stands; until then one could send again
 
 
 def column(page: Page) -> Any:

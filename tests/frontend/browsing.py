@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import axe_playwright_python
-from playwright.sync_api import Page
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from tests.frontend.console import World, remembered
+from tests.frontend.console import FLAGS, World, remembered
 
 if TYPE_CHECKING:
     from django.test import Client
 
+# Bounds for machines that are busy, not what anything should take.
+EXPECT_SECONDS, ACT_SECONDS = 30, 60
 COLOURS = {"runOnly": ["color-contrast"]}
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".waiting")
@@ -34,9 +40,51 @@ class Visited:
     weights: dict[str, int]  # bytes over the wire, by kind
 
 
+@contextmanager
+def chromium(config: pytest.Config) -> Iterator[Browser]:
+    """The system's Chromium; the test skips if there is none, or fails where `--browser-must-run` was said."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        give_up = pytest.fail if config.getoption("--browser-must-run") else pytest.skip
+        give_up("no Chromium on this machine: install the package `chromium` to run the browser tests")
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=EXPECT_SECONDS * 1000)
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def windows(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
+    """Makes windows, each with cookies of its own, that have time on a busy machine too; closes them at the end.
+
+    Lest a panel asks for itself while the next test's tables are emptied.
+    """
+    opened: list[BrowserContext] = []
+
+    def window(**options: Any) -> BrowserContext:
+        context = browser.new_context(**options)
+        context.set_default_timeout(ACT_SECONDS * 1000)
+        opened.append(context)
+        return context
+
+    yield window
+    for context in opened:
+        context.close()
+
+
+def moved(page: Page, sign: Locator) -> None:
+    """Wait for the page that a form led to, by something that only it shows, and until its scripts are at work.
+
+    Before that a link that opens a dialog is still a link.
+    """
+    expect(sign).to_be_visible()
+    page.wait_for_load_state()
+
+
 def settle(page: Page) -> None:
     """Wait until fonts, panels and charts are there. `wait_for_function` would poll by eval, which the CSP forbids."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + ACT_SECONDS
     while not page.evaluate(SETTLED):
         assert time.monotonic() < until, "the page does not settle"
         page.wait_for_timeout(50)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +9,14 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.frontend.browsing import AXE, WATCH, Visited, fail, logged_in, settle, weigh
-from tests.frontend.console import FLAGS, PASSWORD, Screen, Undefined, World, make_world, meter
+from tests.frontend.browsing import AXE, WATCH, Visited, chromium, fail, logged_in, settle, weigh, windows
+from tests.frontend.console import PASSWORD, Screen, Undefined, World, make_world, meter
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(pytestconfig: pytest.Config) -> Iterator[Browser]:
     """The system's Chromium. Playwright keeps an event loop in this thread, which Django would take for a mistake.
 
     For the loop's sake Django keeps connections of their own for these tests; they end here, lest a later file finds
@@ -25,16 +24,18 @@ def browser() -> Iterator[Browser]:
     """
     from django.db import connections
 
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=FLAGS)
+    with chromium(pytestconfig) as running:
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
         yield running
-        running.close()
         connections.close_all()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def window(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
+    """Opens windows that are closed at the test's end; see `windows`."""
+    with windows(browser) as window:
+        yield window
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +115,7 @@ def contexts(browser: Browser, served: str, world: World) -> Iterator[Callable[[
 
     def context_of(who: str) -> BrowserContext:
         if who not in found:
-            context = browser.new_context(base_url=served, viewport={"width": 1440, "height": 900})
+            context = window(base_url=served, viewport={"width": 1440, "height": 900})
             cookie = {"name": "sessionid", "value": logged_in(world, who).session.session_key, "url": served}
             context.add_cookies([cookie])
             context.add_init_script(WATCH)
@@ -122,9 +123,8 @@ def contexts(browser: Browser, served: str, world: World) -> Iterator[Callable[[
             found[who] = context
         return found[who]
 
-    yield context_of
-    for context in found.values():
-        context.close()
+    with windows(browser) as window:
+        yield context_of
 
 
 @pytest.fixture

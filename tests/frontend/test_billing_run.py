@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from html import unescape
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import BrowserContext, expect
 
 from billing.invoicing.preview import preview
 from billing.ledger import balance
@@ -32,6 +33,7 @@ from tenants.models import AuditEntry, Tenant, User
 from tenants.roles import SystemUse
 from tenants.scoping import system
 from tests.billing import books
+from tests.frontend.browsing import moved
 from tests.frontend.console import PASSWORD, meter, remembered
 from tests.seeing import Everybody, only_project
 
@@ -101,14 +103,14 @@ def verbs() -> list[str]:
 
 @pytest.mark.browser
 @pytest.mark.usefixtures("table")
-def test_a_month_from_draft_to_paid(browser: Browser, served: str) -> None:
+def test_a_month_from_draft_to_paid(window: Callable[..., BrowserContext], served: str) -> None:
     tenant = made()
 
     def opened(who: str, path: str) -> Any:
         person = Client()
         person.force_login(User.objects.get(email=who))
         remembered(person.session)
-        context = browser.new_context(base_url=served, accept_downloads=True)
+        context = window(base_url=served, accept_downloads=True)
         context.add_cookies([{"name": "sessionid", "value": person.session.session_key, "url": served}])
         page = context.new_page()
         page.goto(path)
@@ -125,7 +127,7 @@ def test_a_month_from_draft_to_paid(browser: Browser, served: str) -> None:
     page = opened("op@example.com", f"/ops/billing/?month={label}")
     page.get_by_role("link", name="Draft all").click()
     confirm(page, label, "Close and draft")
-    expect(page.locator("#panel-list .badge", has_text="Draft")).to_be_visible()
+    moved(page, page.locator("#panel-list .badge", has_text="Draft"))
     page.locator("#panel-list").get_by_role("link", name="Finalise").click()
     expect(page.locator("dialog[open] .banner")).to_contain_text("cannot be undone")
     confirm(page, "acme", "Finalise")

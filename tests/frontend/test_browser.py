@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page
 
 from tenants import actions
 from tenants.models import Tenant, User
@@ -21,7 +21,7 @@ WIDTHS = pytest.mark.parametrize("width", [390, 1440])
 
 
 @pytest.fixture
-def open_page(browser: Browser, live_server: Any) -> Iterator[Callable[..., Page]]:
+def open_page(window: Callable[..., BrowserContext], live_server: Any) -> Iterator[Callable[..., Page]]:
     """Opens a fresh browser window on the console; at the end, nothing may have been written to its console."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
@@ -31,9 +31,7 @@ def open_page(browser: Browser, live_server: Any) -> Iterator[Callable[..., Page
             complaints.append(message.text)
 
     def open_page(theme: str = "light", width: int = 1440) -> Page:
-        context = browser.new_context(
-            base_url=live_server.url, color_scheme=theme, viewport={"width": width, "height": 900}
-        )
+        context = window(base_url=live_server.url, color_scheme=theme, viewport={"width": width, "height": 900})
         contexts.append(context)
         page = context.new_page()
         page.on("console", complain)
@@ -76,6 +74,7 @@ def log_in(page: Page, email: str = EMAIL) -> None:
 
 def check(page: Page) -> None:
     """No violation of axe's rules, and nothing wider than the window."""
+    page.wait_for_load_state()
     results = Axe().run(page)
     assert results.violations_count == 0, results.generate_report()
     too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -133,6 +132,7 @@ def test_the_api_reference_shows_under_our_policy(open_page, theme):
 def test_what_is_not_there_is_accessible(open_page, acme, theme):
     page = open_page(theme)
     log_in(page)
+    page.wait_for_url("**/t/acme/")
     page.goto("/t/other/")
     page.get_by_role("heading", name="There is no such page").wait_for()
     check(page)

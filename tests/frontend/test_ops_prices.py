@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
@@ -219,8 +219,7 @@ def test_the_palette_finds_models(client, operator):
     assert "/ops/prices/?q=long-reader" in client.get("/ops/search?q=reader").content.decode()
 
 
-def page_of(browser: Browser, served: str, user: User) -> Page:
-    context = browser.new_context(base_url=served)
+def page_of(context: BrowserContext, served: str, user: User) -> Page:
     session = log_in(user).session.session_key
     context.add_cookies([{"name": "sessionid", "value": session or "", "url": served}])
     return context.new_page()
@@ -228,10 +227,10 @@ def page_of(browser: Browser, served: str, user: User) -> Page:
 
 @pytest.mark.browser
 def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
-    browser, served, table, operator, second, acme
+    window, served, table, operator, second, acme
 ):
     """One operator drafts, another publishes, and reads it in the tenant's console, where nothing can be done."""
-    first = page_of(browser, served, operator)
+    first = page_of(window(base_url=served), served, operator)
     first.goto("/ops/prices/model")
     first.get_by_label("Model", exact=True).fill("new-model")
     first.get_by_label("Output", exact=True).fill("0.123456789")
@@ -239,7 +238,7 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
     expect(first.get_by_text("You drafted this.")).to_be_visible()
     expect(first.get_by_role("link", name="Publish")).to_have_count(0)
 
-    other = page_of(browser, served, second)
+    other = page_of(window(base_url=served), served, second)
     other.goto(first.url)
     other.get_by_role("link", name="Publish").click()
     other.get_by_label("to confirm").fill(f"publish {newest().pk}")
@@ -257,5 +256,3 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
     other.get_by_role("button", name="End the view").click()
     expect(other.get_by_role("heading", name="Acme", exact=True)).to_be_visible()
     expect(other.get_by_text("End the view")).to_have_count(0)
-    for page in (first, other):
-        page.context.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.core import mail
 from django.test import Client
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import BrowserContext, Page
 
 from tenants import actions, invitations
 from tenants.actions import webhooks
@@ -257,12 +258,14 @@ def test_a_draft_is_tried_on_requests_that_came(acme):
 
 @pytest.mark.browser
 @pytest.mark.usefixtures("table")
-def test_somebody_is_invited_joins_and_sees_what_their_role_may(browser: Browser, live_server: Any) -> None:
+def test_somebody_is_invited_joins_and_sees_what_their_role_may(
+    window: Callable[..., BrowserContext], live_server: Any
+) -> None:
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_add_member(tenant, User.objects.create_user("owner@acme.example", PASSWORD, name="Olive"), "owner")
 
-    def window(email: str = "") -> Page:
-        page = browser.new_context(base_url=live_server.url).new_page()
+    def opened(email: str = "") -> Page:
+        page = window(base_url=live_server.url).new_page()
         if email:
             page.goto("/login")
             page.get_by_label("E-mail address").fill(email)
@@ -271,7 +274,7 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(browser: Browser
             page.wait_for_url("**/t/acme/")
         return page
 
-    owner = window("owner@acme.example")
+    owner = opened("owner@acme.example")
     owner.goto("/t/acme/members/")
     owner.get_by_role("link", name="Invite").click()
     owner.get_by_role("dialog").get_by_label("E-mail address").fill("new@x.example")
@@ -283,7 +286,7 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(browser: Browser
     ((shown, _),) = mail.outbox[-1].alternatives
     (link,) = re.findall(r'href="https?://[^/]+(/invitations/[^"]+)"', str(shown))
 
-    guest = window()
+    guest = opened()
     guest.goto(link)
     guest.get_by_label("Your name").fill("Nora New")
     guest.get_by_label("Password").fill(PASSWORD)
@@ -313,5 +316,3 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(browser: Browser
     owner.get_by_role("button", name="Remove").click()
     owner.get_by_text("new@x.example is no longer a member.").wait_for()
     assert guest.goto("/t/acme/").status == 404
-    for page in (owner, guest):
-        page.context.close()
