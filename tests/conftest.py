@@ -22,6 +22,11 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
+# The processes of `pytest -n` share the cores: a model's threads would spend most of them on waiting for each other.
+# Set before PyTorch is read, and passed on to the platforms that tests start.
+if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(processes))))
+
 from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
 from millrace.services.program import Program  # noqa: E402
 from millrace.services.valkey import Valkey  # noqa: E402
