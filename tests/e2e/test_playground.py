@@ -96,8 +96,8 @@ def test_escape_stops_it(page):
 
 
 def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
-    """A cent is 667 tokens of output: an answer without a length takes what is left, and then nothing more fits."""
-    body = {"name": "One cent", "unit": "money", "period": "month", "amount": 10_000_000}
+    """Its 66 tokens of output: an answer without a length takes what is left, and then nothing more fits."""
+    body = {"name": "A tenth of a cent", "unit": "money", "period": "month", "amount": 1_000_000}
     answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
     assert answer.status_code == 201, answer.text
     one = f"{stack.url}/api/budgets/{answer.json()['id']}"
@@ -108,7 +108,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
             if state(page).inner_text() == "Limited":
                 break
         refusal = column(page).locator(".turn.fault").inner_text()
-        assert "monthly budget 'One cent' does not allow this request" in refusal
+        assert "monthly budget 'A tenth of a cent' does not allow this request" in refusal
         assert "(budget_exceeded)" in refusal
         raised = {"amount": 50_000_000}
         assert httpx.patch(one, json=raised, headers=stack.headers).status_code == 200
