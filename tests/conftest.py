@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))  # a busy machine's browser may use several of its own bounds up
     if "slow" in str(config.getoption("markexpr")):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

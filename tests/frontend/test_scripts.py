@@ -98,7 +98,7 @@ def test_the_theme_changes_at_once_and_stays(open_page):
     assert page.locator("[data-chart=chart-tokens] canvas").screenshot() != before
     dark = background(page)
     page.reload(wait_until="commit")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     expect(page.locator("html")).to_have_css("background-color", dark)  # once its style sheet is there
 
 
