@@ -74,7 +74,8 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
         raise Http404
     user = request.user if isinstance(request.user, User) else None
     known = User.objects.filter(email__iexact=found.email).exists()
-    form = JoinForm(found.email, request.POST or None) if user is None and not known else None
+    sent = request.POST if request.method == "POST" else None
+    form = JoinForm(found.email, sent) if user is None and not known else None
     refused = ""
     if request.method == "POST" and found.is_open and (user is not None or (form is not None and form.is_valid())):
         try:

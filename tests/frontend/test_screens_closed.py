@@ -15,7 +15,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from frontend import panels
 from tests.frontend.browsing import fail, logged_in
 from tests.frontend.console import SLUGS, THEIRS, remembered
-from tests.frontend.tables import EACH, FULL
+from tests.frontend.tables import EACH, FULL, POPULATED
 
 
 @EACH
@@ -28,6 +28,20 @@ def test_queries_are_bounded(world, monkeypatch, settings, screen, state):
         answer = client.get(address)
     assert answer.status_code == 200
     assert len(queries) <= screen.queries, "\n".join(query["sql"][:160] for query in queries)
+
+
+@POPULATED
+def test_an_empty_form_says_what_it_lacks(world, screen):
+    """Also if nothing at all was sent, as by a form whose boxes are all unticked."""
+    client, address = logged_in(world, screen.who), screen.address(world, "populated")
+    form = re.search(
+        r'<form[^>]* method="post"[^>]* novalidate>(.*?)</form>', client.get(address).content.decode(), re.S
+    )
+    if form is None or not re.search(r"<(input|select|textarea)[^>]* required", form[1]):
+        return  # no form, or one that is carried out as it stands
+    answer = client.post(address)
+    assert answer.status_code == 422
+    assert 'class="fault"' in answer.content.decode()
 
 
 def tenant_routes(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:

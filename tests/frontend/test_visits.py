@@ -11,6 +11,7 @@ from django.http import HttpResponse
 from django.urls import include, path
 
 from frontend import palette
+from frontend.asking import posted
 from frontend.confirming import Confirm
 from frontend.panels import Panel, Panels
 from frontend.showing import carry_out, done, refused, show
@@ -45,7 +46,7 @@ PANELS = Panels(
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
 def rename(visit: Visit) -> HttpResponse:
-    form = Rename(visit.request.POST or None)
+    form = Rename(posted(visit))
     shown: dict[str, Any] = {"action": visit.request.path, "submit": "Rename", "back": visit.url("overview")}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: actions.do_update_tenant(visit.tenant, **data)):

@@ -8,6 +8,7 @@ from django.http import Http404, HttpResponse
 from django.shortcuts import render
 from django.urls import path
 
+from frontend.asking import posted
 from frontend.confirming import Confirm
 from frontend.screens.budgets import trying
 from frontend.screens.budgets.forms import LimitsForm, NewLimits
@@ -26,7 +27,7 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 def new_limits(visit: Visit) -> HttpResponse:
     with visit.scope():
         owners = choices(visit, members=False)
-    form = NewLimits(owners, visit.request.POST or None, {"whose": visit.query.get("whose", "")})
+    form = NewLimits(owners, posted(visit), {"whose": visit.query.get("whose", "")})
     given = _given(visit, "Set limits") | {"try_url": visit.url("budgets-limits-try"), "owner": None}
 
     def make(data: dict[str, Any]) -> Whose:
@@ -55,7 +56,7 @@ def _no_other(visit: Visit, owner: Whose, model: str, *, dry_run: bool) -> None:
 def edit_limits(visit: Visit) -> HttpResponse:
     row = _own(visit)
     owner = whose(row)
-    form = LimitsForm(visit.request.POST or None, row)
+    form = LimitsForm(posted(visit), row)
     given = _given(visit, "Save") | {
         "try_url": f"{visit.url('budgets-limits-try')}?set={row.pk}",
         "owner": owner.label + (f", {row.model} alone" if row.model else ""),
@@ -80,7 +81,7 @@ def edit_limits(visit: Visit) -> HttpResponse:
 def remove_limits(visit: Visit) -> HttpResponse:
     row = _own(visit)
     owner = whose(row)
-    form = Confirm(owner.row.name if owner.row else visit.tenant.name, visit.request.POST or None)
+    form = Confirm(owner.row.name if owner.row else visit.tenant.name, posted(visit))
     effect = (
         f"{owner.label} has these limits no more, within a second everywhere. Those of others on its way still hold."
     )

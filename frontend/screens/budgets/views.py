@@ -12,6 +12,7 @@ from django.urls import path
 
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget
+from frontend.asking import posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
@@ -69,7 +70,7 @@ def new_budget(visit: Visit) -> HttpResponse:
     with visit.scope():
         owners = choices(visit, members=True)
     initial = {"whose": visit.query.get("whose", ""), "counts": "money", "period": "month"}
-    form = NewBudget(owners, visit.request.POST or None, initial)
+    form = NewBudget(owners, posted(visit), initial)
     given = _given(visit, "Create budget", visit.url("budgets")) | {"try_url": visit.url("budgets-try")}
 
     def make(data: dict[str, Any]) -> Budget:
@@ -85,7 +86,7 @@ def new_budget(visit: Visit) -> HttpResponse:
 @tenant_page(WRITES, methods=FORM)
 def edit_budget(visit: Visit) -> HttpResponse:
     row = _active(visit)
-    form = BudgetForm(visit.request.POST or None, row)
+    form = BudgetForm(posted(visit), row)
     back = visit.url("budgets-one", row.pk)
     given = _given(visit, "Save", back, row) | {"try_url": f"{visit.url('budgets-try')}?budget={row.pk}"}
     if visit.request.method == "POST":
@@ -105,7 +106,7 @@ def raise_budget(visit: Visit) -> HttpResponse:
         "more": typed(row.raise_amount, row.unit) if standing.raised else "",
         "until": (ends - timedelta(seconds=1)).astimezone(visit.zone).date(),
     }
-    form = RaiseForm(row.unit, visit.zone, visit.request.POST or None, initial)
+    form = RaiseForm(row.unit, visit.zone, posted(visit), initial)
     back = visit.url("budgets-one", row.pk)
     given = _given(visit, "Raise limit", back, row) | {"standing": standing}
 
@@ -125,20 +126,20 @@ def lower_budget(visit: Visit) -> HttpResponse:
     """End a raise before its time."""
     row = _active(visit)
     back = visit.url("budgets-one", row.pk)
-    form = django_forms.Form(visit.request.POST)
+    form = django_forms.Form(posted(visit))
     effect = f"The limit of {row.name} is {Amount.whole(row.unit, row.amount).text} again, within a second everywhere."
     given = _given(visit, "End the raise", back, row) | {"effect": effect}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_change_budget(row, raise_amount=0, raise_until=None)):
             return done(visit, back, f"{row.name} is as it was.")
         return refused(visit, "frontend/form.html", "End the raise", form, **given)
-    return show(visit, "frontend/form.html", "End the raise", form=django_forms.Form(), **given)
+    return show(visit, "frontend/form.html", "End the raise", form=form, **given)
 
 
 @tenant_page(WRITES, methods=FORM)
 def remove_budget(visit: Visit) -> HttpResponse:
     row = _active(visit)
-    form = Confirm(row.name, visit.request.POST or None)
+    form = Confirm(row.name, posted(visit))
     hard = " What it refused passes within a second." if row.mode == Budget.Mode.HARD else ""
     owner = whose(row).label
     effect = f"{row.name} bounds nothing any more ({owner[0].lower()}{owner[1:]}), and alerts no more.{hard}"

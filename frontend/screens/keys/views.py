@@ -9,6 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
 from django.urls import path
 
+from frontend.asking import posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
@@ -63,7 +64,7 @@ def key(visit: Visit) -> HttpResponse:
 def new_key(visit: Visit) -> HttpResponse:
     with visit.scope():
         projects = list(Project.objects.for_tenant(visit.tenant).order_by("pk"))
-        form = NewKey(visit, projects, visit.request.POST or None)
+        form = NewKey(visit, projects, posted(visit))
     given = _given(visit, "Create key", visit.url("keys"))
 
     def make(data: dict[str, Any]) -> tuple[ApiKey, str]:
@@ -81,7 +82,7 @@ def new_key(visit: Visit) -> HttpResponse:
 def edit_key(visit: Visit) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
-        form = KeyForm(visit, visit.request.POST or None, row)
+        form = KeyForm(visit, posted(visit), row)
     back = visit.url("keys-one", row.pk)
     given = _given(visit, "Save", back, effect="It holds in every gateway within a second.", row=row)
     title = f"Edit {row.name}"
@@ -104,7 +105,7 @@ def _changes(form: KeyForm) -> dict[str, Any]:
 def rotate_key(visit: Visit) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
-    form = Rotation(visit.request.POST or None)
+    form = Rotation(posted(visit))
     effect = f"You get a new secret that may do what {row.name} may, with the same limits. The old one then expires."
     given = _given(visit, "Rotate", visit.url("keys-one", row.pk), effect=effect, row=row)
 
@@ -124,7 +125,7 @@ def revoke_key(visit: Visit) -> HttpResponse:
         row = _changeable(visit)
         spent = page.spending(visit, "key").get(row.pk)
     effect = revoking(row, spent["completed"] + spent["cancelled"] if spent else 0)
-    form = Confirm(row.name, visit.request.POST or None)
+    form = Confirm(row.name, posted(visit))
     back = visit.url("keys-one", row.pk)
     given = _given(visit, "Disable key", back, effect=effect, row=row) | {"danger": True}
     if visit.request.method == "POST":
@@ -136,7 +137,7 @@ def revoke_key(visit: Visit) -> HttpResponse:
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def new_project(visit: Visit) -> HttpResponse:
-    form = NewProject(visit.request.POST or None)
+    form = NewProject(posted(visit))
     given = _given(visit, "Create project", visit.url("keys"))
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: actions.do_create_project(visit.tenant, data["slug"], data["name"])):
@@ -148,7 +149,7 @@ def new_project(visit: Visit) -> HttpResponse:
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def edit_project(visit: Visit) -> HttpResponse:
     row = _project(visit)
-    form = ProjectName(visit.request.POST or None, initial={"name": row.name})
+    form = ProjectName(posted(visit), initial={"name": row.name})
     given = _given(visit, "Rename", visit.url("keys"))
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: actions.do_update_project(row, name=data["name"])):
@@ -160,7 +161,7 @@ def edit_project(visit: Visit) -> HttpResponse:
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def remove_project(visit: Visit) -> HttpResponse:
     row = _project(visit)
-    form = Confirm(row.name, visit.request.POST or None)
+    form = Confirm(row.name, posted(visit))
     effect = f"{row.name} goes, with its limits and budgets. Only a project that never had a key can go."
     given = _given(visit, "Delete project", visit.url("keys"), effect=effect) | {"danger": True}
     if visit.request.method == "POST":

@@ -15,7 +15,7 @@ from billing.actions.payments import outstanding
 from billing.amounts import dollars
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
@@ -125,7 +125,7 @@ def draft(visit: Visit) -> HttpResponse:
 
     return _confirm(
         visit,
-        Confirm(period.label, visit.request.POST or None),
+        Confirm(period.label, posted(visit)),
         verb,
         title=f"Draft {period.label}",
         submit="Close and draft" if closes else "Draft",
@@ -151,7 +151,7 @@ def finalise_all(visit: Visit) -> HttpResponse:
 
     return _confirm(
         visit,
-        Confirm(period.label, visit.request.POST or None),
+        Confirm(period.label, posted(visit)),
         lambda data: deeds.finalise_all(period),
         title=f"Finalise {period.label}",
         submit="Finalise all",
@@ -174,7 +174,7 @@ def finalise(visit: Visit) -> HttpResponse:
     return _on_invoice(
         visit,
         found,
-        Confirm(name, visit.request.POST or None),
+        Confirm(name, posted(visit)),
         lambda data: do_finalise(found),
         title=f"Finalise {found.period.label} of {found.tenant.name}",
         submit="Finalise",
@@ -187,7 +187,7 @@ def finalise(visit: Visit) -> HttpResponse:
 def payment(visit: Visit) -> HttpResponse:
     found, owed = _final(visit)
     start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": visit.now.date()}
-    form = RecordPayment(str(found.number), visit.request.POST or None)
+    form = RecordPayment(str(found.number), posted(visit))
     form.initial = start
     return _on_invoice(
         visit,
@@ -209,7 +209,7 @@ def credit_note(visit: Visit) -> HttpResponse:
     found, _ = _final(visit)
     with visit.scope():
         seen = notes_on(found).count()
-    form = IssueNote(str(found.number), visit.request.POST or None)
+    form = IssueNote(str(found.number), posted(visit))
     form.initial = {"seen": seen}
     given = "What is owed on it becomes less; what was paid goes to coming invoices, what was credit is credit again."
     return _on_invoice(
@@ -230,7 +230,7 @@ def void(visit: Visit) -> HttpResponse:
     return _on_invoice(
         visit,
         found,
-        WithReason(str(found.number), visit.request.POST or None),
+        WithReason(str(found.number), posted(visit)),
         lambda data: do_void(found, data["reason"]),
         title=f"Void {found.number}",
         submit="Void it",
@@ -246,7 +246,7 @@ def write_off(visit: Visit) -> HttpResponse:
     return _on_invoice(
         visit,
         found,
-        WithReason(str(found.number), visit.request.POST or None),
+        WithReason(str(found.number), posted(visit)),
         lambda data: do_write_off(found, data["reason"]),
         title=f"Give up {found.number}",
         submit="Give it up",
@@ -263,7 +263,7 @@ def credit(visit: Visit) -> HttpResponse:
         if tenant is None:
             raise Http404
         seen = deeds.credits_of(tenant)
-    form = GrantCredit(tenant.slug, visit.request.POST or None)
+    form = GrantCredit(tenant.slug, posted(visit))
     form.initial = {"seen": seen}
     return _confirm(
         visit,

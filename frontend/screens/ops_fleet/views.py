@@ -9,6 +9,7 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
 from billing.pricebook import nano_per_million
+from frontend.asking import posted
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
 from frontend.screens.ops_fleet import page
@@ -56,7 +57,7 @@ def cost(visit: Visit) -> HttpResponse:
     model = visit.arguments["model"]
     if model not in {spec.name for spec in platform_settings().models}:
         raise Http404
-    form = MachineCost(visit.request.POST or None)
+    form = MachineCost(posted(visit))
     title, back = f"Machine cost of {model}", reverse("ops-fleet")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Save", "back": back}
     given["crumbs"] = (Crumb("Fleet", back),)

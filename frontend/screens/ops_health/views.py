@@ -10,6 +10,7 @@ from django.urls import path, reverse
 
 from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.models import UsageQuarantine
+from frontend.asking import posted
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
 from frontend.screens.ops_health import page
@@ -44,7 +45,7 @@ def health(visit: Visit) -> HttpResponse:
 def replay(visit: Visit) -> HttpResponse:
     return _quarantined(
         visit,
-        forms.Form({} if visit.request.method == "POST" else None),  # nothing is asked: only that it is sent
+        forms.Form(posted(visit)),  # nothing is asked: only that it is sent
         "Settle again",
         "The record is rated and stored as if it came now, once, and is billed to its tenant.",
         "It was settled.",
@@ -56,7 +57,7 @@ def replay(visit: Visit) -> HttpResponse:
 def dismiss(visit: Visit) -> HttpResponse:
     return _quarantined(
         visit,
-        Dismissal(visit.request.POST or None),
+        Dismissal(posted(visit)),
         "Dismiss",
         "What this record says was used is never counted and never billed.",
         "It was dismissed.",

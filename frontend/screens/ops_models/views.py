@@ -8,6 +8,7 @@ from django import forms
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
+from frontend.asking import posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
@@ -62,7 +63,7 @@ def uncordon(visit: Visit) -> HttpResponse:
     with visit.scope():
         if not Cordon.objects.filter(worker=worker).exists():
             raise Http404
-    form = forms.Form({} if visit.request.method == "POST" else None)  # nothing is asked: only that it is sent
+    form = forms.Form(posted(visit))  # nothing is asked: only that it is sent
     effect = f"{worker} gets requests again within a second."
     title = f"Uncordon {worker}"
     given = _given(visit, "Uncordon", effect)
@@ -88,7 +89,7 @@ def _others(effect: Effect) -> str:
 
 
 def _withdraw(visit: Visit, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
-    form = Withdrawal(worker, visit.request.POST or None)
+    form = Withdrawal(worker, posted(visit))
     title = f"{submit} {worker}"
     given = _given(visit, submit, effect) | {"danger": True}
     if visit.request.method == "POST":

@@ -11,7 +11,7 @@ from billing.actions.prices import do_discard_prices, do_propose_prices, do_publ
 from billing.models import PriceVersion
 from billing.pricebook import parse
 from billing.pricing import Tier
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.panels import Panel, Panels
 from frontend.screens.ops_prices import forms, one, page
@@ -56,14 +56,14 @@ def version(visit: Visit) -> HttpResponse:
 @operator_page(methods=FORM)
 def model(visit: Visit) -> HttpResponse:
     """Draft the prices of one model; in the address, those it has now."""
-    form = forms.ModelPrices(visit.request.POST or None, _plain(visit))
+    form = forms.ModelPrices(posted(visit), _plain(visit))
     return _draft(visit, form, "Prices of a model", "ops_prices/model.html")
 
 
 @operator_page(methods=FORM)
 def upload(visit: Visit) -> HttpResponse:
     """Draft prices as CSV; in the address, a model or version to begin with."""
-    form = forms.Csv(visit.request.POST or None, visit.request.FILES or None, initial=_rows(visit))
+    form = forms.Csv(posted(visit), visit.request.FILES or None, initial=_rows(visit))
     return _draft(visit, form, "Prices as CSV", "ops_prices/csv.html")
 
 
@@ -91,7 +91,7 @@ def _propose(visit: Visit, data: dict[str, Any]) -> PriceVersion:
 @operator_page(methods=FORM)
 def public(visit: Visit) -> HttpResponse:
     """Read the public file and say what of it is left out; what is taken goes on as CSV, to be drafted."""
-    form = forms.Public(visit.request.POST or None, visit.request.FILES or None)
+    form = forms.Public(posted(visit), visit.request.FILES or None)
     given, title = _given(visit), "Import the public price file"
     if visit.request.method == "POST":
         if not form.is_valid():
@@ -127,7 +127,7 @@ def publish(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Publish {head.version.title.lower()}",
-        Confirm(f"publish {row.pk}", visit.request.POST or None),
+        Confirm(f"publish {row.pk}", posted(visit)),
         lambda _: do_publish_prices(row, by=visit.user),
         submit="Publish",
         back=visit.url("ops-prices-one", row.pk),
@@ -146,7 +146,7 @@ def discard(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         f"Discard draft {row.pk}",
-        Confirm(f"discard {row.pk}", visit.request.POST or None),
+        Confirm(f"discard {row.pk}", posted(visit)),
         lambda _: do_discard_prices(row, by=visit.user),
         submit="Discard",
         back=visit.url("ops-prices-one", row.pk),

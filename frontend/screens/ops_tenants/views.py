@@ -14,7 +14,7 @@ from billing.actions.credits import do_grant_credit
 from billing.actions.prices import do_assign_book
 from billing.models import BookAssignment, Budget, CreditGrant, PriceBook
 from frontend import viewing
-from frontend.asking import ask
+from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.numbers import Money
@@ -71,7 +71,7 @@ def tenant(visit: Visit) -> HttpResponse:
 
 @operator_page(methods=FORM, step_up=True)
 def new(visit: Visit) -> HttpResponse:
-    form = forms.NewTenant(visit.request.POST or None)
+    form = forms.NewTenant(posted(visit))
     back = visit.url("ops-tenants")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Create the tenant", "back": back}
     given["crumbs"] = (_tenants(visit),)
@@ -108,7 +108,7 @@ def suspend(visit: Visit) -> HttpResponse:
         visit,
         found,
         f"Suspend {found.name}",
-        Confirm(found.slug, visit.request.POST or None),
+        Confirm(found.slug, posted(visit)),
         lambda _: actions.do_suspend_tenant(found),
         submit="Suspend",
         said=lambda was: f"{found.name} is no longer served." if was else f"{found.name} was suspended before.",
@@ -125,7 +125,7 @@ def resume(visit: Visit) -> HttpResponse:
         visit,
         found,
         f"Resume {found.name}",
-        Confirm(found.slug, visit.request.POST or None),
+        Confirm(found.slug, posted(visit)),
         lambda _: actions.do_resume_tenant(found),
         submit="Resume",
         said=lambda was: f"{found.name} is served again." if was else f"{found.name} was not suspended.",
@@ -140,7 +140,7 @@ def credit(visit: Visit) -> HttpResponse:
         visit,
         found,
         f"Give {found.name} credit",
-        forms.Credit(visit.request.POST or None),
+        forms.Credit(posted(visit)),
         lambda data: do_grant_credit(
             found, CreditGrant.Kind(data["kind"]), data["nano"], expires_at=data["expires_at"], note=data["note"]
         ),
@@ -161,7 +161,7 @@ def raise_budget(visit: Visit) -> HttpResponse:
         visit,
         found,
         f"Raise “{budget.name}”",
-        forms.Raise(budget.unit, visit.request.POST or None),
+        forms.Raise(budget.unit, posted(visit)),
         lambda data: do_change_budget(budget, raise_amount=data["raise_amount"], raise_until=data["raise_until"]),
         submit="Raise",
         said=lambda _: f"“{budget.name}” is raised.",
@@ -179,7 +179,7 @@ def book(visit: Visit) -> HttpResponse:
         visit,
         found,
         f"Price book of {found.name}",
-        forms.Book(books, visit.request.POST or None, assigned.book.name if assigned else PriceBook.LIST),
+        forms.Book(books, posted(visit), assigned.book.name if assigned else PriceBook.LIST),
         lambda data: do_assign_book(found, data["book"]),
         submit="Assign",
         said=lambda _: f"{found.name} has its prices from this book now.",
@@ -190,7 +190,7 @@ def book(visit: Visit) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def invite(visit: Visit) -> HttpResponse:
     found = _found(visit)
-    form = forms.Invite(visit.request.POST or None)
+    form = forms.Invite(posted(visit))
     back = visit.url("ops-tenants-one", found.pk)
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
     given["crumbs"] = (_tenants(visit), Crumb(found.name, back))
@@ -210,7 +210,7 @@ def view(visit: Visit) -> HttpResponse:
     wanted = visit.query.get("next", "")
     home = f"/t/{found.slug}/"
     inside = wanted.startswith(home) and url_has_allowed_host_and_scheme(wanted, allowed_hosts=None)
-    form = forms.Why(visit.request.POST or None)
+    form = forms.Why(posted(visit))
     given: dict[str, Any] = {
         "action": visit.request.get_full_path(),
         "submit": "View",
