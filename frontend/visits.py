@@ -193,11 +193,15 @@ def _run(
 
 
 def prove(request: HttpRequest, user: User) -> HttpResponse:
-    """Ask for the TOTP code, or the password until that is enrolled. A form that was sent is then carried out."""
-    page = "mfa_reauthenticate" if has_totp(user) else "account_reauthenticate"
+    """Ask for the TOTP code, or the password until that is enrolled. A form that was sent is then carried out.
+
+    It is, if `next` is its bare path: what stood behind that is kept with the form.
+    """
+    page = reverse("mfa_reauthenticate" if has_totp(user) else "account_reauthenticate")
     whole = copy(request)  # its answer comes after a page of its own, also if only a part of one asked
     whole.META = {name: value for name, value in request.META.items() if name != "HTTP_HX_REQUEST"}
-    return _elsewhere(request, suspend_request(whole, reverse(page)))
+    suspend_request(whole, page)
+    return _elsewhere(request, HttpResponseRedirect(f"{page}?{urlencode({'next': request.path})}"))
 
 
 def _elsewhere(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
+from html import unescape
 from typing import Any
 
 import pytest
+from allauth.mfa.totp.internal.auth import (
+    TOTP,
+    format_hotp_value,
+    generate_totp_secret,
+    hotp_value,
+    yield_hotp_counters_from_time,
+)
 from django import forms
+from django.core.cache import cache
 from django.http import HttpResponse
 from django.urls import include, path
 
@@ -47,7 +57,8 @@ PANELS = Panels(
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
 def rename(visit: Visit) -> HttpResponse:
     form = Rename(posted(visit))
-    shown: dict[str, Any] = {"action": visit.request.path, "submit": "Rename", "back": visit.url("overview")}
+    action = visit.request.get_full_path()
+    shown: dict[str, Any] = {"action": action, "submit": "Rename", "back": visit.url("overview")}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: actions.do_update_tenant(visit.tenant, **data)):
             return done(visit, visit.url("overview"), f"It is {carried.value.name} now.")
@@ -120,6 +131,35 @@ def test_a_form_in_a_dialog_is_answered_by_a_page_after_the_proof(client, acme):
     assert asked.headers["HX-Redirect"] == "/account/confirm?next=%2Ft%2Facme%2Frename"
     response = client.post(asked.headers["HX-Redirect"], {"password": PASSWORD, "next": "/t/acme/rename"})
     assert (response.status_code, response.url) == (303, "/t/acme/")
+
+
+@pytest.mark.parametrize("totp", [False, True])
+def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, totp):
+    """What was typed is there after the proof: carried out, or, if it was wrong, to be mended and sent again."""
+    user, secret = join(client, acme, "owner"), generate_totp_secret()
+    if totp:
+        TOTP.activate(user, secret)
+    here = "/t/acme/rename?whose=key%3A7&more=1"
+
+    def prove(sent: dict[str, str]) -> Any:
+        cache.clear()  # each code works once
+        client.logout()
+        client.force_login(user)
+        asked = client.post(here, sent)
+        (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(asked.url).content.decode())
+        code = format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
+        proof = {"code": code} if totp else {"password": PASSWORD}
+        return client.post(asked.url.partition("?")[0], proof | {"next": unescape(after)})
+
+    long = "Acme, and so on" * 20
+    wrong = prove({"name": long})
+    assert wrong.status_code == 422
+    page = unescape(wrong.content.decode())
+    assert f'value="{long}"' in page and f'action="{here}"' in page
+    assert client.post(here, {"name": "Acme Mended"}).status_code == 303
+    assert prove({"name": "Acme Two"}).status_code == 303
+    page = client.get("/t/acme/").content.decode()
+    assert "It is Acme Mended now." not in page and "It is Acme Two now." in page
 
 
 def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
