@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 from django.db.models import Q
 
@@ -95,16 +96,19 @@ def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -
 
 
 def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterable[Row]:
-    """One row for each tier, and one more for each band of prompt lengths and window of the day that has a price."""
+    """One row for each tier, or for each band of prompt lengths and part of the day in which its prices differ."""
     for tier, label in TIERS.items():
         mine = [price for price in found if price.tier == tier]
-        ranges = sorted({range_of(price) for price in mine})
-        for place in ranges:
-            cells = tuple(Cell(name, _priced(mine, component, place)) for component, name in columns)
-            yield Row(label, said_of(place), cells)
+        for place, costs in _places(mine, [component for component, _ in columns]):
+            cells = (
+                Cell(name, None if nano is None else Money.nano(nano))
+                for (_, name), nano in zip(columns, costs, strict=True)
+            )
+            yield Row(label, said_of(place), tuple(cells))
 
 
 Place = tuple[int, int, int, int]
+Costs = tuple[int | None, ...]
 
 
 def range_of(price: NewPrice) -> Place:
@@ -112,13 +116,28 @@ def range_of(price: NewPrice) -> Place:
     return price.from_tokens, price.until_tokens, price.from_minute, price.until_minute
 
 
-def _priced(found: list[NewPrice], component: Component, place: Place) -> Money | None:
-    """What the component costs there: its price whose range holds this one; None if it has none throughout."""
+def _places(found: list[NewPrice], components: list[Component]) -> Iterable[tuple[Place, Costs]]:
+    """Ranges in which no price begins or ends, and what each component costs there; none where nothing is priced."""
+    ranges = [range_of(price) for price in found]
+    lengths = sorted({length for place in ranges for length in place[:2]})
+    minutes = sorted({minute for place in ranges for minute in place[2:]})
+    for since, until in pairwise(lengths):
+        parts: list[tuple[Place, Costs]] = []
+        for opens, closes in pairwise(minutes):
+            costs = tuple(_cost(found, component, (since, until, opens, closes)) for component in components)
+            if parts and parts[-1][1] == costs:  # another band alone has a price that begins here
+                opens = parts.pop()[0][2]
+            parts.append(((since, until, opens, closes), costs))
+        yield from (part for part in parts if any(cost is not None for cost in part[1]))
+
+
+def _cost(found: list[NewPrice], component: Component, place: Place) -> int | None:
+    """Of the component's prices, which never overlap, the one that holds there."""
     for price in found:
         since, until, opens, closes = range_of(price)
         within = since <= place[0] and place[1] <= until and opens <= place[2] and place[3] <= closes
         if price.component == component and within:
-            return Money.nano(price.nano_per_million)
+            return price.nano_per_million
     return None
 
 
