@@ -73,7 +73,7 @@ def _written(pk: int) -> EmailMessage:
     if mail.kind == InvoiceMail.Kind.REMINDER:
         subject = f"Reminder: {subject}"
         text = f"{dollars(owed)} of invoice {invoice.number} were due on {invoice.due_on:%d %B %Y} and are still open."
-    link = f"{platform_settings().base_url}/api/invoices/{invoice.pk}/html?tenant={invoice.tenant.slug}"
+    link = f"{platform_settings().base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
     subject = f"{subject} from {invoice.seller['name']}"
     why = f"You get this for {invoice.tenant.name}: as named in its billing details, or as an owner or billing member."
     message = letter(subject, f"{text}\n\n{link}", to, button=f"Open the {kind.lower()}", why=why)
