@@ -7,6 +7,7 @@ the mail. So whoever checks, how often, at once or killed at any line: there is 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import NamedTuple
 
 from django.db import connection
@@ -130,7 +131,7 @@ def _mail(alert: BudgetAlert, window: Window) -> tuple[str, str]:
     budget = alert.budget
     used, limit = (_text(value, budget) for value in (alert.used, alert.limit))
     if alert.forecast is None:
-        subject = f"{budget.name}: {alert.used * 100 // alert.limit} % of the budget is used"
+        subject = f"{budget.name}: {alert.used * 100 // alert.limit}% of the budget is used"
         text = f"{used} of {limit} of the budget “{budget.name}” of {budget.tenant.name} are used."
     else:
         subject = f"{budget.name}: the budget will not last"
@@ -139,14 +140,14 @@ def _mail(alert: BudgetAlert, window: Window) -> tuple[str, str]:
             f" {_text(alert.forecast, budget)} of {limit}. {used} are used."
         )
     if window.period_end is not None:
-        text += f"\nThe period ends on {window.period_end:%d %B %Y, %H:%M} UTC."
+        text += f"\nThe period ends on {window.period_end:%-d %B %Y, %H:%M} UTC."
     if budget.mode == Budget.Mode.HARD:
         text += "\nIt refuses requests that do not fit any more."
     return subject, f"{text}\n\n{platform_settings().base_url}/t/{budget.tenant.slug}/budgets/"
 
 
 def _text(amount: int, budget: Budget) -> str:
-    return f"${decimal(amount, 9, 2)}" if budget.unit == Window.Unit.MONEY else f"{amount:,} {budget.unit}"
+    return f"${Decimal(decimal(amount, 9, 2)):,}" if budget.unit == Window.Unit.MONEY else f"{amount:,} {budget.unit}"
 
 
 def alerts_of(tenant_id: int, budget_id: int | None = None) -> QuerySet[BudgetAlert]:

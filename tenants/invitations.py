@@ -62,7 +62,7 @@ def mail(tenant_id: int, invitation_id: int) -> None:
     inviter = invitation.invited_by.email if invitation.invited_by else "An operator"
     text = (
         f"{inviter} invites you to {invitation.tenant.name} as {invitation.get_role_display()}.\n\n"
-        f"Accept here, until {invitation.expires_at:%d %B %Y, %H:%M} UTC:\n\n{link(invitation)}\n\n"
+        f"Accept here, until {invitation.expires_at:%-d %B %Y, %H:%M} UTC:\n\n{link(invitation)}\n\n"
         "The link works once, for you alone."
     )
     why = "If you did not expect it, ignore this mail: without the link nothing happens."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import smtplib
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import structlog
 from django.core.mail import EmailMessage
@@ -67,12 +67,13 @@ def _written(pk: int) -> EmailMessage:
         pdf = InvoiceFile.objects.all_tenants().get(invoice=invoice).pdf
         to, owed = _addresses(invoice.tenant_id), outstanding(invoice)
     kind = "Credit note" if invoice.gives_back else "Invoice"
-    due = f" It is due on {invoice.due_on:%d %B %Y}." if invoice.due_on and owed else ""
-    text = f"{kind} {invoice.number} of {dollars(invoice.total)} for {invoice.period.label} is attached.{due}"
+    due = f" It is due on {invoice.due_on:%-d %B %Y}." if invoice.due_on and owed else ""
+    month = date.fromisoformat(f"{invoice.period.label}-01")
+    text = f"{kind} {invoice.number} of {dollars(invoice.total)} for {month:%B %Y} is attached.{due}"
     subject = f"{kind} {invoice.number}"
     if mail.kind == InvoiceMail.Kind.REMINDER:
         subject = f"Reminder: {subject}"
-        text = f"{dollars(owed)} of invoice {invoice.number} were due on {invoice.due_on:%d %B %Y} and are still open."
+        text = f"{dollars(owed)} of invoice {invoice.number} were due on {invoice.due_on:%-d %B %Y} and are still open."
     link = f"{platform_settings().base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
     subject = f"{subject} from {invoice.seller['name']}"
     why = f"You get this for {invoice.tenant.name}: as named in its billing details, or as an owner or billing member."

@@ -90,6 +90,15 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
     assert told(tenant) == ["50", "80", "100"]
 
 
+def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
+    use(make(tenant, name="All", unit="money", amount=1_200 * 10**9), 970 * 10**9)
+    check_thresholds(NOW)
+    mail = of(Mail, tenant)[-1]
+    assert mail.subject == "All: 80% of the budget is used"
+    assert "$970.00 of $1,200.00 of the budget" in mail.text
+    assert "The period ends on 1 December 2026, 00:00 UTC." in mail.text
+
+
 def test_a_new_period_alerts_anew(tenant):
     budget = make(tenant)
     use(budget, 600)

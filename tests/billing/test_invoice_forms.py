@@ -242,7 +242,8 @@ def test_an_invoice_is_mailed_once(acme):
     assert (sent.to, sent.subject) == (
         *(["bills@acme.example"], f"Invoice {invoice.number} from Northgate Inference B.V."),
     )
-    alike(sent, invoice.number, f"/t/acme/invoices/{invoice.pk}")
+    due = f"for October 2026 is attached. It is due on {invoice.due_on:%-d %B %Y}."
+    alike(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
     assert Everybody(InvoiceMail).get().sent_to == ["bills@acme.example"]

@@ -38,7 +38,7 @@ def test_an_invitation():
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
     invitations.mail(acme.pk, invitation.pk)
     (message,) = mail.outbox
-    alike(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%d %B %Y, %H:%M} UTC")
+    alike(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
     assert "Acme &lt;Robotics&gt;" in html(message)
     assert "Accept the invitation</a>" in html(message)
 
