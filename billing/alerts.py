@@ -105,8 +105,8 @@ def _alert(window_id: int, threshold: str, now: datetime) -> bool:
         if is_new:
             told = _payload(row, window, expected)
             row.event = enqueue(budget.tenant_id, "budget.threshold", f"budget:{window.pk}:{threshold}", told)
-            row.save(update_fields=["event"])
-            enqueue_mail(budget.tenant_id, ROLES, *_mail(row, window))
+            row.mail = enqueue_mail(budget.tenant_id, ROLES, *_mail(row, window))
+            row.save(update_fields=["event", "mail"])
     return is_new
 
 
@@ -151,6 +151,6 @@ def _text(amount: int, budget: Budget) -> str:
 
 
 def alerts_of(tenant_id: int, budget_id: int | None = None) -> QuerySet[BudgetAlert]:
-    """The tenant's alerts, or one budget's, with their events; the scope must be open."""
-    rows = BudgetAlert.objects.for_tenant(tenant_id).select_related("event", "window", "budget").order_by("-pk")
+    """The tenant's alerts, or one budget's, with their events and mails; the scope must be open."""
+    rows = BudgetAlert.objects.for_tenant(tenant_id).select_related("event", "mail", "window", "budget").order_by("-pk")
     return rows.filter(Q() if budget_id is None else Q(budget_id=budget_id))

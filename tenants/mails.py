@@ -22,7 +22,7 @@ from tenants.roles import SystemUse
 from tenants.scoping import system
 
 log = structlog.get_logger(__name__)
-MOST_TRIES = 12
+NOBODY = "No member has one of the roles it is for."
 # Whoever claims a mail has some minutes to send it, twice as many after each try, before another tries.
 _CLAIM = """
 UPDATE tenants_mail SET claimed_at = %(now)s, tries = tries + 1
@@ -49,16 +49,33 @@ def send_mails(now: datetime | None = None) -> int:
                 message.send()
         except (OSError, smtplib.SMTPException) as fault:
             log.warning("mail_failed", mail=pk, error=str(fault))
+            _note(pk, error=reason(fault))
             continue
-        with system(SystemUse.WEBHOOKS):
-            Mail.objects.all_tenants().filter(pk=pk).update(sent_at=datetime.now(UTC))
+        _note(pk, sent_at=datetime.now(UTC), error="" if message.to else NOBODY)
         sent += bool(message.to)
     return sent
 
 
+def reason(fault: OSError | smtplib.SMTPException) -> str:
+    """What a tenant may read of it: the server's own words name servers and log-ins."""
+    match fault:
+        case smtplib.SMTPRecipientsRefused():
+            return "The mail server refused the addresses."
+        case smtplib.SMTPAuthenticationError():
+            return "The mail server refused the platform’s log-in."
+        case smtplib.SMTPResponseException():
+            return f"The mail server answered {fault.smtp_code}."
+    return "The mail server could not be reached."
+
+
+def _note(pk: int, **fields: object) -> None:
+    with system(SystemUse.WEBHOOKS):
+        Mail.objects.all_tenants().filter(pk=pk).update(**fields)
+
+
 def _claim(now: datetime) -> int | None:
     with system(SystemUse.WEBHOOKS), connection.cursor() as cursor:
-        cursor.execute(_CLAIM, {"now": now, "most": MOST_TRIES})
+        cursor.execute(_CLAIM, {"now": now, "most": Mail.MOST_TRIES})
         row = cursor.fetchone()
     return None if row is None else int(row[0])
 

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 
 from billing.models.holds import Window
-from tenants.models import ApiKey, Project, Tenant, User, WebhookEvent
+from tenants.models import ApiKey, Mail, Project, Tenant, User, WebhookEvent
 from tenants.scoping import TenantManager
 
 MOST = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
@@ -108,6 +108,7 @@ class BudgetAlert(models.Model):
     limit = models.BigIntegerField()
     forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; of alerts by forecast alone")
     event = models.ForeignKey(WebhookEvent, on_delete=models.SET_NULL, null=True)
+    mail = models.ForeignKey(Mail, on_delete=models.SET_NULL, null=True)
     at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()

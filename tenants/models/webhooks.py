@@ -129,6 +129,13 @@ class WebhookAttempt(models.Model):
 class Mail(models.Model):
     """A mail to the members of some roles, written in the transaction of what it tells of. Sent by tenants.mails."""
 
+    class State(models.TextChoices):
+        QUEUED = "queued"  # also after tries that failed
+        SENT = "sent"
+        FAILED = "failed"  # every try failed, or nobody has the roles
+
+    MOST_TRIES: ClassVar = 12
+
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     roles = ArrayField(models.CharField(max_length=10))
     subject = models.CharField(max_length=200)
@@ -137,6 +144,7 @@ class Mail(models.Model):
     claimed_at = models.DateTimeField(null=True)
     tries = models.SmallIntegerField(default=0)
     sent_at = models.DateTimeField(null=True)
+    error = models.CharField(max_length=200, blank=True, help_text="why the last try failed")
 
     objects = TenantManager()
 
@@ -145,3 +153,9 @@ class Mail(models.Model):
 
     def __str__(self) -> str:
         return self.subject
+
+    @property
+    def state(self) -> State:
+        if self.sent_at is not None:
+            return Mail.State.FAILED if self.error else Mail.State.SENT
+        return Mail.State.QUEUED if self.tries < Mail.MOST_TRIES else Mail.State.FAILED

@@ -17,8 +17,11 @@ def endpoints_with_last(tenant_id: int) -> QuerySet[WebhookEndpoint]:
     )
 
 
-def deliveries(tenant_id: int) -> QuerySet[WebhookDelivery]:
-    """Deliveries with their events, endpoints and tries."""
-    rows = WebhookDelivery.objects.for_tenant(tenant_id).select_related("event", "endpoint")
-    tries = WebhookAttempt.objects.for_tenant(tenant_id).order_by("pk")
-    return rows.prefetch_related(Prefetch("attempts", tries))
+def deliveries(tenant_id: int | None) -> QuerySet[WebhookDelivery]:
+    """Deliveries with their events, endpoints and tries; None: of every tenant."""
+    rows, tries = WebhookDelivery.objects, WebhookAttempt.objects
+    if tenant_id is None:
+        found, tried = rows.all_tenants(), tries.all_tenants()
+    else:
+        found, tried = rows.for_tenant(tenant_id), tries.for_tenant(tenant_id)
+    return found.select_related("event", "endpoint").prefetch_related(Prefetch("attempts", tried.order_by("pk")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from smtplib import SMTPAuthenticationError, SMTPDataError, SMTPRecipientsRefused
 from typing import Any
 
 import pytest
@@ -214,6 +215,38 @@ def test_checkers_at_once_alert_once(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(check, range(4))) == 9
     assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (OSError("10.0.0.7 is down"), "The mail server could not be reached."),
+        (SMTPAuthenticationError(535, b"smtp-user"), "The mail server refused the platform’s log-in."),
+        (SMTPRecipientsRefused({"owner@acme.example": (550, b"no")}), "The mail server refused the addresses."),
+        (SMTPDataError(451, b"of 10.0.0.7"), "The mail server answered 451."),
+    ],
+)
+def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault, why):
+    use(make(tenant), 600)
+    check_thresholds(NOW)
+    now = datetime.now(UTC)
+    with monkeypatch.context() as patch:
+        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(fault))
+        assert send_mails(now) == 0
+    (row,) = of(Mail, tenant)
+    assert (row.state, row.error) == (Mail.State.QUEUED, why)
+    assert send_mails(now + timedelta(minutes=10)) == 1
+    (row,) = of(Mail, tenant)
+    assert (row.state, row.error) == (Mail.State.SENT, "")
+    assert of(BudgetAlert, tenant)[0].mail_id == row.pk
+
+
+def test_a_mail_for_nobody_is_no_mail_that_was_sent():
+    use(make(actions.do_create_tenant("lonely", "Lonely")), 600)
+    check_thresholds(NOW)
+    assert send_mails() == 0
+    (row,) = Everybody(Mail).filter()
+    assert (row.state, row.error) == (Mail.State.FAILED, "No member has one of the roles it is for.")
 
 
 def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from html import unescape
+from smtplib import SMTPServerDisconnected
 from typing import Any
 
 import pytest
+from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.budgets import do_make_budget
-from billing.models import Budget, UsageEvent, Window
+from billing.alerts import check_thresholds
+from billing.models import Budget, BudgetAlert, UsageEvent, Window
+from frontend.screens.budgets.alerts import how_told
 from frontend.screens.budgets.amounts import MOST, Amount, parse, typed
 from tenants import actions
-from tenants.models import LimitSet, Tenant, User
+from tenants.actions.webhooks import do_create_endpoint
+from tenants.mails import send_mails
+from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
 from tenants.roles import SystemUse
 from tenants.scoping import system
 from tests.billing import books
@@ -191,3 +198,57 @@ def test_who_may_only_read(client, acme):
     assert "/raise" not in page
     for path in ("budgets/new", f"budgets/{row.pk}/raise", f"budgets/{row.pk}/remove", "limits/new"):
         assert client.post(f"/t/acme/{path}", NEW).status_code == 403
+
+
+@db
+def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkeypatch):
+    for number in range(3):
+        do_create_endpoint(acme, f"https://hooks.example/{number}", kinds=["budget.threshold"])
+    budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
+    with system(SystemUse.BILLING):
+        fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
+        Window.objects.create(budget_id=budget.pk, **fields)
+    check_thresholds()
+    operator = Client()
+    operator.force_login(User.objects.create_superuser("op@example.com"))
+
+    def told() -> list[tuple[str, str]]:
+        pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/ops/alerts/?show=budgets")
+        with system(SystemUse.OPERATOR):
+            (row,) = BudgetAlert.objects.all_tenants().select_related("mail")
+            found = how_told([row], None)[row.pk]
+        assert all(one.text in unescape(page) and one.why in unescape(page) for one in found for page in pages)
+        return [(one.text, one.why) for one in found]
+
+    def change(model: Any, **fields: Any) -> None:
+        with system(SystemUse.WEBHOOKS):
+            model.objects.all_tenants().update(**fields)
+
+    assert told() == [("Mail queued", ""), ("3 webhooks on its way", "")]
+    with monkeypatch.context() as patch:
+        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
+        send_mails()
+    assert told()[0] == ("Mail queued", "The mail server could not be reached.")
+    change(Mail, tries=Mail.MOST_TRIES)
+    assert told()[0] == ("Mail failed", "The mail server could not be reached.")
+    change(Mail, tries=1, claimed_at=None)
+    send_mails()
+    assert told()[0] == ("Mail sent", "")
+
+    with system(SystemUse.WEBHOOKS):
+        first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
+        for one, status, error in ((first, 500, ""), (others[0], None, "it takes too long")):
+            tried = {"tenant_id": acme.pk, "at": now, "ms": 5, "status": status, "error": error}
+            WebhookAttempt.objects.create(delivery=one, **tried)
+        WebhookDelivery.objects.all_tenants().filter(pk=first.pk).update(state="failed")
+        WebhookDelivery.objects.all_tenants().filter(pk=others[1].pk).update(state="delivered")
+    assert told()[1:] == [
+        ("Webhook delivered", ""),
+        ("Webhook failed", "answered 500"),
+        ("Webhook on its way", "it takes too long"),
+    ]
+    change(WebhookDelivery, state="delivered")
+    assert told()[1:] == [("3 webhooks delivered", "")]
+    with system(SystemUse.HOUSEKEEPING):
+        Mail.objects.all_tenants().delete()  # as they are after 90 days
+    assert told()[0] == ("Mail", "no longer on record")

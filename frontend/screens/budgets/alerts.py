@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,10 +12,19 @@ from frontend.numbers import exact
 from frontend.screens.budgets.amounts import Amount
 from frontend.visits import Visit
 from tenants.access import Permission
-from tenants.models import WebhookDelivery
+from tenants.models import Mail, WebhookDelivery
 from tenants.webhooks.queries import deliveries
 
 MOST = 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """A mail, or webhooks, and what became of it; `why` it did not arrive."""
+
+    text: str
+    kind: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -27,8 +36,7 @@ class AlertRow:
     used: Amount
     limit: Amount
     at: datetime
-    told: str
-    told_kind: str
+    told: tuple[Told, ...]
 
 
 @dataclass(frozen=True)
@@ -40,24 +48,19 @@ class Alerts:
 def alerts(visit: Visit, budget_id: int | None = None) -> Alerts:
     """What was told lately, and whether it arrived."""
     rows = list(alerts_of(visit.tenant.pk, budget_id)[:MOST])
-    events = [row.event_id for row in rows if row.event_id]
-    sent: defaultdict[int, list[WebhookDelivery]] = defaultdict(list)
-    if events:
-        for one in deliveries(visit.tenant.pk).filter(event_id__in=events):
-            sent[one.event_id].append(one)
+    told = how_told(rows, visit.tenant.pk)
     return Alerts(
-        tuple(_alert(visit, row, sent[row.event_id or 0]) for row in rows),
+        tuple(_alert(visit, row, told[row.pk]) for row in rows),
         visit.link("webhooks") if visit.may(Permission.WEBHOOKS_READ) else "",
     )
 
 
-def _alert(visit: Visit, row: BudgetAlert, sent: list[WebhookDelivery]) -> AlertRow:
+def _alert(visit: Visit, row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
     what = f"{row.threshold} % reached"
     if expected:
         what = f"Forecast {Amount.whole(unit, row.forecast or 0).text}"
-    told, kind = _told(sent)
     return AlertRow(
         row.budget.name,
         visit.url("budgets-one", row.budget_id) if row.budget.active else "",
@@ -67,18 +70,41 @@ def _alert(visit: Visit, row: BudgetAlert, sent: list[WebhookDelivery]) -> Alert
         Amount.whole(unit, row.limit),
         row.at,
         told,
-        kind,
     )
 
 
-def _told(sent: list[WebhookDelivery]) -> tuple[str, str]:
-    """A mail is always sent; webhooks as far as there are any, and of those it is known whether they arrived."""
-    if not sent:
-        return "Mail", ""
-    states = [one.state for one in sent]
-    arrived = states.count(WebhookDelivery.State.DELIVERED)
-    if arrived == len(states):
-        return f"Mail, {exact(arrived)} webhook{'' if arrived == 1 else 's'}", "good"
-    if WebhookDelivery.State.FAILED in states:
-        return f"Mail; {exact(states.count(WebhookDelivery.State.FAILED))} webhook failed", "bad"
-    return "Mail; webhook on its way", "warn"
+_MAILED = {Mail.State.QUEUED: "warn", Mail.State.SENT: "good", Mail.State.FAILED: "bad"}
+_SENT = {
+    WebhookDelivery.State.PENDING: ("on its way", "warn"),
+    WebhookDelivery.State.DELIVERED: ("delivered", "good"),
+    WebhookDelivery.State.FAILED: ("failed", "bad"),
+}
+
+
+def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[Told, ...]]:
+    """What became of the mail and the webhooks of each; `tenant_id` None: they are of several tenants."""
+    sent: defaultdict[int | None, list[WebhookDelivery]] = defaultdict(list)
+    if events := [row.event_id for row in rows if row.event_id]:
+        for one in deliveries(tenant_id).filter(event_id__in=events):
+            sent[one.event_id].append(one)
+    return {row.pk: _told(row.mail, sent[row.event_id]) for row in rows}
+
+
+def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[Told, ...]:
+    """The mail, then the webhooks, those that fared alike together."""
+    alike = Counter((one.state, _why(one)) for one in sent)
+    hooks = []
+    for (state, why), count in sorted(alike.items()):
+        fared, kind = _SENT[WebhookDelivery.State(state)]
+        hooks.append(Told(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, why))
+    if mail is None:
+        return (Told("Mail", "", "no longer on record"), *hooks)
+    return (Told(f"Mail {mail.state}", _MAILED[mail.state], mail.error), *hooks)
+
+
+def _why(one: WebhookDelivery) -> str:
+    """Why it has not arrived, as far as a try says."""
+    tries = list(one.attempts.all())
+    if one.state == WebhookDelivery.State.DELIVERED or not tries:
+        return ""
+    return tries[-1].error or f"answered {tries[-1].status}"

@@ -13,6 +13,7 @@ from django.utils.timesince import timesince
 
 from billing.models import BudgetAlert, Window
 from frontend.numbers import Money, compact, exact, share
+from frontend.screens.budgets.alerts import Told, how_told
 from frontend.spans import Choice
 from frontend.visits import Visit
 from millrace.operations.models import HealthEvent
@@ -53,6 +54,7 @@ class AlertRow:
     part: str
     at: datetime
     period_start: datetime
+    told: tuple[Told, ...]
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,10 @@ def events(visit: Visit) -> Page:
 
 def alerts(visit: Visit) -> Page:
     """Every tenant's budget alerts, newest first."""
-    rows = BudgetAlert.objects.all_tenants().select_related("budget", "window", "tenant")
+    rows = BudgetAlert.objects.all_tenants().select_related("budget", "mail", "window", "tenant")
     found, newer, older = _page(visit, rows)
-    return Page(tuple(_alert(row) for row in found), newer, older)
+    told = how_told(found, None)
+    return Page(tuple(_alert(row, told[row.pk]) for row in found), newer, older)
 
 
 def _page(visit: Visit, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
@@ -122,7 +125,7 @@ def _lasted(time: timedelta) -> str:
     return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "under a minute"
 
 
-def _alert(row: BudgetAlert) -> AlertRow:
+def _alert(row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
     is_forecast = row.threshold == BudgetAlert.FORECAST
     return AlertRow(
         tenant=row.tenant.name,
@@ -135,6 +138,7 @@ def _alert(row: BudgetAlert) -> AlertRow:
         part=share(row.used, row.limit),
         at=row.at,
         period_start=row.window.period_start,
+        told=told,
     )
 
 
