@@ -114,20 +114,22 @@ def test_suspending_wants_the_slug_typed(client, operator, acme):
 
 def test_what_changes_money_asks_who_it_is(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
-    for name in ("suspend", "resume", "credit", "book", "invite"):
+    for name in ("suspend", "resume", "book", "invite"):
         assert client.post(f"/ops/tenants/{acme.pk}/{name}").url.startswith("/account/confirm?"), name
 
 
 def test_credit_is_given(client, operator, acme):
-    url = f"/ops/tenants/{acme.pk}/credit"
-    given = {"kind": "promotional", "usd": "12.50", "expires": "2031-01-31", "note": "Sorry"}
-    assert client.post(url, given).status_code == 303
+    """By the form of billing, which the tenant's page leads to."""
+    page = client.get(f"/ops/tenants/{acme.pk}/").content.decode()
+    assert page.count('href="/ops/billing/tenants/acme/credit"') == 1
+    given = {"kind": "promotional", "amount": "12.50", "expires_on": "2031-01-31", "note": "Sorry", "seen": "0"}
+    sent = client.post("/ops/billing/tenants/acme/credit", given | {"typed": "acme"})
+    assert (sent.status_code, sent.url) == (303, f"/ops/tenants/{acme.pk}/")
     (grant,) = of(CreditGrant, acme)
     assert (grant.nano, grant.note) == (12_500_000_000, "Sorry")
     assert grant.expires_at == datetime(2031, 2, 1, tzinfo=UTC)
-    assert client.post(url, given | {"kind": "prepaid"}).status_code == 422  # there is no deposit
-    assert client.post(url, given | {"usd": "0"}).status_code == 422
-    assert "$12" in client.get(f"/ops/tenants/{acme.pk}/").content.decode()
+    page = client.get(sent.url).content.decode()
+    assert "$12" in page and "Acme has $12.50 more of credit." in page
 
 
 def test_a_budget_is_raised_for_a_while(client, operator, acme):

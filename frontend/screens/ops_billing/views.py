@@ -272,7 +272,7 @@ def credit(visit: Visit) -> HttpResponse:
         title=f"Give {tenant.name} credit",
         submit="Give credit",
         effect=f"Coming invoices of {tenant.name} are less by the amount, before tax, until it is used up or expires.",
-        back=visit.url("ops-billing"),
+        back=visit.url("ops-tenants-one", tenant.pk),
         said=lambda grant: f"{tenant.name} has {dollars(grant.nano // 10**7)} more of credit.",
         danger=False,
     )

@@ -9,7 +9,6 @@ from typing import Any
 from django import forms
 from django.utils.text import slugify
 
-from billing.models import CreditGrant
 from tenants.models import Tenant
 
 NANO = 10**9
@@ -60,28 +59,6 @@ class Why(forms.Form):
         help_text="A ticket, or what the tenant asked. It stands in their audit log.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
-
-
-class Credit(forms.Form):
-    kind = forms.ChoiceField(
-        label="Kind",
-        choices=[
-            (CreditGrant.Kind.PROMOTIONAL, "Promotional: given away"),
-            (CreditGrant.Kind.PREPAID, "Prepaid: paid for by a deposit on record"),
-        ],
-    )
-    usd = _usd("Amount in USD", "Before tax. Invoices burn it until nothing is left.")
-    expires = forms.DateField(
-        label="Usable until the end of",
-        required=False,
-        help_text="A day, UTC. Left empty, it does not expire.",
-        widget=_DAY,
-    )
-    note = forms.CharField(label="Note", max_length=200, required=False, help_text="The tenant reads it on invoices.")
-
-    def clean(self) -> dict[str, Any]:
-        given = super().clean() or {}
-        return given | {"nano": int(given.get("usd", 0) * NANO), "expires_at": day_end(given.get("expires"))}
 
 
 class Raise(forms.Form):

@@ -317,7 +317,7 @@ def credits(visit: Visit) -> Credits:
         for one in grants[:SHOWN]
     )
     left = Money.nano(sum(one.rest for one in grants))
-    return Credits(tuple(rows), left, visit.url("ops-tenants-credit", tenant.pk))
+    return Credits(tuple(rows), left, visit.url("ops-billing-credit", tenant.slug))
 
 
 def _credit_left(tenant: Tenant, now: datetime) -> Money:

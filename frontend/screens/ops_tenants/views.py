@@ -10,14 +10,12 @@ from django.urls import path
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from billing.actions.budgets import do_change_budget
-from billing.actions.credits import do_grant_credit
 from billing.actions.prices import do_assign_book
-from billing.models import BookAssignment, Budget, CreditGrant, PriceBook
+from billing.models import BookAssignment, Budget, PriceBook
 from frontend import viewing
 from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
-from frontend.numbers import Money
 from frontend.panels import Panel, Panels
 from frontend.screens.ops_tenants import forms, one, page
 from frontend.shell import Crumb
@@ -130,23 +128,6 @@ def resume(visit: Visit) -> HttpResponse:
         submit="Resume",
         said=lambda was: f"{found.name} is served again." if was else f"{found.name} was not suspended.",
         effect=f"Within a second the keys of {found.name} work again, and what they ask for is billed.",
-    )
-
-
-@operator_page(methods=FORM, step_up=True)
-def credit(visit: Visit) -> HttpResponse:
-    found = _found(visit)
-    return _ask(
-        visit,
-        found,
-        f"Give {found.name} credit",
-        forms.Credit(posted(visit)),
-        lambda data: do_grant_credit(
-            found, CreditGrant.Kind(data["kind"]), data["nano"], expires_at=data["expires_at"], note=data["note"]
-        ),
-        submit="Give credit",
-        said=lambda made: f"{found.name} has {Money.nano(made.nano).text} more credit.",
-        effect="Credit that is given cannot be taken back.",
     )
 
 
@@ -269,7 +250,6 @@ urlpatterns = [
     path("ops/tenants/<int:tenant>/", tenant, name="ops-tenants-one"),
     path("ops/tenants/<int:tenant>/suspend", suspend, name="ops-tenants-suspend"),
     path("ops/tenants/<int:tenant>/resume", resume, name="ops-tenants-resume"),
-    path("ops/tenants/<int:tenant>/credit", credit, name="ops-tenants-credit"),
     path("ops/tenants/<int:tenant>/book", book, name="ops-tenants-book"),
     path("ops/tenants/<int:tenant>/invite", invite, name="ops-tenants-invite"),
     path("ops/tenants/<int:tenant>/view", view, name="ops-tenants-view"),

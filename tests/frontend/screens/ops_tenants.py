@@ -41,7 +41,7 @@ register(
     Screen("ops-tenants-near", "/ops/tenants/?show=near&sort=name", 24, who="operator", states=("populated",)),
     Screen("ops-tenants-new", "/ops/tenants/new", queries=10, who="operator", states=("populated",)),
     Screen("ops-tenants-one", "/ops/tenants/{tenant}/", queries=75, who="operator"),
-    *(form(name) for name in ("suspend", "resume", "credit", "book", "invite", "view")),
+    *(form(name) for name in ("suspend", "resume", "book", "invite", "view")),
     Screen(
         "ops-tenants-raise",
         "/ops/tenants/{tenant}/budgets/{tenant_budget}/raise",
