@@ -18,6 +18,7 @@ from rest_framework.serializers import BaseSerializer
 from millrace.pagination import NewestFirst
 from tenants import audit
 from tenants.access import STEP_UP, Permission
+from tenants.actions import do_note_api_access
 from tenants.authentication import Access, ApiKeyAuthentication, HasTenant, KeyCaller, access_of
 from tenants.models import User
 from tenants.scoping import tenant_scope
@@ -66,6 +67,8 @@ class TenantView(GenericAPIView[Any]):
         needed = self.permissions.get(request.method or "")
         if needed is not None:
             self.require(request, needed)
+        if request.user.is_staff:
+            do_note_api_access(self.access.tenant, f"{request.method} {request.path}")
 
     def require(self, request: Request, needed: Permission) -> None:
         """See that the caller may do this.

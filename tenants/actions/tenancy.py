@@ -14,6 +14,7 @@ from tenants.compiling import recompile
 from tenants.models import (
     MOST_CONTENT_DAYS,
     ApiKey,
+    AuditEntry,
     ChangeLog,
     IdempotentAnswer,
     Invitation,
@@ -30,6 +31,8 @@ from tenants.models import (
     WebhookEvent,
 )
 from tenants.scoping import tenant_scope
+
+NOTED_EVERY = timedelta(hours=1)
 
 
 def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo: bool = False) -> Tenant:
@@ -136,6 +139,18 @@ def do_end_viewing(tenant: Tenant | int) -> None:
     with tenant_scope(tenant_id):
         row = Tenant.objects.for_tenant(tenant_id).get(pk=tenant_id)
         audit.record("tenant.view_end", row, tenant_id=tenant_id, before={"viewing": True}, after={"viewing": False})
+
+
+def do_note_api_access(tenant: Tenant, request: str) -> None:
+    """Write down that an operator uses the API in a tenant: the first request of an hour stands for those after it."""
+    since = datetime.now(UTC) - NOTED_EVERY
+    with tenant_scope(tenant):
+        there = {"object_type": "tenant", "object_id": tenant.pk, "verb": "tenant.api_access"}
+        rows = AuditEntry.objects.for_tenant(tenant).filter(
+            **there, at__gt=since, actor_user_id=audit.current_actor().user_id
+        )
+        if not rows.exists():
+            audit.record("tenant.api_access", tenant, tenant_id=tenant.pk, after={"request": request[:200]})
 
 
 def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:

@@ -270,6 +270,27 @@ def test_operators(acme):
     assert client.get("/api/operator/workers").status_code == 200
 
 
+def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, monkeypatch):
+    """The console shows them a tenant only after they said why; here the tenant sees at least who, when and what."""
+    operator = User.objects.create_superuser("op@example.com")
+    client, member = by_person(operator), by_role(acme.tenant, "admin")
+    actions.do_create_tenant("lab", "Lab")
+
+    def noted() -> list[tuple[str, str, str]]:
+        found = member.get("/api/audit?verb=tenant.api_access").json()["results"]
+        return [(row["actor"], row["object_name"], row["after"]["request"]) for row in found]
+
+    assert client.get("/api/usage?tenant=lab").status_code == 200
+    assert noted() == []  # neither theirs, nor another tenant's
+    assert client.get("/api/keys?tenant=acme").status_code == 200
+    assert client.get("/api/usage?tenant=acme").status_code == 200
+    assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
+    assert len(Everybody(AuditEntry).filter(verb="tenant.api_access")) == 2
+    monkeypatch.setattr("tenants.actions.tenancy.NOTED_EVERY", timedelta(0))  # an hour later
+    client.get("/api/usage?tenant=acme")
+    assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]
+
+
 # Who may
 
 

@@ -98,6 +98,11 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         set(),
     ),
     "do_end_viewing": (lambda w: actions.do_end_viewing(w.tenant), ["tenant.view_end"], set()),
+    "do_note_api_access": (
+        lambda w: [actions.do_note_api_access(w.tenant, "GET /api/keys") for _ in range(2)],
+        ["tenant.api_access"],
+        set(),
+    ),
     "do_suspend_tenant": (lambda w: actions.do_suspend_tenant(w.tenant), ["tenant.suspend"], {"tenant"}),
     "do_resume_tenant": (
         lambda w: actions.do_resume_tenant(suspended(w)),
@@ -217,7 +222,7 @@ def test_it_leaves_nothing_when_undone(verb, world):
     assert before == [(model, sorted(map(repr, Everybody(model).values()))) for model, _ in before]
 
 
-NOT_OF_ONE = ("do_create_tenant", "do_rehash_unpeppered", "do_rehash_api_key", "do_end_viewing")
+NOT_OF_ONE = ("do_create_tenant", "do_rehash_unpeppered", "do_rehash_api_key", "do_end_viewing", "do_note_api_access")
 OF_A_TENANT = [verb for verb in VERBS if verb not in NOT_OF_ONE]
 
 
