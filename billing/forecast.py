@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import TruncDay
 
-from billing.models import BillingEntity, BillingProfile, Budget, UsageRollup, Window
-from billing.periods import month_bounds
+from billing.models import Budget, UsageRollup, Window
+from billing.periods import billing_zone, month_bounds
 from billing.projection import FEWEST_DAYS, fit, project
+from billing.usage import Question, sums, total
 from tenants.models import ApiKey
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 HISTORY = timedelta(days=56)  # eight weeks: what was before says little of today
 FEMTO_A_NANO = 10**6
@@ -66,19 +64,15 @@ def forecast_tenant(tenant_id: int, now: datetime | None = None) -> Forecast | N
     start, end = _month(tenant_id, now)
     rollups = UsageRollup.objects.for_tenant(tenant_id)
     daily = _daily(rollups, Window.Unit.MONEY, start, now)
-    hours = rollups.filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lte=now)
-    used = int(hours.aggregate(sum=Sum("cost_femto"))["sum"] or 0)
+    used = total(sums(Question(tenant_id, start=start, end=now)))["cost_femto"]
     return _forecast(daily, start, end, -(-used // FEMTO_A_NANO), now)
 
 
 def _month(tenant_id: int, now: datetime) -> tuple[datetime, datetime]:
-    """The month under way by the clocks of who bills the tenant, which no tenant's scope shows."""
-    with system(SystemUse.BILLING):
-        profile = BillingProfile.objects.for_tenant(tenant_id).select_related("entity").first()
-        entity = BillingEntity.objects.filter(slug="default").first() if profile is None else profile.entity
-    zone = "UTC" if entity is None else entity.time_zone
-    local = now.astimezone(ZoneInfo(zone))
-    return month_bounds(zone, local.year, local.month)
+    """The month under way by the clocks of who bills the tenant."""
+    zone = billing_zone(tenant_id)
+    local = now.astimezone(zone)
+    return month_bounds(zone.key, local.year, local.month)
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:

@@ -15,7 +15,9 @@ from zoneinfo import ZoneInfo
 
 from django.db.models import Max
 
-from billing.models import BillingEntity, Period
+from billing.models import BillingEntity, BillingProfile, Period
+from tenants.roles import SystemUse
+from tenants.scoping import system
 
 _LOCK = """
 SELECT id, entity_id, starts_at, ends_at FROM billing_period WHERE closed_at IS NULL AND ends_at > %s
@@ -40,6 +42,14 @@ def month_bounds(time_zone: str, year: int, month: int) -> tuple[datetime, datet
         datetime(year, month, 1, tzinfo=zone).astimezone(UTC),
         datetime(years, index + 1, 1, tzinfo=zone).astimezone(UTC),
     )
+
+
+def billing_zone(tenant_id: int) -> ZoneInfo:
+    """Whose clocks a tenant’s months go by: those of the entity that bills it, which no tenant’s scope shows."""
+    with system(SystemUse.BILLING):
+        profile = BillingProfile.objects.for_tenant(tenant_id).select_related("entity").first()
+        entity = BillingEntity.objects.filter(slug="default").first() if profile is None else profile.entity
+    return ZoneInfo("UTC" if entity is None else entity.time_zone)
 
 
 def default_entity() -> BillingEntity:

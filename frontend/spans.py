@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from urllib.parse import urlencode
 
+from billing.periods import billing_zone
 from billing.usage import instant, this_month
 from frontend.visits import Visit
 
@@ -22,7 +23,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Span:
-    """Half-open, in UTC, as usage is billed. `choices`: what one may look at instead."""
+    """Half-open. Days are UTC's, as usage is summed; the month is that of `zone`, the clocks of who bills the tenant.
+
+    `choices`: what one may look at instead.
+    """
 
     name: str  # month, 7d, 30d, or custom
     start: datetime
@@ -31,6 +35,7 @@ class Span:
     choices: tuple[Choice, ...]
     first: str  # dates for the custom form
     last: str
+    zone: tzinfo = UTC
     fault: str = ""  # what is wrong with the dates that were asked for
 
     @property
@@ -41,23 +46,39 @@ class Span:
 def span_of(visit: Visit) -> Span:
     """The span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
     name = visit.query.get("range", "month")
-    start, end = this_month(visit.now)
-    fault = ""
+    start, end = month_of(visit)
+    zone, fault = zone_billed(visit), ""
     if name in ("7d", "30d"):
         today = visit.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        start = today - (6 if name == "7d" else 29) * _DAY
+        start, zone = today - (6 if name == "7d" else 29) * _DAY, UTC
     elif name == "custom":
         try:
-            start, end = _dates(visit)
+            (start, end), zone = _dates(visit), UTC
         except ValueError as wrong:
             fault = str(wrong)
     else:
         name = "month"
-    first, last = start.date(), (end - timedelta(microseconds=1)).date()
+    first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
     labels = (("month", "Month to date"), ("7d", "7 days"), ("30d", "30 days"), ("custom", "Custom"))
     choices = tuple(Choice(text, _with(visit, one, first, last), one == name) for one, text in labels)
-    return Span(name, start, end, label, choices, first.isoformat(), last.isoformat(), fault)
+    return Span(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, fault)
+
+
+def zone_billed(visit: Visit) -> tzinfo:
+    """The clocks of who bills the tenant."""
+    return visit.once("billing zone", lambda: billing_zone(visit.tenant.pk))
+
+
+def month_of(visit: Visit) -> tuple[datetime, datetime]:
+    """From the first instant of the month that is billed, until now."""
+    return this_month(visit.now, zone_billed(visit))
+
+
+def days_of(start: datetime, end: datetime) -> list[datetime]:
+    """The UTC days from start to end, of which the first and the last may lie there in part."""
+    first = start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return [first + i * _DAY for i in range(-(-(end - first) // _DAY))]
 
 
 def _first_form(first: object, last: object) -> str:

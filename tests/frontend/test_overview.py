@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import redis
 from django.conf import settings
+from django.db import connection
 
-from billing import status
+from billing import rollups, status
 from billing.actions.budgets import do_make_budget
-from billing.forecast import Day, Forecast
+from billing.forecast import Day, Forecast, forecast_tenant
+from billing.models import BillingEntity, BillingProfile
 from frontend.screens.overview import spend
 from tenants import actions
 from tenants.models import Tenant, User
+from tenants.roles import SystemUse
+from tenants.scoping import system, tenant_scope
 from tests.billing.books import sheet
 from tests.seeing import only_project
 
@@ -175,6 +180,50 @@ def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, mo
     assert spent.forecast.text == "$16.00"
     assert spent.chart.band is not None
     assert all(label in by for label in spent.chart.band)
+
+
+@pytest.mark.parametrize("name", ["America/New_York", "Asia/Kolkata", "UTC"])
+def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, use, monkeypatch, name):
+    """Spend, forecast and figures begin together, and the chart has a day for each of the forecast's."""
+    zone, version = ZoneInfo(name), sheet()
+    with system(SystemUse.COMMAND):
+        entity = BillingEntity.objects.create(slug="far", name="Far", country="US", time_zone=name)
+        BillingProfile.objects.create(tenant=acme, entity=entity, name="Acme", country="US")
+    first = NOW.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    month, late = (first - timedelta(days=1)).replace(day=1), first - timedelta(hours=2)  # two hours before its end
+    before = (month - timedelta(days=1)).replace(day=1)
+    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+        made = [(before - timedelta(days=1)).replace(day=1).date(), before.date(), month.date()]
+        cursor.execute("SELECT billing_make_partitions(%s)", [made])
+    counted = [month, *(month + timedelta(days=number) for number in range(20, 26)), late - timedelta(minutes=90)]
+    for at in (month - timedelta(minutes=30), *counted, before):
+        use(acme, at=at.astimezone(UTC), price_version=version, output=1_000_000)
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
+    rollups.build()
+
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return late.astimezone(tz)
+
+    monkeypatch.setattr("frontend.visits.datetime", Then)
+    spent, figures = panel_of(client, "spend"), panel_of(client, "figures")
+    assert spent.amount.femto == len(counted) * 15 * 10**15
+    with tenant_scope(acme):
+        expected = forecast_tenant(acme.pk, late)
+    assert expected is not None
+    now = next(day for day in expected.path if day.point is not None)
+    assert now.actual == spent.amount.femto // 10**6
+    assert [at.date() for at in spent.chart.at] == [day.day for day in expected.path]
+    by = {one.label: one.values for one in spent.chart.series}
+    done = [value for value in by["Spend so far"] if value is not None]
+    assert (len(done), done[-1]) == (len([day for day in expected.path if day.actual is not None]), spent.amount.femto)
+    assert figures.requests == len(counted)
+    as_long = before.astimezone(UTC) + (late.astimezone(UTC) - month.astimezone(UTC))  # of the month before
+    then = 2 if as_long > month - timedelta(minutes=30) else 1
+    assert figures.requests_delta.text == f"{(len(counted) - then) * 100 // then}.0%"
+    assert figures.before == f"vs 1 – {min(late.day, (month - timedelta(days=1)).day)} {before:%b}"
+    assert f"1 – {late:%-d %B %Y}" in page_of(client)
 
 
 def test_the_table_says_what_the_chart_draws(client, acme, member, use):

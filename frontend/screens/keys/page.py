@@ -10,9 +10,10 @@ from urllib.parse import urlencode
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 
 from billing.models import Budget
-from billing.usage import Question, sums, this_month
+from billing.usage import Question, sums
 from frontend.numbers import Money
 from frontend.screens.keys.bounds import BoundRow, row_of
+from frontend.spans import month_of
 from frontend.visits import Visit
 from millrace.records.binding import binding
 from tenants.access import Permission
@@ -195,7 +196,7 @@ def successors(visit: Visit, keys: list[ApiKey]) -> set[int]:
 
 def spending(visit: Visit, group: Any) -> dict[int, dict[str, Any]]:
     """This month's usage of each key or project."""
-    start, end = this_month(visit.now)
+    start, end = month_of(visit)
     found = sums(Question(visit.tenant.pk, start=start, end=end), group_by=(group,))
     return {row[f"{group}_id"]: row for row in found}
 

@@ -10,11 +10,11 @@ from django.db.models import Q
 from billing.alerts import alerts_of, standing
 from billing.forecast import Forecast, forecast_tenant
 from billing.models import Budget, BudgetAlert, Window
-from billing.usage import this_month
 from frontend.charts import Chart, Series
 from frontend.gauges import Gauge, Mark, percent
 from frontend.numbers import Money, share
 from frontend.screens.overview.usage import by_day
+from frontend.spans import days_of, month_of
 from frontend.visits import Visit
 
 _DAY = timedelta(days=1)
@@ -107,7 +107,7 @@ def _standing(budget: Budget, window: Window | None, now: datetime) -> Standing:
 
 
 def spend(visit: Visit) -> Spend:
-    start, now = this_month(visit.now)
+    start, now = month_of(visit)
     days = by_day(visit, start, now)
     amount = Money(sum(row["cost_femto"] for row in days))
     expected = expectation(visit)
@@ -137,8 +137,8 @@ def spend(visit: Visit) -> Spend:
 def _chart(
     start: datetime, now: datetime, running: list[int], expected: Forecast | None, tightest: Standing | None
 ) -> Chart:
-    last = _last_of_month(start) if expected else now.date()
-    at = [start + i * _DAY for i in range((last - start.date()).days + 1)]
+    last = expected.path[-1].day if expected else now.astimezone(UTC).date()
+    at = days_of(start, datetime.combine(last + _DAY, datetime.min.time(), UTC))
     path = {each.day: each for each in expected.path} if expected else {}
     coming = [path.get(day.date()) if day.date() >= now.astimezone(UTC).date() else None for day in at]
     actual = tuple(running[i] if i < len(running) else None for i in range(len(at)))
@@ -231,8 +231,7 @@ def notices(visit: Visit) -> Notices:
         least = min(monthly, key=lambda one: one.limit.femto)
         day = crossing(expected, least.limit.femto)
         if day:
-            last = _last_of_month(visit.now)
-            days = (last - day).days + 1
+            days = (expected.path[-1].day - day).days + 1
             rest = "on the last day" if days == 1 else f"for the last {days} days"
             found.append(
                 Notice(
@@ -246,8 +245,3 @@ def notices(visit: Visit) -> Notices:
                 )
             )
     return Notices(tuple(found))
-
-
-def _last_of_month(at: datetime) -> date:
-    first = at.astimezone(UTC).date().replace(day=1)
-    return (first + 32 * _DAY).replace(day=1) - _DAY

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from billing.models import Verdict
-from billing.usage import Question, sums, total
+from billing.usage import Question, sums, this_month, total
 from frontend.charts import Chart, Series
 from frontend.charts import total as summed
 from frontend.numbers import Money, duration, share
-from frontend.spans import Span, span_of
+from frontend.spans import Span, days_of, span_of
 from frontend.visits import Visit
 from millrace.records.questions import Rates, rates, ttft_objective_ms
 
@@ -79,8 +79,7 @@ def by_day(visit: Visit, start: datetime, end: datetime) -> list[dict[str, Any]]
     question = Question(visit.tenant.pk, start=start, end=end)
     rows = visit.once(question, lambda: sums(question, bucket="day"))
     found = {row["start"].date(): row for row in rows}
-    days = [start + i * _DAY for i in range(-(-(end - start) // _DAY))]
-    return [found.get(at.date(), {**total([]), "start": at}) for at in days]
+    return [found.get(at.date(), {**total([]), "start": at}) for at in days_of(start, end)]
 
 
 def all_input(counts: Mapping[str, Any]) -> int:
@@ -126,7 +125,7 @@ def figures(visit: Visit) -> Figures:
     now = _metered(visit, span.start, span.end)
     then = _metered(visit, start, end)
     went = rates(visit.tenant.pk, span.start, span.end, "day")
-    last = end - timedelta(microseconds=1)
+    first, last = start.astimezone(span.zone), (end - timedelta(microseconds=1)).astimezone(span.zone)
     return Figures(
         requests=now[0],
         requests_delta=_delta(now[0], then[0], ""),
@@ -136,7 +135,7 @@ def figures(visit: Visit) -> Figures:
         failed_of=f"{went.total.failed:,} of {went.total.requests:,}",
         limited=_rate(went.total.limited, went),
         limited_of=_bound(went),
-        before=f"vs {start:{'%-d' if start.month == last.month else '%-d %b'}} – {last:%-d %b}",
+        before=f"vs {first:{'%-d' if first.month == last.month else '%-d %b'}} – {last:%-d %b}",
     )
 
 
@@ -150,7 +149,7 @@ def _before(span: Span) -> tuple[datetime, datetime]:
     """The span to compare with: of a month the same days of the month before, else as long, just before."""
     length = span.end - span.start
     if span.name == "month":
-        start = (span.start - _DAY).replace(day=1)
+        start = this_month(span.start - _DAY, span.zone)[0]
         return start, min(start + length, span.start)
     return span.start - length, span.start
 

@@ -15,6 +15,7 @@ from frontend.numbers import Money, share
 from frontend.screens.requests.log import bound_label
 from frontend.screens.usage.asked import Asked, asked
 from frontend.screens.usage.groups import INPUT
+from frontend.spans import days_of
 from frontend.visits import Visit
 from millrace.records.models import Verdict
 from millrace.records.questions import rates
@@ -98,7 +99,7 @@ def _days(visit: Visit, now: Asked) -> list[dict[str, Any]]:
     """Sums of each day of the span, also of those without use."""
     rows = visit.once(now.question, lambda: sums(now.question, bucket="day"))
     found = {row["start"].astimezone(UTC).date(): row for row in rows}
-    days = [now.span.start + i * _DAY for i in range(-(-(now.span.end - now.span.start) // _DAY))]
+    days = days_of(now.span.start, now.span.end)
     return [found.get(at.date(), {**total([]), "start": at}) for at in days]
 
 

@@ -18,12 +18,10 @@ import redis
 from django.conf import settings
 from django.db.models import F, QuerySet, Sum
 
-from billing.models import BillingProfile, Budget, UsageEvent, Window
-from billing.periods import default_entity
+from billing.models import Budget, UsageEvent, Window
+from billing.periods import billing_zone
 from billing.usage import Question, sums, total
 from tenants.models import ApiKey
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 DAYS = 7
 MOST_REQUESTS = 100_000  # that are looked at, from the oldest of the time on
@@ -88,7 +86,7 @@ def budget_would_refuse(
     The period under way when the time begins counts with what was used in it before. One for good counts from then.
     """
     end = now or datetime.now(UTC)
-    start, zone = end - timedelta(days=days), _zone(scope.tenant_id)
+    start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
     most = amount * 10**6 if unit == "money" else amount
     window = _window(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
@@ -215,13 +213,6 @@ def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, i
     for fields in found:
         for field, number in fields.items():
             yield field.decode(), int(number)
-
-
-def _zone(tenant_id: int) -> ZoneInfo:
-    """Whose clocks days and months go by: those of the entity that bills the tenant."""
-    with system(SystemUse.BILLING):
-        profile = BillingProfile.objects.for_tenant(tenant_id).select_related("entity").first()
-        return ZoneInfo((profile.entity if profile is not None else default_entity()).time_zone)
 
 
 def _window(period: str, at: datetime, zone: ZoneInfo) -> datetime:
