@@ -26,9 +26,11 @@ const closeMenus = (but) => {
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
 
-// Dialogs and the drawer show what was put into them, and close by Esc, outside, or [data-close].
+// Dialogs and the drawer show what was put into them, and close by Esc, outside, or [data-close]. A form that comes
+// back has the focus on what is wrong.
 on("htmx:afterSwap", ({ detail: { target } }) => {
-  if (target.localName !== "dialog" || target.open) return;
+  if (target.localName !== "dialog") return;
+  if (target.open) return ($("[aria-invalid=true]", target) || $("[type=submit]", target))?.focus();
   target.showModal();
   const title = $("h1", target);
   if (title) target.setAttribute("aria-label", title.textContent);
