@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import TruncDay
@@ -58,21 +59,18 @@ def forecast_window(budget: Budget, window: Window, now: datetime | None = None)
     return _forecast(daily, window.period_start, window.period_end, -(-int(window.used) // MILLIONTHS), now)
 
 
-def forecast_tenant(tenant_id: int, now: datetime | None = None) -> Forecast | None:
-    """What the tenant's month under way will cost, in nano-USD; None with less than three days of use before."""
-    now = now or datetime.now(UTC)
-    start, end = _month(tenant_id, now)
+def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo | None = None) -> Forecast | None:
+    """What the tenant's month under way will cost, in nano-USD; None with less than three days of use before.
+
+    `zone`: that of who bills the tenant, if it is known already.
+    """
+    now, zone = now or datetime.now(UTC), zone or billing_zone(tenant_id)
+    local = now.astimezone(zone)
+    start, end = month_bounds(zone.key, local.year, local.month)
     rollups = UsageRollup.objects.for_tenant(tenant_id)
     daily = _daily(rollups, Window.Unit.MONEY, start, now)
     used = total(sums(Question(tenant_id, start=start, end=now)))["cost_femto"]
     return _forecast(daily, start, end, -(-used // FEMTO_A_NANO), now)
-
-
-def _month(tenant_id: int, now: datetime) -> tuple[datetime, datetime]:
-    """The month under way by the clocks of who bills the tenant."""
-    zone = billing_zone(tenant_id)
-    local = now.astimezone(zone)
-    return month_bounds(zone.key, local.year, local.month)
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
 
 from billing.periods import billing_zone
 from billing.usage import instant, this_month
@@ -46,18 +47,21 @@ class Span:
 def span_of(visit: Visit) -> Span:
     """The span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
     name = visit.query.get("range", "month")
-    start, end = month_of(visit)
-    zone, fault = zone_billed(visit), ""
+    start: datetime | None = None
+    zone: tzinfo = UTC
+    end, fault = visit.now, ""
     if name in ("7d", "30d"):
         today = visit.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        start, zone = today - (6 if name == "7d" else 29) * _DAY, UTC
+        start = today - (6 if name == "7d" else 29) * _DAY
     elif name == "custom":
         try:
-            (start, end), zone = _dates(visit), UTC
+            start, end = _dates(visit)
         except ValueError as wrong:
             fault = str(wrong)
     else:
         name = "month"
+    if start is None:
+        (start, end), zone = month_of(visit), zone_billed(visit)
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
     labels = (("month", "Month to date"), ("7d", "7 days"), ("30d", "30 days"), ("custom", "Custom"))
@@ -65,7 +69,7 @@ def span_of(visit: Visit) -> Span:
     return Span(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, fault)
 
 
-def zone_billed(visit: Visit) -> tzinfo:
+def zone_billed(visit: Visit) -> ZoneInfo:
     """The clocks of who bills the tenant."""
     return visit.once("billing zone", lambda: billing_zone(visit.tenant.pk))
 

@@ -14,7 +14,7 @@ from frontend.charts import Chart, Series
 from frontend.gauges import Gauge, Mark, percent
 from frontend.numbers import Money, share
 from frontend.screens.overview.usage import by_day
-from frontend.spans import days_of, month_of
+from frontend.spans import days_of, month_of, zone_billed
 from frontend.visits import Visit
 
 _DAY = timedelta(days=1)
@@ -85,7 +85,7 @@ def hard_budgets(visit: Visit) -> list[Standing]:
 
 def expectation(visit: Visit) -> Forecast | None:
     """What the month will cost."""
-    return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now))
+    return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now, zone_billed(visit)))
 
 
 def standings(visit: Visit, budgets: list[Budget]) -> list[Standing]:
