@@ -223,7 +223,7 @@ def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, us
     then = 2 if as_long > month - timedelta(minutes=30) else 1
     assert figures.requests_delta.text == f"{(len(counted) - then) * 100 // then}.0%"
     assert figures.before == f"vs 1 – {min(late.day, (month - timedelta(days=1)).day)} {before:%b}"
-    assert f"1 – {late:%-d %B %Y}" in page_of(client)
+    assert f"1 – {late:%-d %B %Y}, {name}" in page_of(client)
 
 
 def test_the_table_says_what_the_chart_draws(client, acme, member, use):

@@ -58,7 +58,7 @@ def alerts(visit: Visit, budget_id: int | None = None) -> Alerts:
 def _alert(visit: Visit, row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
-    what = f"{row.threshold} % reached"
+    what = f"{row.threshold}% reached"
     if expected:
         what = f"Forecast {Amount.whole(unit, row.forecast or 0).text}"
     return AlertRow(

@@ -11,6 +11,7 @@ def prepare(world: World) -> None:
     from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
     from billing.models import BudgetAlert, Window
     from billing.usage import this_month
+    from tenants.models import Mail
     from tenants.roles import SystemUse
     from tenants.scoping import system
 
@@ -27,10 +28,20 @@ def prepare(world: World) -> None:
                 period_end=start + timedelta(days=31),
                 used=97 * 10**15,
             )
-            for threshold, used in (("50", 50), ("80", 81), ("100", 100), (BudgetAlert.FORECAST, 60)):
+            given = {"tenant": tenant, "roles": ["owner"], "subject": "Alerted", "text": "Alerted"}
+            why = {"error": "The mail server could not be reached."}
+            mails = (
+                Mail.objects.create(**given, sent_at=start),
+                Mail.objects.create(**given, **why),
+                Mail.objects.create(**given, **why, tries=Mail.MOST_TRIES),
+                None,
+            )
+            alerts = (("50", 50), ("80", 81), ("100", 100), (BudgetAlert.FORECAST, 60))
+            for (threshold, used), mail in zip(alerts, mails, strict=True):
                 BudgetAlert.objects.create(
                     tenant=tenant,
                     budget=budget,
+                    mail=mail,
                     window=window,
                     threshold=threshold,
                     used=used * 10**9,
