@@ -50,6 +50,6 @@ KEY: frozenset[Permission] = _ADMIN - {P.KEYS_MANAGE}
 STEP_UP = frozenset(
     {
         *(P.TENANT_DELETE, P.MEMBERS_WRITE, P.OWNERS_WRITE, P.KEYS_WRITE, P.KEYS_MANAGE, P.BILLING_WRITE),
-        P.WEBHOOKS_WRITE,
+        *(P.LIMITS_WRITE, P.WEBHOOKS_WRITE),
     }
 )

@@ -13,7 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='mail',
             name='error',
-            field=models.CharField(blank=True, default='', help_text='why the last try failed', max_length=200),
-            preserve_default=False,
+            field=models.CharField(blank=True, db_default='', default='', help_text='why the last try failed', max_length=200),
         ),
     ]

@@ -144,7 +144,7 @@ class Mail(models.Model):
     claimed_at = models.DateTimeField(null=True)
     tries = models.SmallIntegerField(default=0)
     sent_at = models.DateTimeField(null=True)
-    error = models.CharField(max_length=200, blank=True, help_text="why the last try failed")
+    error = models.CharField(max_length=200, blank=True, default="", db_default="", help_text="why the last try failed")
 
     objects = TenantManager()
 
