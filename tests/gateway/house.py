@@ -97,6 +97,8 @@ class Worker:
 
     async def _claim(self, key: bytes) -> None:
         attempt = await self.broker.hget(key, "attempt")  # type: ignore[misc]
+        if attempt is None:  # it was kept for long enough after its end
+            return
         found: Any = await self.broker.eval(claims.CLAIM, 1, key, attempt, self.replica.name, secrets.token_hex(8))  # type: ignore[misc]
         if found is not None:
             job = decode_job(found[0])

@@ -15,7 +15,7 @@ from inference_worker.protocol import Envelope, Job, UsageEvent, claim_key, enco
 
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"], socket_timeout=60)
     client.flushdb()
     yield client
     client.close()
