@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from tests.e2e.conftest import MODEL, Stack, eventually
@@ -26,7 +27,13 @@ def lose_the_worker(stack: Stack) -> None:
     killed = stack.worker()
     os.kill(killed, signal.SIGKILL)
     eventually(lambda: stack.worker() != killed, 30)
-    stack.wait_until_ready()
+    hello = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+
+    def answers() -> bool:
+        url = f"{stack.url}/v1/chat/completions"
+        return httpx.post(url, json=hello, headers=stack.headers, timeout=60).status_code == 200
+
+    eventually(answers, 60)
 
 
 def test_a_killed_workers_pins_bill_as_read(stack: Stack) -> None:
