@@ -157,7 +157,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
 
     async def second_leg() -> bool:
-        return call.model == "b" and call.generation.written
+        return call.generation.leg == 1 and call.generation.written
 
     await eventually(second_leg)
     job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
