@@ -23,7 +23,7 @@ ENGINE_MAY = {
     "kernels",
     "inference_worker.engine",
 }
-BILLING_MAY = {"inference_worker.protocol"}
+BILLING_MAY = {"inference_worker.protocol", "inference_worker.journal"}
 GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
     *(

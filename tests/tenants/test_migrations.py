@@ -10,6 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from billing import rating
 from tenants import actions, authentication, snapshot
 from tenants.models import KeySnapshot, Tenant
 from tests.seeing import Everybody, allow_emptying
@@ -40,6 +41,7 @@ def first_release(as_owner, transactional_db) -> Any:
         yield
     finally:
         call_command("migrate", verbosity=0)
+        rating._raters.clear()  # price sheets are numbered from 1 again
         with as_owner(), connection.cursor() as cursor:
             allow_emptying(cursor)
 
