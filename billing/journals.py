@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import structlog
 from django.db import connection
 
 from billing.arrays import array, text_array
@@ -19,6 +21,8 @@ from billing.models import UsageQuarantine
 from billing.partitions import existing_partitions, month_of, partition_name
 from inference_worker.journal import journalled
 from inference_worker.protocol import UsageEvent
+
+log = structlog.get_logger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSING = """
@@ -41,16 +45,21 @@ class Unsettled(NamedTuple):
 def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
     """By worker and tenant, what was admitted before then, is in the journals below `folder`, and was never settled.
 
-    The scope must allow all tenants' rows. Months that are archived, and what is in quarantine, are left out.
+    The scope must allow all tenants' rows. Months that are archived, and what is in quarantine, are left out; so is a
+    journal that cannot be read, which the log names.
     """
     attached = set(existing_partitions())
     found: dict[tuple[str, int], list[int]] = {}
     for journal in sorted(path for path in folder.glob("*") if path.is_dir()):
-        told = {
-            (event.envelope.request_id, event.envelope.leg): (event, payload)
-            for event, payload in journalled(journal)
-            if _admitted(event) < before and partition_name(month_of(_admitted(event))) in attached
-        }
+        try:
+            told = {
+                (event.envelope.request_id, event.envelope.leg): (event, payload)
+                for event, payload in journalled(journal)
+                if _admitted(event) < before and partition_name(month_of(_admitted(event))) in attached
+            }
+        except (msgspec.MsgspecError, ValueError, OverflowError, OSError) as fault:
+            log.exception("journal_unreadable", worker=journal.name, fault=type(fault).__name__)
+            continue
         for event in _without_row(list(told.values())):
             sums = found.setdefault((journal.name, event.envelope.tenant_id), [0, 0])
             sums[0] += 1

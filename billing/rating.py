@@ -21,12 +21,15 @@ FREE = Rated(None, 0, 0)
 def raters(versions: Iterable[int]) -> dict[int, Rater]:
     """By the sheets of these versions; of one that there is none of, nothing."""
     wanted = set(versions)
-    if missing := wanted - _raters.keys():
-        if len(_raters) + len(missing) > MOST_SHEETS:
-            _raters.clear()
+    known = {version: rater for version in wanted if (rater := _raters.get(version)) is not None}
+    if missing := wanted - known.keys():
         with system(SystemUse.SETTLER):
-            _raters.update((row.pk, Rater(row.decoded())) for row in CompiledSheet.objects.filter(pk__in=wanted))
-    return {version: _raters[version] for version in wanted if version in _raters}
+            read = {row.pk: Rater(row.decoded()) for row in CompiledSheet.objects.filter(pk__in=missing)}
+        if len(_raters) + len(read) > MOST_SHEETS:
+            _raters.clear()  # other threads go on with what they have in hand
+        _raters.update(read)
+        known |= read
+    return known
 
 
 def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:

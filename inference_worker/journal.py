@@ -1,8 +1,9 @@
 """The worker's journal: each leg's final counts are on disk before anybody is told of its end.
 
-A folder of append-only segments. A record is a usage event (`U`) or the word that the broker has taken one (`C`, with
-its key). A segment is deleted once the settler has acknowledged everything in it; what is left when a worker starts is
-replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
+A folder of append-only segments. A record is a usage event (`U`), the word that the broker has taken one (`C`, with its
+key), or that one must not be settled (`D`, likewise). A segment is deleted once the settler has acknowledged everything
+in it; what is left when a worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody
+had been told of that end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SEGMENT_BYTES = 1 << 20
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
 
 LegKey = tuple[str, int, int]  # request id, leg, attempt
+_decode_key = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
 _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
 
 
@@ -59,9 +61,12 @@ class Journal:
         self.segments: list[Segment] = []
         paths = sorted(folder.glob("*.journal"))
         confirmed: dict[LegKey, str] = {}
+        dropped: set[LegKey] = set()
         for path in paths:
-            self.segments.append(_read_segment(path, confirmed))
+            self.segments.append(_read_segment(path, confirmed, dropped))
         for segment in self.segments:
+            for key in segment.events.keys() & dropped:
+                del segment.events[key]
             segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
         self._next = int(paths[-1].stem) + 1 if paths else 1
         self._open_segment()
@@ -90,18 +95,14 @@ class Journal:
             if key in segment.events:
                 segment.stream_ids[key] = stream_id
                 break
-        end = self._file.tell()
-        try:
-            self._write(b"C", encode((*key, stream_id)))
-        except OSError:
-            self._file.truncate(end)
-            self._file.seek(end)
+        self._note(b"C", encode((*key, stream_id)))
         if self._file.tell() > SEGMENT_BYTES:
             self._file.close()
             self._open_segment()
 
     def drop(self, key: LegKey) -> None:
         """Forget an event that must not be settled: its leg failed, or another attempt answered for it."""
+        self._note(b"D", encode(key))
         for segment in self.segments:
             segment.events.pop(key, None)
             segment.stream_ids.pop(key, None)
@@ -130,6 +131,15 @@ class Journal:
         self._file = path.open("ab", buffering=0)
         self.segments.append(Segment(path))
 
+    def _note(self, kind: bytes, payload: bytes) -> None:
+        """Write what may be lost: then it is found out again when the event is replayed."""
+        end = self._file.tell()
+        try:
+            self._write(kind, payload)
+        except OSError:
+            self._file.truncate(end)
+            self._file.seek(end)
+
     def _write(self, kind: bytes, payload: bytes) -> None:
         record = _HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload
         if self._file.write(record) < len(record):  # unbuffered: a disk that fills up takes a part
@@ -137,12 +147,22 @@ class Journal:
 
 
 def journalled(folder: Path) -> list[tuple[UsageEvent, bytes]]:
-    """All events in a worker's journal, and as they are sent; the worker may go on writing meanwhile."""
-    found = []
+    """Events in a worker's journal, and as they are sent; the worker may go on writing meanwhile.
+
+    Raises:
+        OSError: it cannot be read.
+        msgspec.MsgspecError, ValueError: another version wrote it, or it is damaged.
+    """
+    found: dict[LegKey, tuple[UsageEvent, bytes]] = {}
     for path in sorted(folder.glob("*.journal")):
         with contextlib.suppress(FileNotFoundError):  # all of it was settled just now
-            found += [(decode_usage(payload), payload) for kind, payload in _records(path.read_bytes()) if kind == b"U"]
-    return found
+            for kind, payload in _records(path.read_bytes()):
+                if kind == b"U":
+                    event = decode_usage(payload)
+                    found[leg_key(event)] = (event, payload)
+                elif kind == b"D":
+                    found.pop(_decode_key(payload), None)
+    return list(found.values())
 
 
 def parse_stream_id(stream_id: str) -> tuple[int, int]:
@@ -150,13 +170,15 @@ def parse_stream_id(stream_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-def _read_segment(path: Path, confirmed: dict[LegKey, str]) -> Segment:
-    """Read a segment's events; confirmations, which may stand in a later segment than theirs, go to `confirmed`."""
+def _read_segment(path: Path, confirmed: dict[LegKey, str], dropped: set[LegKey]) -> Segment:
+    """Read a segment's events. What is noted of some, maybe of earlier segments, goes to `confirmed` and `dropped`."""
     segment = Segment(path)
     for kind, payload in _records(path.read_bytes()):
         if kind == b"U":
             event = decode_usage(payload)
             segment.events[leg_key(event)] = event
+        elif kind == b"D":
+            dropped.add(_decode_key(payload))
         else:
             request_id, leg, attempt, stream_id = _decode_confirmation(payload)
             confirmed[request_id, leg, attempt] = stream_id

@@ -49,7 +49,7 @@ def send_mails(now: datetime | None = None) -> int:
                 message.send()
         except (OSError, smtplib.SMTPException) as fault:
             log.warning("mail_failed", mail=pk, error=str(fault))
-            _note(pk, error=reason(fault))
+            _note(pk, only_unsent=True, error=reason(fault))
             continue
         _note(pk, sent_at=datetime.now(UTC), error="" if message.to else NOBODY)
         sent += bool(message.to)
@@ -68,9 +68,11 @@ def reason(fault: OSError | smtplib.SMTPException) -> str:
     return "The mail server could not be reached."
 
 
-def _note(pk: int, **fields: object) -> None:
+def _note(pk: int, *, only_unsent: bool = False, **fields: object) -> None:
+    """`only_unsent`: not if whoever took the mail over, as this took too long, has sent it by now."""
     with system(SystemUse.WEBHOOKS):
-        Mail.objects.all_tenants().filter(pk=pk).update(**fields)
+        mail = Mail.objects.all_tenants().filter(pk=pk)
+        (mail.filter(sent_at=None) if only_unsent else mail).update(**fields)
 
 
 def _claim(now: datetime) -> int | None:

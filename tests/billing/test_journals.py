@@ -12,7 +12,7 @@ import pytest
 
 from billing.ingest import Message, settle
 from billing.reconciler import reconcile
-from inference_worker.journal import Journal
+from inference_worker.journal import Journal, leg_key
 from inference_worker.protocol import UsageEvent, encode
 from tests.billing.conftest import make_event
 
@@ -75,6 +75,30 @@ def test_what_is_in_quarantine_is_told_of_there_alone(tmp_path: Path, journalled
     told(refused)
     report = reconcile(tmp_path)
     assert (report.differences, report.quarantined) == ([], 1)
+
+
+def test_what_must_not_be_settled_is_not_missed(tmp_path: Path) -> None:
+    event = old(1)
+    for _ in range(2):  # said to one that runs, and to one that was started again
+        journal = Journal(tmp_path / "a")
+        journal.append([event])
+        journal.drop(leg_key(event))
+        journal.close()
+        assert reconcile(tmp_path).is_clean
+    journal = Journal(tmp_path / "a")
+    assert journal.open_events() == []
+    journal.close()
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", encode(make_event(admitted_at=2**62))])
+def test_a_journal_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, journalled: Callable[..., None], monkeypatch: pytest.MonkeyPatch, payload: bytes
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("inference_worker.journal.encode", lambda event: payload)
+        journalled("broken", old(1))
+    journalled("whole", old(2))
+    assert [each["journal"] for each in reconcile(tmp_path).differences] == ["whole"]
 
 
 def test_archived_months_are_not_missed(tmp_path: Path, journalled: Callable[..., None]) -> None:

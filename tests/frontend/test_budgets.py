@@ -237,14 +237,14 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
 
     with system(SystemUse.WEBHOOKS):
         first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
-        for one, status, error in ((first, 500, ""), (others[0], None, "it takes too long")):
+        for one, status, error in ((first, 500, "The answer was 500."), (others[0], None, "it takes too long")):
             tried = {"tenant_id": acme.pk, "at": now, "ms": 5, "status": status, "error": error}
             WebhookAttempt.objects.create(delivery=one, **tried)
         WebhookDelivery.objects.all_tenants().filter(pk=first.pk).update(state="failed")
         WebhookDelivery.objects.all_tenants().filter(pk=others[1].pk).update(state="delivered")
     assert told()[1:] == [
         ("Webhook delivered", ""),
-        ("Webhook failed", "answered 500"),
+        ("Webhook failed", "The answer was 500."),
         ("Webhook on its way", "it takes too long"),
     ]
     change(WebhookDelivery, state="delivered")

@@ -21,13 +21,15 @@ from millrace.gateway import money
 from millrace.gateway.admission import Demand
 from millrace.gateway.errors import ApiError
 from millrace.gateway.routing import Candidate
+from tenants import actions
 from tenants.changes import Change
 from tenants.roles import SystemUse
 from tenants.scoping import system
+from tenants.snapshot import KeySnapshot
 from tests.gateway import test_money
-from tests.gateway.purse import MODEL, Admitted, Meeting, Purse, admit_elsewhere
+from tests.gateway.purse import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
-from tests.seeing import Everybody
+from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 table, key, budget, url, gateway, patient = (  # fixtures
@@ -296,6 +298,15 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     await see()
 
 
+def another_with_a_cent() -> KeySnapshot:
+    """A key of another tenant, whose budget has no room for a request."""
+    project = only_project(actions.do_create_tenant("other", "Other"))
+    made, _ = actions.do_create_api_key(project, "k")
+    with system(SystemUse.COMMAND):
+        Budget.objects.create(tenant_id=project.tenant_id, name="b", unit="money", period="month", amount=10**7)
+    return key_of(project.tenant_id, project.pk, made.pk)
+
+
 async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +330,9 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
         refused = await mine.admit()
         assert (refused.status, refused.code) == (503, "server_is_overloaded")
     await eventually_held(made, HOLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(mine, "key", await sync_to_async(another_with_a_cent)())
+        assert (await mine.admit()).code == "budget_exceeded"  # theirs it is not, that is out
     may_answer.set()
     await eventually_held(made, 0)
     monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 10.0)

@@ -107,4 +107,4 @@ def _why(one: WebhookDelivery) -> str:
     tries = list(one.attempts.all())
     if one.state == WebhookDelivery.State.DELIVERED or not tries:
         return ""
-    return tries[-1].error or f"answered {tries[-1].status}"
+    return tries[-1].error

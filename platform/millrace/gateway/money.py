@@ -105,13 +105,13 @@ class Treasury:
         self.prices = PriceIndex()
         self._by_key: dict[int, Path] = {}  # key -> its path
         self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
-        self._unreturned: list[Slice] = []
+        self._unreturned: list[tuple[Path, Slice]] = []
         self._to_return = asyncio.Event()
         self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
         self._changes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
-        self._given_up: set[asyncio.Task[Slice | list[Shortage]]] = set()  # of these: nobody waits for them any more
+        self._given_up: dict[asyncio.Task[Slice | list[Shortage]], Path] = {}  # those nobody waits for any more
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
@@ -213,7 +213,7 @@ class Treasury:
         answer will do."""
         shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp)
         floor = bill.amount(1) if shorter else amount
-        in_doubt = self._in_doubt
+        in_doubt = self._is_in_doubt(path)
         found = await self._recall_until(path, amount, floor)
         if isinstance(found, Slice):
             return found, max_tokens, amount
@@ -225,14 +225,14 @@ class Treasury:
                 self._keep(path, leased, amount)
                 return leased, max_tokens, amount
             found = leased
-        if in_doubt or self._in_doubt:
+        if in_doubt or self._is_in_doubt(path):
             raise _unavailable(TimeoutError("a lease was given up, and may be what is in the way"))
         raise refusals.refusal(found)
 
-    @property
-    def _in_doubt(self) -> bool:
-        """Whether the part of a request that did not wait for it, or not long enough, is not back yet."""
-        return bool(self._given_up) or any(slice_.sealed for slice_ in self._unreturned)
+    def _is_in_doubt(self, path: Path) -> bool:
+        """Whether the part of a request that did not wait for it, or not long enough, is not back in these windows."""
+        out = [*self._given_up.values(), *(each for each, slice_ in self._unreturned if slice_.sealed)]
+        return any(not set(path.ids).isdisjoint(each.ids) for each in out)
 
     async def _recall_until(self, path: Path, amount: Amount, floor: Amount) -> Slice | list[Shortage]:
         """Take the amount, once others have given back what is short of it; or what still is short then. Where `floor`
@@ -272,15 +272,15 @@ class Treasury:
                 async with asyncio.timeout(LEASE_ANSWER_SECONDS):
                     found = await asyncio.shield(leasing)
             except asyncio.CancelledError:
-                self._give_up(leasing)
+                self._give_up(leasing, path)
                 raise
             except _UNREACHABLE as fault:
-                self._give_up(leasing)
+                self._give_up(leasing, path)
                 if slice_ is not None:
-                    self._return_later(slice_)
+                    self._return_later(path, slice_)
                 raise _unavailable(fault) from fault
             if isinstance(found, Slice) and time.monotonic() >= found.until:  # this process was stopped meanwhile
-                self._return_later(found)
+                self._return_later(path, found)
                 raise _unavailable(TimeoutError("the lease had ended when it was told"))
             if isinstance(found, Slice) and take:
                 self._keep(path, found, amount)
@@ -293,38 +293,38 @@ class Treasury:
             return
         forgotten = self._paths.get(tuple(path.ids)) is not path  # its period is over
         if forgotten or not leased.left.requests:
-            self._return_later(leased)
+            self._return_later(path, leased)
             return
         if path.slice is not None:
-            self._return_later(path.slice)
+            self._return_later(path, path.slice)
         path.slice = leased
 
-    def _give_up(self, leasing: asyncio.Task[Slice | list[Shortage]]) -> None:
-        self._given_up.add(leasing)
+    def _give_up(self, leasing: asyncio.Task[Slice | list[Shortage]], path: Path) -> None:
+        self._given_up[leasing] = path
         leasing.add_done_callback(self._keep_unwanted)
 
     def _keep_unwanted(self, leasing: asyncio.Task[Slice | list[Shortage]]) -> None:
-        self._given_up.discard(leasing)
+        path = self._given_up.pop(leasing)
         if not leasing.cancelled() and leasing.exception() is None and isinstance(found := leasing.result(), Slice):
-            self._return_later(found)
+            self._return_later(path, found)
 
     # Back.
 
-    def _return_later(self, slice_: Slice) -> None:
-        self._unreturned.append(slice_)
+    def _return_later(self, path: Path, slice_: Slice) -> None:
+        self._unreturned.append((path, slice_))
         self._to_return.set()
 
     def _seal(self, paths: Collection[Path]) -> None:
         """Admit nothing more from their slices."""
         for path in paths:
             if path.slice is not None:
-                self._return_later(path.slice)
+                self._return_later(path, path.slice)
                 path.slice = None
 
     async def _return_all(self) -> None:
         """Give back what is left of slices that are done with. NOTE: twice is as good as once, so they are forgotten
         only when it is done; one that the reaper took back meanwhile has another fence."""
-        returning = list(self._unreturned)
+        returning = [slice_ for _, slice_ in self._unreturned]
         if not returning:
             return
         try:
@@ -333,7 +333,7 @@ class Treasury:
             log.warning("slices_not_returned", slices=len(returning), error=str(fault) or type(fault).__name__)
             return
         done = {id(each) for each in returning}
-        self._unreturned = [each for each in self._unreturned if id(each) not in done]
+        self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]
 
     async def _sweep(self) -> None:
         while True:

@@ -294,6 +294,13 @@ def _prices(now: datetime) -> Iterator[Concern]:
             )
 
 
+_MOVED = "Windows were set right; find out what moved them. An overdue slice wants the settler to run."
+_ADVICE = {
+    False: _MOVED,
+    True: f"{_MOVED} A worker's journal has usage that was never settled: start a worker of that name, which sends it.",
+}
+
+
 def _reconciliation(now: datetime) -> Iterator[Concern]:
     last = Reconciliation.objects.order_by("-id").first()
     if last is None or now - last.at > RECONCILED_LATE:
@@ -315,7 +322,7 @@ def _reconciliation(now: datetime) -> Iterator[Concern]:
             "differences",
             urgent=True,
             title=f"Reconciliation found {found}{corrected}{overdue}",
-            todo="Windows were set right; find out what moved them. An overdue slice wants the settler to run.",
+            todo=_ADVICE[any("journal" in one for one in last.differences)],
         )
 
 
