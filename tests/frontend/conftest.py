@@ -12,7 +12,7 @@ import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.frontend.browsing import AXE, WATCH, Visited, chromium, fail, logged_in, settle, weigh, windows
-from tests.frontend.console import PASSWORD, Screen, Undefined, World, make_world, meter
+from tests.frontend.console import PASSWORD, Screen, Undefined, World, make_world, meter, remembered
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,26 @@ def window(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
     """Opens windows that are closed at the test's end; see `windows`."""
     with windows(browser) as window:
         yield window
+
+
+@pytest.fixture
+def opened(window: Callable[..., BrowserContext], served: str) -> Callable[[str, str], Page]:
+    """Opens a page of the console as somebody who has proved lately who it is, in a window of its own."""
+    from django.test import Client  # here: this file is read before Django is set up
+
+    from tenants.models import User
+
+    def opened(email: str, path: str) -> Page:
+        person = Client()
+        person.force_login(User.objects.get(email=email))
+        remembered(person.session)
+        context = window(base_url=served, accept_downloads=True)
+        context.add_cookies([{"name": "sessionid", "value": person.session.session_key, "url": served}])
+        page = context.new_page()
+        page.goto(path)
+        return page
+
+    return opened
 
 
 @pytest.fixture(scope="session")

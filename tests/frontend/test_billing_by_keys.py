@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.test import Client
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from billing.actions.invoices import do_finalise
 from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.screens.ops_billing import deeds
 from tenants import actions
-from tenants.models import Tenant, User
-from tests.frontend.console import meter, remembered
+from tenants.models import Tenant
+from tests.frontend.console import meter
 from tests.frontend.test_billing_run import LAST, NOW, made, month
 from tests.seeing import Everybody, of, only_project
 
@@ -27,27 +25,6 @@ FORMS = {
     "void": ("Void", "Void it", {"Why": "Wrong tenant"}, "Void"),
     "write-off": ("Give up", "Give it up", {"Why": "Gone"}, "Uncollectible"),
 }
-
-
-@pytest.fixture
-def opened(browser: Browser, served: str) -> Iterator[Callable[[str, str], Page]]:
-    """Opens a page of the console as somebody."""
-    contexts: list[BrowserContext] = []
-
-    def opened(who: str, path: str) -> Page:
-        person = Client()
-        person.force_login(User.objects.get(email=who))
-        remembered(person.session)
-        context = browser.new_context(base_url=served, accept_downloads=True)
-        contexts.append(context)
-        context.add_cookies([{"name": "sessionid", "value": person.session.session_key, "url": served}])
-        page = context.new_page()
-        page.goto(path)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
 
 
 def tab_to(page: Page, wanted: Locator) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import Page, expect
 
 from billing.invoicing.preview import preview
 from billing.ledger import balance
@@ -103,18 +103,8 @@ def verbs() -> list[str]:
 
 @pytest.mark.browser
 @pytest.mark.usefixtures("table")
-def test_a_month_from_draft_to_paid(window: Callable[..., BrowserContext], served: str) -> None:
+def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     tenant = made()
-
-    def opened(who: str, path: str) -> Any:
-        person = Client()
-        person.force_login(User.objects.get(email=who))
-        remembered(person.session)
-        context = window(base_url=served, accept_downloads=True)
-        context.add_cookies([{"name": "sessionid", "value": person.session.session_key, "url": served}])
-        page = context.new_page()
-        page.goto(path)
-        return page
 
     def confirm(page: Any, name: str, button: str, **fields: str) -> None:
         dialog = page.locator("dialog[open]")
