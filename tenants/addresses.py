@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 
 def normalised(networks: Iterable[str]) -> tuple[str, ...]:
@@ -29,6 +29,23 @@ def allowed(address: str | None, networks: Sequence[str] | None) -> bool:
         return False
     forms = {parsed, getattr(parsed, "ipv4_mapped", None) or parsed}
     return any(form in network for network in map(_network, networks) for form in forms)
+
+
+@lru_cache(maxsize=4096)
+def client_network(address: str) -> str:
+    """Name the client that limits per address apply to: an IPv4 address, or an IPv6 address's /64 network.
+
+    A host or a customer is given a /64. Text that is no address is returned as it is.
+    """
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address[:64]
+    if not isinstance(parsed, IPv6Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ip_network((parsed.packed[:8] + bytes(8), 64)))
 
 
 @lru_cache(maxsize=4096)

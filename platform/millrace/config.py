@@ -62,6 +62,13 @@ def secret(text: str) -> str:
     return text
 
 
+def positive_size(text: str) -> int:
+    """Check a size of at least one byte."""
+    if (found := env.size(text)) < 1:
+        raise ValueError("want at least 1 byte")
+    return found
+
+
 def local_address(host: str) -> str:
     """Where to reach a server of this machine that listens on `host`, which may mean "on every address"."""
     try:
@@ -184,6 +191,67 @@ class PlatformSettings(SharedSettings):
     )
     oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
     max_body_bytes: int = env.env("MILLRACE_MAX_BODY", env.size, default="8MiB", help="largest request body")
+    max_connections: int = env.env(
+        "MILLRACE_MAX_CONNECTIONS",
+        env.integer(1, 1_000_000),
+        default="4096",
+        help="client connections of a gateway; further ones get a 503",
+    )
+    max_connections_per_address: int = env.env(
+        "MILLRACE_MAX_CONNECTIONS_PER_ADDRESS",
+        env.integer(1, 1_000_000),
+        default="512",
+        help="client connections of one address or IPv6 /64 network, trusted proxies excepted; further ones get a 429",
+    )
+    max_unauthenticated_bytes: int = env.env(
+        "MILLRACE_MAX_UNAUTHENTICATED_BYTES",
+        positive_size,
+        default="32MiB",
+        help="bytes of requests that are not authenticated yet, of all connections of a gateway together",
+    )
+    header_timeout_seconds: int = env.env(
+        "MILLRACE_HEADER_TIMEOUT_SECONDS",
+        env.integer(1, 3600),
+        default="10",
+        help="time for a request's headers, from the connection or from the first byte of the next request",
+    )
+    max_header_bytes: int = env.env(
+        "MILLRACE_MAX_HEADER_BYTES",
+        positive_size,
+        default="32KiB",
+        help="a request's headers and request line together; larger ones get a 431",
+    )
+    body_timeout_seconds: int = env.env(
+        "MILLRACE_BODY_TIMEOUT_SECONDS",
+        env.integer(1, 3600),
+        default="30",
+        help="time for a request's body or a WebSocket message, longer by a second for each"
+        " MILLRACE_MIN_BODY_BYTES_PER_SECOND received",
+    )
+    min_body_bytes_per_second: int = env.env(
+        "MILLRACE_MIN_BODY_BYTES_PER_SECOND",
+        positive_size,
+        default="8KiB",
+        help="slowest rate at which a body may arrive after MILLRACE_BODY_TIMEOUT_SECONDS; slower ones get a 408",
+    )
+    keepalive_timeout_seconds: int = env.env(
+        "MILLRACE_KEEPALIVE_TIMEOUT_SECONDS",
+        env.integer(1, 3600),
+        default="20",
+        help="how long a connection stays open between two requests; behind a proxy, longer than the proxy's own",
+    )
+    websocket_auth_timeout_seconds: int = env.env(
+        "MILLRACE_WEBSOCKET_AUTH_TIMEOUT_SECONDS",
+        env.integer(1, 3600),
+        default="10",
+        help="time in which a WebSocket without a key in its headers must send one",
+    )
+    wrong_keys_per_minute: int = env.env(
+        "MILLRACE_WRONG_KEYS_PER_MINUTE",
+        env.integer(1, 1_000_000),
+        default="60",
+        help="wrong API keys of one address or IPv6 /64 network, at each gateway; further ones get a 429",
+    )
     files_quota: int = env.env(
         "MILLRACE_FILES_QUOTA", env.size, default="10GiB", help="what a tenant's files for batches may have in all"
     )

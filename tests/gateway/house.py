@@ -32,6 +32,7 @@ from inference_worker.protocol import (
     gateway_stream,
     request_log,
 )
+from millrace.cli.stack import HTTP_PROTOCOL
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.services.program import die_with_parent, free_port
 from tests.gateway.test_dispatch import Replica
@@ -159,7 +160,7 @@ async def house(
             port = str(free_port())
             arguments = ("tests.gateway.killable:application", "--port", port, "--log-level", "warning")
             process = _start(
-                *("-m", "uvicorn", *arguments, "--loop", "uvloop", "--http", "httptools", "--no-access-log"),
+                *("-m", "uvicorn", *arguments, "--loop", "uvloop", "--http", HTTP_PROTOCOL, "--no-access-log"),
                 environ=environ | ({"HOUSE_KILL_AT": kill_at[name]} if name in kill_at else {}),
             )
             headers = {"authorization": f"Bearer {key}"}

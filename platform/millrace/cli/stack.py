@@ -28,6 +28,8 @@ NOT_FOR_WORKERS = (
 )
 READY_SECONDS = 600.0
 STOP_GRACE_SECONDS = 10.0
+HTTP_PROTOCOL = "millrace.gateway.connections.http:GatewayHttpProtocol"
+WEBSOCKET_PROTOCOL = "millrace.gateway.connections.websocket:GatewayWebSocketProtocol"
 
 
 class Stack:
@@ -149,12 +151,14 @@ class Stack:
 
     def _gateway(self) -> Program:
         host, port = self.settings.host, self.settings.port
-        arguments = ("--host", host, "--port", str(port), "--loop", "uvloop", "--http", "httptools")
-        more = ("--ws", "websockets-sansio", "--no-access-log", "--log-level", self.settings.log_level)
+        arguments = ("--host", host, "--port", str(port), "--loop", "uvloop", "--http", HTTP_PROTOCOL)
+        size = str(2 * self.settings.max_body_bytes)
+        more = ("--ws", WEBSOCKET_PROTOCOL, "--ws-max-size", size, "--no-access-log")
         return Program(
             "gateway",
             (
                 *(sys.executable, "-m", "uvicorn", "millrace.asgi:application", *arguments, *more),
+                *("--log-level", self.settings.log_level),
                 *("--timeout-graceful-shutdown", str(self.worker.drain_seconds)),
                 *("--forwarded-allow-ips", self.settings.trusted_proxies),
             ),

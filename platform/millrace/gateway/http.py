@@ -21,6 +21,7 @@ from channels.exceptions import StopConsumer
 from millrace.gateway import tracing
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.dialects import OPENAI, Dialect
 from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.idempotency import Answer, Once, Replay
@@ -94,6 +95,7 @@ class HttpConsumer(AsyncConsumer):
         """
         address = (self.scope["client"] or ("",))[0]
         self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
+        mark_authenticated(self.scope)
         # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
         self.gateway.live.add(self.key, self._end)
         tracing.name_tenant(self.key)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from billing import status
+from millrace.gateway.connections.guard import process_guard
 from millrace.gateway.replica_metrics import ReplicaMetrics
 from millrace.gateway.replicas import ReplicaBoard
 
@@ -36,6 +37,7 @@ class GatewayMetrics:
         self.records_lost = Counter(
             "millrace_request_records_lost", "records of requests not written", ["kind"], registry=self.registry
         )
+        self.registry.register(process_guard())
         self.registry.register(ReplicaMetrics(replicas))
         self.settler = settler or _SettlerStatus()
         self.registry.register(self.settler)

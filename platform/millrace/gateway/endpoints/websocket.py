@@ -21,6 +21,7 @@ from inference_worker.protocol import AnswerEvent, End
 from millrace.gateway import tracing
 from millrace.gateway.app import running_gateway
 from millrace.gateway.cancelling import AGAIN_SECONDS, cancel_and_wait
+from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.errors import OVERLOADED, ApiError, invalid
 from millrace.gateway.http import STALLED_SECONDS
 from millrace.gateway.ids import new_request_id
@@ -35,7 +36,6 @@ from tenants.tickets import Ticket
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "realtime.chat"
-AUTH_SECONDS = 10.0  # for the first message, where no header has a key
 MOST_AT_ONCE = 64
 MOST_ID_CHARACTERS = 64
 UNAUTHORISED, REFUSED = 4401, 1008  # close codes
@@ -57,6 +57,7 @@ class Socket:
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self._gateway = running_gateway()
+        self._scope = scope
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._address = (scope["client"] or ("",))[0]
         self._receive, self._base_send = receive, send
@@ -101,7 +102,7 @@ class Socket:
         """
         if not self._headers.keys() & {b"authorization", b"x-api-key"}:
             try:
-                async with asyncio.timeout(AUTH_SECONDS):
+                async with asyncio.timeout(self._gateway.settings.websocket_auth_timeout_seconds):
                     first = await self._next()
             except TimeoutError:
                 first = None
@@ -113,6 +114,7 @@ class Socket:
             else:
                 raise ApiError("invalid_api_key", 'The first message must be {"type": "auth", "key": "sk-…"}.')
         await self._key()
+        mark_authenticated(self._scope)
         await self._tell({"type": "ready"})
 
     async def _take_ticket(self, text: str) -> Ticket:

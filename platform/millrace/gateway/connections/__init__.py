@@ -1,0 +1,18 @@
+"""The gateway's side of a client's connection: deadlines and bounds below ASGI.
+
+uvicorn runs with `http.GatewayHttpProtocol` and `websocket.GatewayWebSocketProtocol` in place of its own classes. Both
+share one `guard.ConnectionGuard` per process, which counts connections and unauthenticated bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+AUTHENTICATED = "millrace.authenticated"  # the ASGI extension's name
+
+
+def mark_authenticated(scope: Any) -> None:
+    """Stop counting the bytes of this request as unauthenticated. Under another server, do nothing."""
+    mark = (scope.get("extensions") or {}).get(AUTHENTICATED)
+    if mark is not None:
+        mark()

@@ -1,0 +1,257 @@
+"""Bounds that all connections of a gateway share: how many there are, and how many unauthenticated bytes they hold.
+
+A request counts with every byte received, headers included, from its first byte until it is authenticated or answered.
+Small requests (headers and the first 64 KiB of a body) may fill the bound; what exceeds it is rejected. The rest of larger
+bodies may fill half of the bound, so that they cannot keep logins and API calls out. Beyond that, only one of them is read
+at a time. One address may hold half of what all may hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from millrace.config import PlatformSettings, platform_settings
+from tenants.addresses import allowed, client_network, normalised
+
+log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 0.5
+OTHER_FILES = 1024  # open files that are no client connections
+LOG_SECONDS = 10.0  # at most one line per reason in this time
+SMALL_BODY_BYTES = 2**16
+READ_BYTES = 2**18  # the most that the event loop reads from a connection in one call
+# Why a connection is rejected or cut off: the values of the metric's label.
+ADDRESS_CONNECTIONS, ALL_CONNECTIONS = "address_connections", "connections"
+ADDRESS_BYTES, ALL_BYTES = "address_unauthenticated_bytes", "unauthenticated_bytes"
+HEADER_SIZE, HEADER_TIMEOUT = "header_size", "header_timeout"
+BODY_SIZE, BODY_TIMEOUT = "body_size", "body_timeout"
+INVALID_HTTP, PIPELINING, NOT_READING = "invalid_http", "pipelining", "not_reading"
+WEBSOCKET_AUTH_TIMEOUT, WEBSOCKET_MESSAGES = "websocket_auth_timeout", "websocket_messages"
+REASONS = (
+    *(ADDRESS_CONNECTIONS, ALL_CONNECTIONS, ADDRESS_BYTES, ALL_BYTES, HEADER_SIZE, HEADER_TIMEOUT, BODY_SIZE),
+    *(BODY_TIMEOUT, INVALID_HTTP, PIPELINING, NOT_READING, WEBSOCKET_AUTH_TIMEOUT, WEBSOCKET_MESSAGES),
+)
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """The settings, as the protocols read them."""
+
+    header_seconds: float
+    header_bytes: int
+    body_seconds: float
+    body_bytes_per_second: int
+    body_bytes: int  # of a request that is not authenticated
+    keepalive_seconds: int
+    connections: int
+    connections_per_address: int
+    unauthenticated_bytes: int
+    websocket_auth_seconds: float
+    trusted_proxies: str
+
+    @classmethod
+    def from_settings(cls, settings: PlatformSettings) -> ConnectionLimits:
+        return cls(
+            header_seconds=settings.header_timeout_seconds,
+            header_bytes=settings.max_header_bytes,
+            body_seconds=settings.body_timeout_seconds,
+            body_bytes_per_second=settings.min_body_bytes_per_second,
+            body_bytes=settings.max_body_bytes,
+            keepalive_seconds=settings.keepalive_timeout_seconds,
+            connections=settings.max_connections,
+            connections_per_address=settings.max_connections_per_address,
+            unauthenticated_bytes=settings.max_unauthenticated_bytes,
+            websocket_auth_seconds=settings.websocket_auth_timeout_seconds,
+            trusted_proxies=settings.trusted_proxies,
+        )
+
+
+class GuardedConnection(Protocol):
+    """What the guard needs of a connection."""
+
+    def check(self, now: float, elapsed: float) -> None:
+        """Enforce the deadlines. `elapsed`: seconds since the check before."""
+
+    def resume_reading(self) -> None:
+        """Read on: there is room for a large body again."""
+
+
+class Peer:
+    """One client address (an IPv6 /64 counts as one) and what its connections use."""
+
+    __slots__ = ("connections", "held", "is_proxy", "name")
+
+    def __init__(self, name: str, is_proxy: bool) -> None:
+        self.name = name
+        self.is_proxy = is_proxy  # its connections are those of many clients: no bound per address applies
+        self.connections = 0
+        self.held = 0
+
+
+class ConnectionGuard:
+    """One per process; used on its event loop only."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.held = 0  # unauthenticated bytes
+        self.peak_held = 0
+        self.rejections: Counter[str] = Counter()
+        self._proxies = _networks(limits.trusted_proxies)
+        self._peers: dict[str, Peer] = {}
+        self._connections: dict[GuardedConnection, Peer] = {}
+        self._waiting: dict[GuardedConnection, None] = {}  # with a large body, for room; in order
+        self._logged: dict[str, tuple[float, int]] = {}  # reason -> when, and how many rejections there were then
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._swept_at = 0.0
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def open(self, connection: GuardedConnection, address: str) -> tuple[Peer, str | None]:
+        """Count a new connection. Returns its peer, and the reason why it has to be rejected, if there is one."""
+        name = client_network(address)
+        peer = self._peers.get(name)
+        if peer is None:
+            peer = self._peers[name] = Peer(name, self._proxies is None or allowed(address, self._proxies))
+        rejection = None
+        if len(self._connections) >= self.limits.connections:
+            rejection = ALL_CONNECTIONS
+        elif not peer.is_proxy and peer.connections >= self.limits.connections_per_address:
+            rejection = ADDRESS_CONNECTIONS
+        self._connections[connection] = peer
+        peer.connections += 1
+        if self._sweeping is None:
+            loop = asyncio.get_running_loop()
+            self._swept_at = loop.time()
+            self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
+        return peer, rejection
+
+    def close(self, connection: GuardedConnection) -> None:
+        """Forget a connection, which has released its bytes."""
+        peer = self._connections.pop(connection, None)
+        if peer is not None:
+            peer.connections -= 1
+            if not peer.connections:
+                self._peers.pop(peer.name, None)
+
+    def hold(self, peer: Peer, size: int) -> None:
+        """Count unauthenticated bytes."""
+        peer.held += size
+        self.held += size
+        if self.held > self.peak_held:
+            self.peak_held = self.held
+
+    def release(self, peer: Peer, size: int) -> None:
+        """Stop counting bytes."""
+        peer.held -= size
+        self.held -= size
+        self._resume()
+
+    def excess(self, peer: Peer, *, large: bool) -> str | None:
+        """Return the bound that is exceeded, if one is. `large`: the request is a large body."""
+        bound = self.limits.unauthenticated_bytes // (2 if large else 1)
+        if self.held > bound:
+            return ALL_BYTES
+        if not peer.is_proxy and peer.held > bound // 2:
+            return ADDRESS_BYTES
+        return None
+
+    def wait(self, connection: GuardedConnection) -> bool:
+        """Queue a large body until there is room. False: it is the first in the queue and is read all the same.
+
+        So at least one large body is always read, and bodies that have filled the bound together do not wait for each
+        other.
+        """
+        self._waiting[connection] = None
+        return next(iter(self._waiting)) is not connection
+
+    def stop_waiting(self, connection: GuardedConnection) -> None:
+        """Take a body out of the queue."""
+        self._waiting.pop(connection, None)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Resume as many large bodies as have room for one read each, and the first of those that still wait."""
+        if not self._waiting:
+            return
+        room = self.limits.unauthenticated_bytes // 2 - self.held
+        for connection in list(itertools.islice(self._waiting, max(0, room // READ_BYTES))):
+            if self.excess(self._connections[connection], large=True) is None:
+                del self._waiting[connection]
+                connection.resume_reading()
+        if self._waiting:
+            next(iter(self._waiting)).resume_reading()
+
+    def reject(self, reason: str, address: str) -> None:
+        """Count a rejection, and log it unless one for the same reason was logged within LOG_SECONDS."""
+        self.rejections[reason] += 1
+        now = time.monotonic()
+        at, count = self._logged.get(reason, (float("-inf"), 0))
+        if now - at >= LOG_SECONDS:
+            self._logged[reason] = (now, self.rejections[reason])
+            log.warning("connection_rejected", reason=reason, address=address, count=self.rejections[reason] - count)
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics for Prometheus."""
+        yield GaugeMetricFamily("millrace_connections", "client connections", value=len(self._connections))
+        yield GaugeMetricFamily("millrace_unauthenticated_bytes", "bytes held without a key", value=self.held)
+        rejections = CounterMetricFamily(
+            "millrace_connection_rejections",
+            "requests and connections cut off by a bound or deadline",
+            labels=["reason"],
+        )
+        for reason in REASONS:
+            rejections.add_metric([reason], self.rejections[reason])
+        yield rejections
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        elapsed, self._swept_at = now - self._swept_at, now
+        self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep) if self._connections else None
+        for connection in list(self._connections):
+            connection.check(now, elapsed)
+
+
+def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
+    """The networks of the proxies; None: every address is one."""
+    networks: list[str] = []
+    for word in trusted_proxies.split(","):
+        if word.strip() == "*":
+            return None
+        try:
+            networks += normalised([word])
+        except ValueError:
+            continue  # a host name: uvicorn compares it with the peer's address as text, so it trusts none
+    return tuple(networks)
+
+
+@cache
+def process_guard() -> ConnectionGuard:
+    """The guard of this process."""
+    limits = ConnectionLimits.from_settings(platform_settings())
+    _raise_open_files(limits.connections + OTHER_FILES)
+    return ConnectionGuard(limits)
+
+
+def _raise_open_files(wanted: int) -> None:
+    """Raise this process's limit of open files as far as the system lets it, so that all connections find place."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log.warning("open_files_limited", limit=most, wanted=wanted)

@@ -1,0 +1,354 @@
+"""HTTP/1.1 below ASGI: uvicorn's protocol class with deadlines and bounds of its own.
+
+A connection is in one of five phases. HEAD: waits for a request's headers, or reads them. BODY: reads a request's body.
+RECEIVED: has the whole request; waits for its response, or for the next request after it. DRAIN: the response is
+complete and the body is not; what comes is dropped. REJECTED: a rejection was sent; what comes is dropped, so that the
+client can read the rejection. The guard checks each connection's deadline twice a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import httptools
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from millrace.gateway.connections import AUTHENTICATED, guard
+from millrace.gateway.connections.guard import ConnectionGuard, process_guard
+from millrace.gateway.errors import OVERLOADED, ApiError
+
+MAX_HEADERS = 100
+MAX_REQUEST_LINE_BYTES = 2**13
+MAX_PIPELINED = 32  # requests received and not begun
+DRAIN_SECONDS = 5.0
+REJECTED_SECONDS = 2.0
+CLOSING_SECONDS = 30.0  # for the client to take the last bytes of a response
+STALLED_SECONDS = 75.0  # without room for what is to be sent; the gateway's own endpoints give up after 60
+
+
+class Phase(Enum):
+    """What is read from the connection now."""
+
+    HEAD = 1
+    BODY = 2
+    RECEIVED = 3
+    DRAIN = 4
+    REJECTED = 5
+
+
+class RequestFlow(FlowControl):
+    """uvicorn's flow control, in which the guard can block the reading too."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.is_paused = False  # by the application, which does not receive what was read
+        self.is_blocked = False  # by the guard
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+        if not self.is_blocked:
+            super().resume_reading()
+
+    def block(self) -> None:
+        self.is_blocked = True
+        super().pause_reading()
+
+    def unblock(self) -> None:
+        self.is_blocked = False
+        if not self.is_paused:
+            super().resume_reading()
+
+
+class GatewayHttpProtocol(HttpToolsProtocol):
+    """One client connection. Start uvicorn with `--http millrace.gateway.connections.http:GatewayHttpProtocol`."""
+
+    flow: RequestFlow
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        guard: ConnectionGuard | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._guard = guard or process_guard()
+        self._limits = self._guard.limits
+        self.url, self.headers = b"", []
+        self.timeout_keep_alive = self._limits.keepalive_seconds
+        self._phase = Phase.HEAD
+        self._deadline = math.inf
+        self._is_authenticated = False  # the request that is read, or was read last
+        self._requests = 0
+        self._held = 0  # unauthenticated bytes, as the guard counts them
+        self._is_waiting = False  # queued at the guard with a large body
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0  # received since the last byte of a body: chunk extensions, trailers
+        self._rejection: tuple[str, ApiError] | None = None  # found by the parser's callbacks
+        self._write_paused_at: float | None = None
+        self._closing_at: float | None = None
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
+        super().connection_made(transport)
+        self.flow = RequestFlow(transport)
+        self._address = self.client[0] if self.client else ""
+        self._deadline = self.loop.time() + self._limits.header_seconds
+        self._peer, reason = self._guard.open(self, self._address)
+        if reason == guard.ALL_CONNECTIONS:
+            self._reject(reason, ApiError(OVERLOADED, "The gateway has too many connections."))
+            transport.close()
+        elif reason is not None:
+            message = f"Too many connections from your address: {self._limits.connections_per_address} are allowed."
+            self._reject(reason, ApiError("too_many_connections", message, retry_after=1))
+            if self._peer.connections > 2 * self._limits.connections_per_address:
+                transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._release()
+        self._guard.close(self)
+        if self.scope is not None and "extensions" in self.scope:
+            self.scope["extensions"].pop(AUTHENTICATED, None)  # refers to this object
+
+    def check(self, now: float, elapsed: float) -> None:
+        """Enforce the deadlines."""
+        if self.transport.is_closing():
+            if self._closing_at is None:
+                self._closing_at = now
+            elif now - self._closing_at > CLOSING_SECONDS:
+                self._abort(guard.NOT_READING)
+        elif self._write_paused_at is not None and now - self._write_paused_at > STALLED_SECONDS:
+            self._abort(guard.NOT_READING)
+        elif self._phase is Phase.BODY:
+            if self.flow.is_paused:
+                self._deadline += elapsed
+            elif now > self._deadline + self._body_bytes / self._limits.body_bytes_per_second:
+                self._reject_slow_body()
+        elif self._phase is Phase.HEAD and self._is_responding():
+            self._deadline += elapsed
+        elif now > self._deadline:
+            if self._phase is Phase.HEAD and self._head_bytes:
+                message = f"The request's headers were not complete after {self._limits.header_seconds:g} s."
+                self._reject(guard.HEADER_TIMEOUT, ApiError("request_timeout", message))
+            else:
+                if self._phase is Phase.HEAD:
+                    self._guard.reject(guard.HEADER_TIMEOUT, self._address)
+                self.transport.close()
+
+    def _reject_slow_body(self) -> None:
+        if self.flow.is_blocked:
+            self._reject(guard.ALL_BYTES, ApiError(OVERLOADED, "The gateway has too many unauthenticated requests."))
+        else:
+            rate = self._limits.body_bytes_per_second
+            message = f"The request's body came too slowly: {rate} bytes a second are the least."
+            self._reject(guard.BODY_TIMEOUT, ApiError("request_timeout", message))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_paused_at = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_paused_at = None
+
+    # Bytes.
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        phase, requests, size, body_bytes = self._phase, self._requests, len(data), self._body_bytes
+        if phase is Phase.REJECTED:
+            return
+        if phase is Phase.RECEIVED:
+            self._begin_head()
+        if phase is not Phase.DRAIN and not (phase is Phase.BODY and self._is_authenticated):
+            self._held += size
+            self._guard.hold(self._peer, size)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._rejection is None and self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+        except httptools.HttpParserError:
+            if self._rejection is None:
+                self._rejection = (guard.INVALID_HTTP, ApiError("invalid_http", "The request is not valid HTTP."))
+        if self._phase is Phase.HEAD and self._requests == requests:
+            self._head_bytes += size
+        elif phase in (Phase.BODY, Phase.DRAIN):
+            self._framing_bytes = 0 if self._body_bytes > body_bytes else self._framing_bytes + size
+        if self._rejection is None:
+            self._check_sizes()
+        if self._rejection is not None:
+            self._reject(*self._rejection)
+
+    def _begin_head(self) -> None:
+        self._phase = Phase.HEAD
+        self._deadline = self.loop.time() + self._limits.header_seconds
+        self._head_bytes = 0
+        self._is_authenticated = False
+
+    def _check_sizes(self) -> None:
+        """Check what is bounded while a request is incomplete, and the bounds that all connections share."""
+        if self._phase is Phase.HEAD:
+            self._check_head(self._head_bytes)
+        elif self._phase in (Phase.BODY, Phase.DRAIN):
+            if self._framing_bytes > self._limits.header_bytes or len(self.headers) > MAX_HEADERS:
+                self._rejection = (guard.BODY_SIZE, ApiError("invalid_http", "The body has too much beside its data."))
+            elif not self._is_authenticated and self._body_bytes > self._limits.body_bytes:
+                message = f"The request body is larger than {self._limits.body_bytes} bytes."
+                self._rejection = (guard.BODY_SIZE, ApiError("request_too_large", message))
+        if not self._held or self._rejection is not None:
+            return
+        if (reason := self._guard.excess(self._peer, large=False)) is not None:
+            error = ApiError(OVERLOADED, "The gateway has too many unauthenticated requests.")
+            if reason == guard.ADDRESS_BYTES:
+                error = ApiError("too_many_connections", "Too many requests from your address.", retry_after=1)
+            self._rejection = (reason, error)
+        elif self._is_large() and self._guard.excess(self._peer, large=True) is not None:
+            self._is_waiting = True
+            if self._guard.wait(self):
+                self.flow.block()
+
+    def _is_large(self) -> bool:
+        return self._phase is Phase.BODY and self._body_bytes > guard.SMALL_BODY_BYTES
+
+    def _check_head(self, size: int) -> None:
+        if len(self.url) > MAX_REQUEST_LINE_BYTES:
+            message = f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes."
+            self._rejection = (guard.HEADER_SIZE, ApiError("uri_too_long", message))
+        elif size > self._limits.header_bytes or len(self.headers) > MAX_HEADERS:
+            message = f"The headers are larger than {self._limits.header_bytes} bytes, or more than {MAX_HEADERS}."
+            self._rejection = (guard.HEADER_SIZE, ApiError("headers_too_large", message))
+
+    def resume_reading(self) -> None:
+        """Read on: there is room for a large body again."""
+        self.flow.unblock()
+
+    def _release(self) -> None:
+        """Stop counting the bytes held."""
+        if self._held:
+            held, self._held = self._held, 0
+            self._guard.release(self._peer, held)
+        if self._is_waiting:
+            self._is_waiting = False
+            self._guard.stop_waiting(self)
+            self.flow.unblock()
+
+    # The parser's callbacks. Nothing may be raised here: the parser would turn it into a 400.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._phase is not Phase.HEAD:  # it follows another request in the same data
+            self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        if self._rejection is not None:
+            return
+        self._check_head(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._rejection = (guard.PIPELINING, ApiError("invalid_http", "Too many requests at once."))
+        if self._rejection is not None:
+            return
+        self._requests += 1
+        self._is_authenticated = False
+        scope: Any = self.scope
+        scope["extensions"] = {AUTHENTICATED: partial(self._mark_authenticated, self._requests)}
+        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            self.headers = []  # the scope has the list; trailers, which uvicorn adds to it, do not belong there
+        self._phase = Phase.BODY
+        self._body_bytes = self._framing_bytes = 0
+        self._deadline = self.loop.time() + self._limits.body_seconds
+
+    def _mark_authenticated(self, request: int) -> None:
+        if request == self._requests and self._phase in (Phase.BODY, Phase.RECEIVED):
+            self._is_authenticated = True
+            self._release()
+
+    def on_body(self, body: bytes) -> None:
+        if self._rejection is None:
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._rejection is not None:
+            return
+        super().on_message_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._deadline = self.loop.time() + self._limits.keepalive_seconds
+        else:
+            self._deadline = math.inf
+        self._phase = Phase.RECEIVED
+
+    # Responses.
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.cycle.response_complete:
+            return  # a pipelined request follows
+        self._release()
+        if self._phase is Phase.RECEIVED:
+            self._deadline = self.loop.time() + self._limits.keepalive_seconds
+        elif self._phase is Phase.BODY:
+            self._phase = Phase.DRAIN
+            self._deadline = self.loop.time() + DRAIN_SECONDS
+
+    def handle_websocket_upgrade(self) -> None:
+        self._leave()
+        super().handle_websocket_upgrade()
+
+    def _reject(self, reason: str, error: ApiError) -> None:
+        """Send a rejection and close the connection; if a response is under way, cut it off."""
+        if self._is_responding():
+            self._abort(reason)
+            return
+        self._guard.reject(reason, self._address)
+        self._release()
+        self._phase = Phase.REJECTED
+        self._deadline = self.loop.time() + REJECTED_SECONDS
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = msgspec.json.encode(error.body())
+        fields = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *error.headers(),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%s: %s\r\n" % field for field in fields)
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _is_responding(self) -> bool:
+        """Whether a response is under way, or an earlier request waits for one."""
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        return self._phase is not Phase.BODY or bool(self.pipeline) or self.cycle.response_started
+
+    def _abort(self, reason: str) -> None:
+        self._guard.reject(reason, self._address)
+        self._phase = Phase.REJECTED
+        self.transport.abort()

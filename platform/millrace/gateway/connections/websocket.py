@@ -1,0 +1,163 @@
+"""WebSockets below ASGI: uvicorn's protocol class with deadlines and bounds of its own.
+
+Before it is authenticated, a socket may send messages of 64 KiB at most. After the first message nothing is read until
+the socket is authenticated or closed. The handshake's headers were bounded by the HTTP protocol, which read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import CloseCode
+from websockets.http11 import Request
+
+from millrace.gateway.connections import AUTHENTICATED, guard
+from millrace.gateway.connections.guard import ConnectionGuard, process_guard
+from millrace.gateway.connections.http import CLOSING_SECONDS, STALLED_SECONDS
+
+MAX_UNAUTHENTICATED_MESSAGE_BYTES = 2**16
+MAX_UNAUTHENTICATED_MESSAGES = 16
+MAX_FRAGMENTS = 4096  # of one message
+GRACE_SECONDS = 5.0  # for the application's own deadline to close the socket first
+
+
+class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket. Start uvicorn with `--ws millrace.gateway.connections.websocket:GatewayWebSocketProtocol`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        guard: ConnectionGuard | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._guard = guard or process_guard()
+        self._limits = self._guard.limits
+        self.conn.max_message_size = MAX_UNAUTHENTICATED_MESSAGE_BYTES
+        self._is_authenticated = False
+        self._held = 0  # unauthenticated bytes, as the guard counts them
+        self._message_began: float | None = None  # a message is incomplete since then
+        self._message_bytes = 0
+        self._write_paused_at: float | None = None
+        self._closing_at: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._peer, _ = self._guard.open(self, self._address)  # the HTTP protocol has just left this place
+        self._auth_deadline = self.loop.time() + self._limits.websocket_auth_seconds + GRACE_SECONDS
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._release()
+        self._guard.close(self)
+        self._forget_extension()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if (scope := self._scope()) is not None:
+            scope["extensions"][AUTHENTICATED] = self._mark_authenticated
+
+    def _scope(self) -> Any:
+        return getattr(self, "scope", None)  # a handshake that was refused has none
+
+    def _forget_extension(self) -> None:
+        if (scope := self._scope()) is not None:
+            scope["extensions"].pop(AUTHENTICATED, None)  # refers to this object
+
+    def _mark_authenticated(self) -> None:
+        if self._is_authenticated:
+            return
+        self._is_authenticated = True
+        self.conn.max_message_size = self.config.ws_max_size
+        self._release()
+        if self.read_paused and self.queue.empty() and not self.transport.is_closing():
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def _release(self) -> None:
+        held, self._held = self._held, 0
+        self._guard.release(self._peer, held)
+
+    def check(self, now: float, elapsed: float) -> None:
+        """Enforce the deadlines."""
+        if self.transport.is_closing():
+            if self._closing_at is None:
+                self._closing_at = now
+            elif now - self._closing_at > CLOSING_SECONDS:
+                self._abort(guard.NOT_READING)
+        elif self._write_paused_at is not None and now - self._write_paused_at > STALLED_SECONDS:
+            self._abort(guard.NOT_READING)
+        elif not self._is_authenticated:
+            if now > self._auth_deadline:
+                self._abort(guard.WEBSOCKET_AUTH_TIMEOUT)
+        elif self._message_began is not None:
+            if self.read_paused:
+                self._message_began += elapsed
+            allowed = self._limits.body_seconds + self._message_bytes / self._limits.body_bytes_per_second
+            if now - self._message_began > allowed:
+                self._close(guard.BODY_TIMEOUT, "the message came too slowly")
+
+    def resume_reading(self) -> None:
+        """Never called: the messages of an unauthenticated socket are small."""
+
+    def data_received(self, data: bytes) -> None:
+        size = len(data)
+        if not self._is_authenticated:
+            self._held += size
+            self._guard.hold(self._peer, size)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self.frames or self.conn.reader.buffer:
+            if self._message_began is None:
+                self._message_began, self._message_bytes = self.loop.time(), 0
+            self._message_bytes += size
+        else:
+            self._message_began = None
+        if len(self.frames) > MAX_FRAGMENTS:
+            self._close(guard.WEBSOCKET_MESSAGES, "the message has too many fragments")
+        elif not self._is_authenticated:
+            if self.queue.qsize() > MAX_UNAUTHENTICATED_MESSAGES:
+                self._close(guard.WEBSOCKET_MESSAGES, "too many messages before authentication")
+            elif (reason := self._guard.excess(self._peer, large=False)) is not None:
+                self._abort(reason)
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """As uvicorn does, except that reading is not resumed before the socket is authenticated."""
+        if self._is_authenticated:
+            return await super().receive()
+        return await self.queue.get()
+
+    def handle_ping(self) -> None:
+        """Answer a ping, unless the client does not read: the answers would pile up."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_paused_at = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_paused_at = None
+
+    def _close(self, reason: str, text: str) -> None:
+        self._guard.reject(reason, self._address)
+        self.conn.fail(CloseCode.POLICY_VIOLATION, text)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()
+
+    def _abort(self, reason: str) -> None:
+        self._guard.reject(reason, self._address)
+        self.transport.abort()

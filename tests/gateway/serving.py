@@ -1,0 +1,97 @@
+"""A real uvicorn on a free port, with the gateway's protocol classes and limits of the test's choice."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from millrace.config import platform_settings
+from millrace.gateway.connections.guard import ConnectionGuard, ConnectionLimits
+from millrace.gateway.connections.http import GatewayHttpProtocol
+from millrace.gateway.connections.websocket import GatewayWebSocketProtocol
+
+
+class Served:
+    """A running server. `guard` counts what its connections use."""
+
+    def __init__(self, port: int, guard: ConnectionGuard) -> None:
+        self.port = port
+        self.guard = guard
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(source, 0))
+
+    def exchange(self, request: bytes, source: str = "127.0.0.1") -> bytes:
+        """Send a request; what came back until the server closed the connection."""
+        with self.connect(source) as client:
+            with contextlib.suppress(ConnectionError):
+                client.sendall(request)
+            return read_all(client)
+
+
+@contextlib.contextmanager
+def serving(application: Any, **limits: Any) -> Iterator[Served]:
+    """Serve an ASGI application. `limits` replace those of the settings; no address is a trusted proxy."""
+    settings = ConnectionLimits.from_settings(platform_settings())
+    guard = ConnectionGuard(replace(settings, **{"trusted_proxies": "", **limits}))
+    config = uvicorn.Config(
+        application,
+        "127.0.0.1",
+        0,
+        loop="uvloop",
+        http=partial(GatewayHttpProtocol, guard=guard),  # type: ignore[arg-type]
+        ws=partial(GatewayWebSocketProtocol, guard=guard),  # type: ignore[arg-type]
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    try:
+        yield Served(server.servers[0].sockets[0].getsockname()[1], guard)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What the server sends until it closes the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while data := client.recv(2**16):
+            received += data
+    return received
+
+
+def read_response(client: socket.socket) -> bytes:
+    """One response with a content-length."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        data = client.recv(2**16)
+        assert data, received
+        received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += client.recv(2**16)
+    return head + b"\r\n\r\n" + body
+
+
+def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
+    give_up_at = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.01)
