@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +22,9 @@ from tenants.access import EVERYTHING, KEY, ROLES, Permission
 from tenants.models import ApiKey, Membership, Tenant
 from tenants.roles import SystemUse
 from tenants.scoping import system
+from tenants.wrong_keys import process_throttle
+
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class ApiKeyAuthentication(BaseAuthentication):
         secret = _secret(request)
         if secret is None:
             return None
-        key = find_key(secret)
+        key = _find_key_within_limit(secret, request.META.get("REMOTE_ADDR"))
         if key is None or not key.is_live or not _from_there(request, key):
             raise exceptions.AuthenticationFailed(
                 "This API key is unknown, revoked or expired, or not for this address."
@@ -130,6 +136,34 @@ def find_key(secret: str) -> ApiKey | None:
         key = rows.filter(key_hash__in=snapshot.possible_hashes(secret, peppers)).first()
     if key is not None and key.is_live and key.pepper != snapshot.pepper_id(peppers[0]):
         actions.do_rehash_api_key(key, secret)
+    return key
+
+
+def _find_key_within_limit(secret: str, address: str | None) -> ApiKey | None:
+    """Find a key like `find_key`, with wrong keys limited per address.
+
+    Keys of an address over its limit are looked up one at a time, so that a flood of them keeps one database connection
+    busy at most; a valid one passes.
+
+    Raises:
+        Throttled: the key is wrong, and the address has sent too many of those.
+    """
+    throttle = process_throttle()
+    is_within_limit = throttle.take(address)
+    try:
+        with nullcontext() if is_within_limit else _one_at_a_time:
+            key = find_key(secret)
+    except BaseException:
+        if is_within_limit:
+            throttle.give_back(address)
+        raise
+    if key is None:
+        throttle.count(address, is_within_limit)
+        if not is_within_limit:
+            detail = "Too many wrong API keys from your address."
+            raise exceptions.Throttled(math.ceil(throttle.retry_after(address)), detail)
+    elif is_within_limit:
+        throttle.give_back(address)
     return key
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import websockets
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as websocket_connect
 
 from millrace.gateway.connections import guard, mark_authenticated
 from millrace.gateway.connections.guard import READ_BYTES
@@ -307,6 +308,19 @@ def test_the_rest_of_a_body_answered_early_is_dropped_and_the_connection_kept(ap
         assert served.guard.held == 0
 
 
+@pytest.mark.parametrize("path", ["/hello", "/echo"])
+def test_a_client_that_wants_the_connection_closed_gets_the_response_first(application: Application, path: str) -> None:
+    with serving(application) as served, served.connect() as client:
+        client.sendall(post(path, 3_000_000, "connection: close"))
+        if path == "/hello":
+            wait_until(lambda: application.scopes)
+            time.sleep(0.2)
+        client.sendall(b"x" * 3_000_000)
+        response = read_all(client)
+        assert status(response) == 200
+        assert rejections(served) == {}
+
+
 # Unauthenticated bytes.
 
 
@@ -418,13 +432,13 @@ def test_all_connections_together_are_bounded(application: Application) -> None:
 # WebSockets.
 
 
-def url(served: Served) -> str:
-    return f"ws://127.0.0.1:{served.port}/socket"
+def connect(served: Served, **options: Any) -> ClientConnection:
+    return websocket_connect(f"ws://127.0.0.1:{served.port}/socket", close_timeout=0.2, **options)
 
 
 def test_sockets_are_served(application: Application) -> None:
     with serving(application) as served:
-        with connect(url(served)) as client:
+        with connect(served) as client:
             client.send("key")
             assert client.recv(10) == "3"
             for size in (10, 1_000_000, 0):
@@ -436,8 +450,15 @@ def test_sockets_are_served(application: Application) -> None:
         assert rejections(served) == {}
 
 
+def test_an_upgrade_with_a_body_is_rejected(application: Application) -> None:
+    with serving(application) as served, served.connect() as client:
+        client.sendall(post("/socket", 9, "upgrade: websocket", "connection: upgrade") + b"x")
+        assert status(read_all(client)) == 400
+        assert rejections(served) == {guard.INVALID_HTTP: 1}
+
+
 def test_a_socket_without_a_key_sends_small_messages_only(application: Application) -> None:
-    with serving(application) as served, connect(url(served)) as client:
+    with serving(application) as served, connect(served) as client:
         with contextlib.suppress(websockets.ConnectionClosed):
             client.send("x" * 1_000_000)
         with pytest.raises(websockets.ConnectionClosed) as closed:
@@ -449,7 +470,7 @@ def test_a_socket_without_a_key_sends_small_messages_only(application: Applicati
 
 
 def test_nothing_is_read_between_the_first_message_and_authentication(application: Application) -> None:
-    with serving(application) as served, connect(url(served)) as client:
+    with serving(application) as served, connect(served) as client:
         client.send("not the key")
         assert client.recv(10) == "11"
         client.send("x")
@@ -459,7 +480,7 @@ def test_nothing_is_read_between_the_first_message_and_authentication(applicatio
 
 def test_a_socket_that_is_never_authenticated_ends(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.gateway.connections.websocket.GRACE_SECONDS", 0)
-    with serving(application, websocket_auth_seconds=1) as served, connect(url(served)) as client:
+    with serving(application, websocket_auth_seconds=1) as served, connect(served) as client:
         with pytest.raises(websockets.ConnectionClosed):
             client.recv(20)
         assert rejections(served) == {guard.WEBSOCKET_AUTH_TIMEOUT: 1}
@@ -468,7 +489,7 @@ def test_a_socket_that_is_never_authenticated_ends(application: Application, mon
 
 def test_a_slow_message_ends_a_socket_and_an_idle_one_stays(application: Application) -> None:
     with serving(application, body_seconds=1, body_bytes_per_second=1000) as served:
-        with connect(url(served)) as idle, connect(url(served)) as slow:
+        with connect(served) as idle, connect(served) as slow:
             for client in (idle, slow):
                 client.send("key")
                 assert client.recv(10) == "3"
@@ -481,7 +502,7 @@ def test_a_slow_message_ends_a_socket_and_an_idle_one_stays(application: Applica
 
 
 def test_empty_fragments_are_bounded(application: Application) -> None:
-    with serving(application) as served, connect(url(served)) as client:
+    with serving(application) as served, connect(served) as client:
         client.send("key")
         assert client.recv(10) == "3"
         with contextlib.suppress(ConnectionError):
@@ -492,7 +513,7 @@ def test_empty_fragments_are_bounded(application: Application) -> None:
 
 
 def test_pings_of_a_client_that_does_not_read_are_not_answered(application: Application) -> None:
-    with serving(application) as served, connect(url(served), compression=None) as client:
+    with serving(application) as served, connect(served, compression=None) as client:
         client.send("key")
         assert client.recv(10) == "3"
         client.socket.settimeout(3)

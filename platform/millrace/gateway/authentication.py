@@ -3,6 +3,10 @@
 Only snapshots are read here, never Django's models (see tenants.snapshot). What is cached holds for as long as the
 change log is read (millrace.gateway.revocation): a change drops it within a poll. While the change log cannot be read
 nothing cached counts, and the database is asked for each request.
+
+Wrong keys are limited per address (tenants.wrong_keys). A cached key is never affected. Another key of an address over
+its limit is looked up in batches (millrace.gateway.paced_lookups): a valid one passes, 0.1 s later than usual, and a
+wrong one gets a 429. Wrong keys have a cache of their own, so that they do not push valid ones out.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.errors import OVERLOADED, ApiError
+from millrace.gateway.paced_lookups import PacedLookups
 from tenants import snapshot
 from tenants.addresses import allowed
 from tenants.changes import Change
 from tenants.snapshot import KeySnapshot
 from tenants.tickets import Ticket
+from tenants.wrong_keys import WrongKeyThrottle, process_throttle
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +38,7 @@ UNKNOWN_SECONDS = 1.0  # how long a key that does not exist is remembered: no ch
 DATABASE_SECONDS = 0.5  # one look-up: an answer is due within a second whatever fails
 COPIES_SECONDS = snapshot.VALKEY_SECONDS + 5  # after this no copy in Valkey is older than the change that came before
 CACHED_KEYS = 10_000
+CACHED_UNKNOWN_KEYS = 1_000
 MAX_KEY_CHARACTERS = 256
 
 _BY_HASH = "SELECT key_hash, payload FROM tenants_keysnapshot WHERE key_hash = ANY(%s)"
@@ -41,11 +48,20 @@ _BY_ID = "SELECT key_id, payload FROM tenants_keysnapshot WHERE key_id = ANY(%s)
 class KeyStore:
     """Finds the snapshot of an API key."""
 
-    def __init__(self, broker: redis.Redis, database: AsyncConnectionPool, peppers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        broker: redis.Redis,
+        database: AsyncConnectionPool,
+        peppers: Sequence[str],
+        wrong_keys: WrongKeyThrottle | None = None,
+    ) -> None:
         self._broker = broker
         self._database = database
         self._peppers = peppers
-        self._cache: OrderedDict[bytes, tuple[float, KeySnapshot | None]] = OrderedDict()
+        self._wrong_keys = wrong_keys or process_throttle()
+        self._paced = PacedLookups(self._read_rows)
+        self._cache: OrderedDict[bytes, KeySnapshot] = OrderedDict()
+        self._unknown: OrderedDict[bytes, float] = OrderedDict()  # keys that do not exist -> since when that is known
         self._changes = 0  # so many times something was dropped
         self._polled_at = float("-inf")
         # Valkey's copies are not believed before: of any tenant (what changed before our start, we have not seen), and
@@ -59,9 +75,9 @@ class KeyStore:
         """The caller's snapshot.
 
         Raises:
-            ApiError: 401 for no key or a dead one, 403 if it may not do this.
+            ApiError: 401 for no key or a dead one, 403 if it may not do this, 429 for one of too many wrong keys.
         """
-        return self._admit(await self.find(_secret_from(headers)), scope, address)
+        return self._admit(await self.find(_secret_from(headers), address), scope, address)
 
     async def authenticate_ticket(self, ticket: Ticket, scope: str, address: str | None = None) -> KeySnapshot:
         """The key that a person was given a ticket for, as it is now.
@@ -89,21 +105,68 @@ class KeyStore:
         self.used[key.key_id] = time.time()
         return key
 
-    async def find(self, secret: str) -> KeySnapshot | None:
+    async def find(self, secret: str, address: str | None = None) -> KeySnapshot | None:
+        """Return the key's snapshot, or None for a wrong key.
+
+        Raises:
+            ApiError: 429 for a wrong key of an address that has sent too many; 503 if the key cannot be looked up.
+        """
         hashes = snapshot.possible_hashes(secret, self._peppers)
         now = time.monotonic()
         fresh = now - self._polled_at < FRESH_SECONDS
-        cached = self._cache.get(hashes[0])
-        if fresh and cached is not None and (cached[1] is not None or now - cached[0] < UNKNOWN_SECONDS):
-            return cached[1]
+        if fresh and (cached := self._cache.get(hashes[0])) is not None:
+            return cached
+        is_within_limit = self._wrong_keys.take(address)
+        if fresh and now - self._unknown.get(hashes[0], float("-inf")) < UNKNOWN_SECONDS:
+            found = None
+        else:
+            try:
+                found = await self._look_up_until_current(hashes, now, fresh=fresh, paced=not is_within_limit)
+            except BaseException:
+                if is_within_limit:
+                    self._wrong_keys.give_back(address)
+                raise
+        if found is None:
+            self.reject_wrong(address, is_within_limit)
+        elif is_within_limit:
+            self._wrong_keys.give_back(address)
+        return found
+
+    def reject_wrong(self, address: str | None, is_within_limit: bool) -> None:
+        """Count a wrong key or ticket.
+
+        Raises:
+            ApiError: 429 if it was not within the address's limit.
+        """
+        self._wrong_keys.count(address, is_within_limit)
+        if not is_within_limit:
+            wait = self._wrong_keys.retry_after(address)
+            raise ApiError("rate_limit_exceeded", "Too many wrong API keys from your address.", retry_after=wait)
+
+    def reject_ticket(self, address: str | None, message: str) -> ApiError:
+        """Return the rejection of a wrong ticket: 401, or 429 if the address has sent too many."""
+        try:
+            self.reject_wrong(address, self._wrong_keys.take(address))
+        except ApiError as throttled:
+            return throttled
+        return ApiError("invalid_api_key", message)
+
+    async def _look_up_until_current(
+        self, hashes: tuple[bytes, ...], now: float, *, fresh: bool, paced: bool
+    ) -> KeySnapshot | None:
         changes = -1
         while changes != self._changes:  # what was found may be from before a change
             changes = self._changes
-            found = await self._look_up(hashes, now, copies=fresh)
-        self._cache[hashes[0]] = (now, found)
-        self._cache.move_to_end(hashes[0])
-        while len(self._cache) > CACHED_KEYS:
-            self._cache.popitem(last=False)
+            found = await self._look_up(hashes, now, copies=fresh and not paced, paced=paced)
+        if found is None:
+            self._unknown[hashes[0]] = now
+            while len(self._unknown) > CACHED_UNKNOWN_KEYS:
+                self._unknown.popitem(last=False)
+        else:
+            self._cache[hashes[0]] = found
+            self._cache.move_to_end(hashes[0])
+            while len(self._cache) > CACHED_KEYS:
+                self._cache.popitem(last=False)
         return found
 
     @property
@@ -119,6 +182,7 @@ class KeyStore:
         """Drop everything: changes may have gone by unseen."""
         self._changes += 1
         self._cache.clear()
+        self._unknown.clear()
         self._distrust_until = time.monotonic() + COPIES_SECONDS
 
     def drop(self, changes: Collection[Change]) -> None:
@@ -129,8 +193,9 @@ class KeyStore:
         self._distrusted.update((change.tenant_id, until) for change in changes)
         keys = {change.key_id for change in changes if change.key_id is not None}
         tenants = {change.tenant_id for change in changes if change.key_id is None}
-        for key_hash, (_, held) in list(self._cache.items()):
-            if held is None or held.key_id in keys or held.tenant_id in tenants:
+        self._unknown.clear()
+        for key_hash, held in list(self._cache.items()):
+            if held.key_id in keys or held.tenant_id in tenants:
                 del self._cache[key_hash]
 
     async def by_id(self, key_ids: Collection[int]) -> dict[int, KeySnapshot]:
@@ -143,13 +208,16 @@ class KeyStore:
             cursor = await connection.execute(_BY_ID, [list(key_ids)], binary=True)
             return {key_id: snapshot.decode(bytes(payload)) for key_id, payload in await cursor.fetchall()}
 
-    async def _look_up(self, hashes: Sequence[bytes], now: float, *, copies: bool) -> KeySnapshot | None:
+    async def _look_up(self, hashes: tuple[bytes, ...], now: float, *, copies: bool, paced: bool) -> KeySnapshot | None:
         copies = copies and now > self._distrust_until
         if copies and (copied := await self._copy(hashes)) is not None:
             if self._distrusted.get(copied.tenant_id, 0) < now:
                 return copied
             copies = False
-        row = await self._read_row(hashes)
+        try:
+            row = await (self._paced.read_row(hashes) if paced else self._read_row(hashes))
+        except (psycopg.Error, PoolTimeout) as fault:
+            raise _unreachable(fault) from fault
         if row is None:
             return None
         key_hash, payload = row
@@ -170,13 +238,13 @@ class KeyStore:
         return max(held, key=lambda found: found.version, default=None)  # two while a key moves to another pepper
 
     async def _read_row(self, hashes: Sequence[bytes]) -> tuple[bytes, bytes] | None:
-        try:
-            async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
-                cursor = await connection.execute(_BY_HASH, [list(hashes)], binary=True)
-                row = await cursor.fetchone()
-        except (psycopg.Error, PoolTimeout) as fault:
-            raise _unreachable(fault) from fault
-        return None if row is None else (bytes(row[0]), bytes(row[1]))
+        rows = await self._read_rows(hashes)
+        return next(iter(rows.items()), None)
+
+    async def _read_rows(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
+        async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
+            cursor = await connection.execute(_BY_HASH, [list(hashes)], binary=True)
+            return {bytes(key_hash): bytes(payload) for key_hash, payload in await cursor.fetchall()}
 
 
 def _unreachable(fault: Exception) -> ApiError:

@@ -11,6 +11,7 @@ from billing import status
 from millrace.gateway.connections.guard import process_guard
 from millrace.gateway.replica_metrics import ReplicaMetrics
 from millrace.gateway.replicas import ReplicaBoard
+from tenants.wrong_keys import process_throttle
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -38,12 +39,24 @@ class GatewayMetrics:
             "millrace_request_records_lost", "records of requests not written", ["kind"], registry=self.registry
         )
         self.registry.register(process_guard())
+        self.registry.register(_WrongKeys())
         self.registry.register(ReplicaMetrics(replicas))
         self.settler = settler or _SettlerStatus()
         self.registry.register(self.settler)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _WrongKeys:
+    """Wrong API keys at this process, the management API's among them."""
+
+    def collect(self) -> Iterable[Metric]:
+        throttle = process_throttle()
+        counted = CounterMetricFamily("millrace_wrong_api_keys", "wrong API keys", labels=["outcome"])
+        counted.add_metric(["rejected"], throttle.rejected)
+        counted.add_metric(["throttled"], throttle.throttled)
+        yield counted
 
 
 class _SettlerStatus:

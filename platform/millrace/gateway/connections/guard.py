@@ -1,9 +1,9 @@
 """Bounds that all connections of a gateway share: how many there are, and how many unauthenticated bytes they hold.
 
 A request counts with every byte received, headers included, from its first byte until it is authenticated or answered.
-Small requests (headers and the first 64 KiB of a body) may fill the bound; what exceeds it is rejected. The rest of larger
-bodies may fill half of the bound, so that they cannot keep logins and API calls out. Beyond that, only one of them is read
-at a time. One address may hold half of what all may hold.
+Small requests (headers and the first 64 KiB of a body) may fill the bound; what exceeds it is rejected. The rest of
+larger bodies may fill half of the bound, so that they cannot keep logins and API calls out. Beyond that, only one of
+them is read at a time. One address may hold half of what all may hold.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._requests = 0
         self._held = 0  # unauthenticated bytes, as the guard counts them
         self._is_waiting = False  # queued at the guard with a large body
+        self._closes = False  # when the response and the body are complete: the client sent `connection: close`
         self._head_bytes = 0
         self._body_bytes = 0
         self._framing_bytes = 0  # received since the last byte of a body: chunk extensions, trailers
@@ -197,8 +198,19 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._framing_bytes = 0 if self._body_bytes > body_bytes else self._framing_bytes + size
         if self._rejection is None:
             self._check_sizes()
+            self._keep_open_for_body()
         if self._rejection is not None:
             self._reject(*self._rejection)
+
+    def _keep_open_for_body(self) -> None:
+        """If the client sent `connection: close`, close the connection only after the whole body has come.
+
+        uvicorn closes it with the response. If bytes of the body are unread then, the system resets the connection, and
+        the client may lose the response.
+        """
+        cycle = self.cycle
+        if self._phase is Phase.BODY and cycle is not None and not cycle.keep_alive and not cycle.response_started:
+            cycle.keep_alive, self._closes = True, True
 
     def _begin_head(self) -> None:
         self._phase = Phase.HEAD
@@ -293,11 +305,13 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if self._rejection is not None:
             return
         super().on_message_complete()
-        if self.cycle is not None and self.cycle.response_complete:
-            self._deadline = self.loop.time() + self._limits.keepalive_seconds
-        else:
-            self._deadline = math.inf
         self._phase = Phase.RECEIVED
+        if self.cycle is None or not self.cycle.response_complete:
+            self._deadline = math.inf
+        elif self._closes:
+            self.transport.close()
+        else:
+            self._deadline = self.loop.time() + self._limits.keepalive_seconds
 
     # Responses.
 
@@ -306,7 +320,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             return  # a pipelined request follows
         self._release()
-        if self._phase is Phase.RECEIVED:
+        if self._phase is Phase.RECEIVED and self._closes:
+            self.transport.close()
+        elif self._phase is Phase.RECEIVED:
             self._deadline = self.loop.time() + self._limits.keepalive_seconds
         elif self._phase is Phase.BODY:
             self._phase = Phase.DRAIN

@@ -116,6 +116,11 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:  # uvicorn would leave it open
+            self._guard.reject(guard.INVALID_HTTP, self._address)
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+            return
         if self.frames or self.conn.reader.buffer:
             if self._message_began is None:
                 self._message_began, self._message_bytes = self.loop.time(), 0

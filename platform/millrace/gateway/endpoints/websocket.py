@@ -121,18 +121,18 @@ class Socket:
         """Each can be taken once.
 
         Raises:
-            ApiError: 401, it is none of ours, too old, or was taken; 503, that cannot be known.
+            ApiError: 401, it is none of ours, too old, or was taken; 429, too many such; 503, that cannot be known.
         """
         ticket = tickets.read(self._gateway.settings.secret_key, text)
         if ticket is None or not ticket.may_be_taken(time.time_ns() // 1000):
-            raise ApiError("invalid_api_key", "This ticket is unknown or too old: get a new one.")
+            raise self._gateway.keys.reject_ticket(self._address, "This ticket is unknown or too old: get a new one.")
         try:
             first = await self._gateway.broker.set(ticket.name, 1, nx=True, ex=2 * tickets.TAKEN_WITHIN)
         except redis.RedisError as broken:
             log.warning("broker_unreachable", error=str(broken))
             raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from broken
         if not first:
-            raise ApiError("invalid_api_key", "This ticket was taken before: get a new one.")
+            raise self._gateway.keys.reject_ticket(self._address, "This ticket was taken before: get a new one.")
         return ticket
 
     async def _key(self) -> KeySnapshot:

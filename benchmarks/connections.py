@@ -1,0 +1,117 @@
+"""What the gateway's protocol class costs beside uvicorn's own, in one run.
+
+    python -m benchmarks.connections [--quick]
+
+Two servers with the same application, which answers at once; requests over keep-alive connections, by turns, one core
+each for the load and the server. Prints the medians and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from millrace.cli.stack import HTTP_PROTOCOL  # noqa: E402
+from millrace.services.program import free_port  # noqa: E402
+
+REQUEST = (
+    b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: */*\r\naccept-encoding: gzip, deflate\r\n"
+    b"connection: keep-alive\r\nuser-agent: benchmark\r\nauthorization: Bearer sk-mr-benchmark\r\n\r\n"
+)
+ANSWER = b'{"status":"ok"}'
+# The protocol's limits come from the platform's settings, which have no default for these.
+SETTINGS = {
+    "MILLRACE_DATABASE_URL": "postgresql://none@127.0.0.1:1/none",
+    "MILLRACE_BROKER_URL": "redis://127.0.0.1:1/0",
+    "MILLRACE_SECRET_KEY": "-" * 32,
+    "MILLRACE_CACHE_SECRET": "-" * 32,
+    "MILLRACE_KEY_PEPPERS": "-" * 32,
+}
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(ANSWER)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement (default 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts (default 5)")
+    parser.add_argument("--connections", type=int, default=16, help="connections (default 16)")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: one short round")
+    options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.rounds = 0.5, 1
+    servers = {"uvicorn": start("httptools"), "gateway": start(HTTP_PROTOCOL)}
+    rates: dict[str, list[float]] = {name: [] for name in servers}
+    try:
+        for _ in range(options.rounds):
+            for name, (_, port) in servers.items():
+                rates[name].append(asyncio.run(measure(port, options.connections, options.seconds)))
+    finally:
+        for process, _ in servers.values():
+            process.terminate()
+            process.wait()
+    for name, found in rates.items():
+        print(f"{name:8} {statistics.median(found):8.0f} requests/s  ({min(found):.0f} to {max(found):.0f})")
+    ratios = [ours / theirs for ours, theirs in zip(rates["gateway"], rates["uvicorn"], strict=True)]
+    print(f"ratio    {statistics.median(ratios):8.3f}  ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def start(protocol: str) -> tuple[subprocess.Popen[bytes], int]:
+    port = free_port()
+    arguments = ("benchmarks.connections:application", "--port", str(port), "--loop", "uvloop", "--http", protocol)
+    more = ("--no-access-log", "--log-level", "warning", "--lifespan", "off")
+    path = os.pathsep.join([str(ROOT), str(ROOT / "platform")])
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "uvicorn", *arguments, *more], cwd=ROOT, env=environ | SETTINGS | {"PYTHONPATH": path}
+    )
+    return process, port
+
+
+async def measure(port: int, connections: int, seconds: float) -> float:
+    """Requests a second."""
+    streams = [await connect(port) for _ in range(connections)]
+    until = time.monotonic() + seconds
+    began = time.monotonic()
+    counts = await asyncio.gather(*(requests(*stream, until) for stream in streams))
+    took = time.monotonic() - began
+    for _, writer in streams:
+        writer.close()
+    return sum(counts) / took
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(600):
+        try:
+            return await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.05)
+    raise SystemExit("the server did not start")
+
+
+async def requests(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, until: float) -> int:
+    count = 0
+    while time.monotonic() < until:
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(ANSWER)) == ANSWER
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    main()
