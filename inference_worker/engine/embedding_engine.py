@@ -142,7 +142,8 @@ class EmbeddingEngine:
         chosen: list[tuple[_Task, int]] = []
         left = self._step_tokens
         for batch in (False, True):
-            for seq in self._waiting.in_order(now, batch):
+            candidates = self._waiting.candidates(now, batch)
+            while (seq := candidates.next()) is not None:
                 task = self._tasks[seq.request_id]
                 taken = list(task.next_inputs(left))
                 tokens = sum(len(task.inputs[n]) for n in taken)

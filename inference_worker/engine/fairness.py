@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
+from fractions import Fraction
 
+from inference_worker.engine.ordered import GrowingOrder
 from inference_worker.engine.request import SamplingParams
 
 OUTPUT_WEIGHT = 2  # an output token counts as two prompt tokens
@@ -15,7 +18,8 @@ _NEWEST_SHARE = 0.2  # of an answer just finished, in the moving average
 class TenantShare:
     """One tenant's account.
 
-    `served` is its virtual counter: tokens served over its weight. The tenant with the lowest goes next.
+    `served` is its virtual counter: tokens served over its weight. The tenant with the lowest goes next. While the
+    tenant is active the counter only grows; the order of tenants depends on that.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,37 +50,65 @@ class TenantShare:
 
 
 class Tenants:
-    """All tenants' accounts. Those gone longest are forgotten when there are too many."""
+    """The accounts of all tenants. When there are too many, those idle for longest are forgotten.
+
+    No method scans the tenants: the active ones are kept in the order of their counters, and their weights summed up.
+    """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, TenantShare] = OrderedDict()
-        self._active: dict[str, TenantShare] = {}  # and some that were so lately
+        self._known: dict[str, TenantShare] = {}
+        self._idle: OrderedDict[str, TenantShare] = OrderedDict()  # without requests; idle for longest first
+        self._active: GrowingOrder[TenantShare] = GrowingOrder(lambda tenant: tenant.served)
+        self._numbers = itertools.count()
+        self._exact_weight = Fraction(0)  # of the active tenants: a float would drift with each change
+        self._active_weight = 0.0
 
     def __getitem__(self, name: str) -> TenantShare:
         return self._known[name]
 
     def arrive(self, name: str, weight: float) -> TenantShare:
-        """The account of a tenant whose request has come; one that was idle gets no credit for that time."""
+        """Return the account of the tenant of a new request. An idle tenant gets no credit for the time it was idle."""
         tenant = self._known.get(name)
         if tenant is None:
-            tenant = self._known[name] = TenantShare(name)
             self._forget()
-        self._known.move_to_end(name)
+            tenant = self._known[name] = self._idle[name] = TenantShare(name)
+        if tenant.active:
+            self._change_weight(Fraction(weight) - Fraction(tenant.weight))
+        else:
+            least = self._active.at(0)
+            tenant.served = max(tenant.served, least.served if least else tenant.served)
         tenant.weight = weight
-        if not tenant.active:
-            least = min((other.served for other in self.active()), default=tenant.served)
-            tenant.served = max(tenant.served, least)
-            self._active[name] = tenant
         return tenant
 
+    def count(self, tenant: TenantShare, *, waiting: int = 0, running: int = 0) -> None:
+        """Change the numbers of the tenant's waiting and running requests by these differences."""
+        was_active = tenant.active
+        tenant.num_waiting += waiting
+        tenant.num_running += running
+        if tenant.active == was_active:
+            return
+        if was_active:
+            self._active.discard(tenant)
+            self._idle[tenant.name] = tenant
+            self._change_weight(-Fraction(tenant.weight))
+        else:
+            del self._idle[tenant.name]
+            self._active.add(tenant, next(self._numbers))
+            self._change_weight(Fraction(tenant.weight))
+
+    def share(self, name: str) -> float:
+        """Return an active tenant's part of the active tenants' weights."""
+        return self._known[name].weight / self._active_weight
+
     def active(self) -> list[TenantShare]:
-        """Tenants with requests waiting or running."""
-        for name in [name for name, tenant in self._active.items() if not tenant.active]:
-            del self._active[name]
-        return list(self._active.values())
+        """Return the tenants with requests waiting or running. For checks and tests: this one scans."""
+        return list(self._active)
+
+    def _change_weight(self, difference: Fraction) -> None:
+        self._exact_weight += difference
+        self._active_weight = float(self._exact_weight)
 
     def _forget(self) -> None:
-        if len(self._known) > REMEMBERED_TENANTS:
-            gone = next((t for t in self._known.values() if not t.active), None)
-            if gone is not None:
-                del self._known[gone.name]
+        while len(self._known) >= REMEMBERED_TENANTS and self._idle:
+            name, _ = self._idle.popitem(last=False)
+            del self._known[name]

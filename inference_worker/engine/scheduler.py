@@ -9,18 +9,21 @@ waiting ones, as far as there is room; and after all of these the batch class, r
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
 
-from inference_worker.engine.fairness import Tenants
+from inference_worker.engine.fairness import Tenants, TenantShare
 from inference_worker.engine.kv_cache import BlockOperation, KVCacheManager, PrefixHit
-from inference_worker.engine.preemption import choose_victims, has_claim, under_pressure
+from inference_worker.engine.preemption import MAX_CLAIMS, Claims, under_pressure
 from inference_worker.engine.request import ServiceClass
 from inference_worker.engine.sequence import Sequence, Status
 from inference_worker.engine.waiting import WaitingQueue
 
-_MOST_CLAIMS = 16  # claims to room looked at in a step
+# Any line of which a claim may be looked at is among so many first ones of its class: a claim succeeds at most
+# MAX_CLAIMS times, and before and after each a single tenant, with its three interactive lines, may be passed over.
+_MAX_HEADS = MAX_CLAIMS + 3 * (MAX_CLAIMS + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Scheduler:
         self.max_long_prompts = max_long_prompts
         self.tenants = Tenants()
         self.running: list[Sequence] = []  # by arrival
-        self.waiting = WaitingQueue(self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens)
+        self.waiting = WaitingQueue(self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens, self._is_long)
         self.preemptions = 0
         self._number = 0
 
@@ -166,18 +169,31 @@ class Scheduler:
 
     def _let_in(self, budget: int, now: float, output: SchedulerOutput) -> int:
         """Preempt for those with a claim to room: a higher class, a tenant under its share. The tokens they got."""
-        used, looks = 0, _MOST_CLAIMS
-        for rank, tenant, service_class in self.waiting.heads(now):
+        claimants = self._claimants(now)
+        if not claimants:
+            return 0
+        used, looks = 0, MAX_CLAIMS
+        taken = {s.seq for s in output.scheduled}
+        claims = Claims(self.running, taken, self.tenants, self.cache, self.max_batch)
+        for rank, tenant, service_class in claimants:
             got = 1
-            while got and looks and has_claim(tenant, rank, self.running):
+            while got and looks and claims.has_claim(tenant, rank):
                 looks -= 1
-                left = budget - used - sum(seq.num_missing_tokens == 1 for seq in self.running)
-                seq = self.waiting.first(tenant.name, service_class, rank)
-                got = self._claim(seq, left, now, output) if seq is not None and left > 0 else 0
-                used += got
+                got = 0
+                left = budget - used - claims.num_decodes
+                if left > 0 and claims.may_have_victims(tenant, rank):
+                    seq = self.waiting.first(tenant.name, service_class, rank)
+                    got = self._claim(seq, claims, left, now, output) if seq is not None else 0
+                    used += got
         return used
 
-    def _claim(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
+    def _claimants(self, now: float) -> list[tuple[int, TenantShare, ServiceClass]]:
+        """Return the first interactive lines that may have a claim: class they count as, tenant, own class."""
+        lowest = max((seq.rank for seq in self.running), default=-1)
+        ranks = [int(rank) for rank in ServiceClass if rank is not ServiceClass.BATCH and rank <= lowest]
+        return [(rank, *head) for rank in ranks for head in self.waiting.heads(now, rank, _MAX_HEADS)]
+
+    def _claim(self, seq: Sequence, claims: Claims, budget: int, now: float, output: SchedulerOutput) -> int:
         """Let `seq` begin at the expense of others, if it lacks room and has a claim to theirs; the tokens it got."""
         way = self._way_in(seq, output)
         if way is None:
@@ -186,23 +202,17 @@ class Scheduler:
         needs_slot = len(self.running) >= self.max_batch
         if lacking <= 0 and not needs_slot:
             return 0  # it has room
-        victims = choose_victims(
-            seq,
-            needs_slot=needs_slot,
-            shortage=lacking,
-            wanted={block_id for block_id in way.block_ids if block_id is not None},
-            running=self.running,
-            taken={s.seq for s in output.scheduled},
-            tenants=self.tenants,
-            cache=self.cache,
-            max_batch=self.max_batch,
-        )
+        wanted = {block_id for block_id in way.block_ids if block_id is not None}
+        victims = claims.choose_victims(seq, needs_slot=needs_slot, shortage=lacking, wanted=wanted)
         if not victims:
             return 0
         for victim in victims:
+            claims.remove(victim)
             victim.yields += victim.rank <= seq.rank
             self._preempt(victim, now, output)
-        return self._start(seq, way, budget, now, output)
+        got = self._start(seq, way, budget, now, output)
+        claims.add(seq)
+        return got
 
     def _continue_all(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> int:
         """Schedule the running sequences of the batch class, or all others; the tokens they got."""
@@ -244,42 +254,53 @@ class Scheduler:
         return count
 
     def _preempt(self, seq: Sequence, now: float, output: SchedulerOutput) -> None:
+        seq.preemptions += 1
+        seq.waiting_since = now
+        self.waiting.add(seq)
         self._leave(seq)
         seq.status = Status.WAITING
         seq.epoch += 1
-        seq.preemptions += 1
-        seq.waiting_since = now
         self.preemptions += 1
-        self.waiting.add(seq)
         output.preempted.append(seq)
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
-        self.tenants[seq.request.tenant].num_running -= 1
+        self.tenants.count(self.tenants[seq.request.tenant], running=-1)
         self.cache.free(seq)
 
     def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
-        """Let in who waits and finds room; the tokens they got, and whether somebody found none."""
+        """Let in who waits and finds room; the tokens they got, and whether one found none."""
         used = 0
-        for seq in self.waiting.in_order(now, batch):
-            if used == budget or len(self.running) >= self.max_batch:
-                return used, True
+        candidates = self.waiting.candidates(now, batch)
+        room_for_long = self._room_for_long()
+        while used < budget and len(self.running) < self.max_batch:
+            seq = candidates.next(skip_long=room_for_long <= 0)
+            if seq is None:
+                return used, False
+            if room_for_long <= 0 and self._is_long(seq):
+                continue
             way = self._way_in(seq, output)
-            if way is None or self._is_long_too_many(seq):
+            if way is None:
                 continue  # those behind it need not wait with it
             if self._shortage(seq, way) <= 0:
                 used += self._start(seq, way, budget - used, now, output)
+                room_for_long -= seq.num_missing_tokens > max(1, self.long_prompt_tokens)
             elif self.running:
                 return used, True
             else:
                 output.outgrown.append(seq)
-        return used, False
+        return used, True
 
-    def _is_long_too_many(self, seq: Sequence) -> bool:
-        if not self.max_long_prompts or seq.num_prompt_tokens <= self.long_prompt_tokens:
-            return False
+    def _is_long(self, seq: Sequence) -> bool:
+        """Whether the sequence's prompt is one of those of which only so many are computed at a time."""
+        return bool(self.max_long_prompts) and seq.num_prompt_tokens > self.long_prompt_tokens
+
+    def _room_for_long(self) -> float:
+        """Return how many more long prompts may begin."""
+        if not self.max_long_prompts:
+            return math.inf
         under_way = sum(s.num_missing_tokens > max(1, self.long_prompt_tokens) for s in self.running)
-        return under_way >= self.max_long_prompts
+        return self.max_long_prompts - under_way
 
     def _way_in(self, seq: Sequence, output: SchedulerOutput) -> PrefixHit | Sequence | None:
         """How a waiting sequence may begin: by what is cached, or by its sibling's blocks. None: not yet."""
@@ -301,6 +322,8 @@ class Scheduler:
         return self.cache.shortage(seq, way, spare)
 
     def _start(self, seq: Sequence, way: PrefixHit | Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
+        tenant = self.tenants[seq.request.tenant]
+        self.tenants.count(tenant, running=1)
         self.waiting.remove(seq)
         is_first = seq.group.prompt_usage is None
         if isinstance(way, Sequence):
@@ -308,8 +331,6 @@ class Scheduler:
         else:
             self.cache.start(seq, way, now)
         seq.status = Status.RUNNING
-        tenant = self.tenants[seq.request.tenant]
-        tenant.num_running += 1
         insort(self.running, seq, key=lambda s: (s.request.arrival, s.number))
         if is_first and seq.group.prompt_usage is not None:
             tenant.charge(seq.num_prompt_tokens - seq.group.prompt_usage.cache_read, 0)
