@@ -4,8 +4,8 @@
 
 No model runs: the scheduler, the KV cache and the metrics are real, the tokens are made up. The batch is full, and each
 running and each waiting request belongs to its own tenant. The waiting requests are of a lower, an equal or a higher
-class than the running ones. If it is higher, the measured steps preempt 16 requests each. If it is equal and 1,000
-tenants or more wait, the running tenants are over their shares of the blocks, and the steps preempt for that.
+class than the running ones. If it is higher, the measured steps preempt 16 requests each. If it is equal and enough
+tenants wait that the running ones are over their shares of the blocks, the steps preempt up to 16 requests each.
 
 Times are CPU time. The first step after the arrivals puts each new request in its place; it has a column of its own.
 """
