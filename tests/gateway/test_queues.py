@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.gateway.queues import FairQueue, QueueFull
+from millrace.gateway.queues import FairQueue, QueueFull, _Tenant
 
 
 def drain(queue: FairQueue[str]) -> list[str]:
@@ -131,3 +131,68 @@ def test_everybody_is_served_once_and_nobody_waits_for_ever(steps: list[tuple[in
     for lane in {(tenant, long) for tenant, long, _ in put}:
         numbers = [number for tenant, long, number in went if (tenant, long) == lane]
         assert numbers == sorted(numbers)
+
+
+class ScanningQueue(FairQueue[str]):
+    """A reference: finds the next tenant and the weights of the others by looking at all tenants."""
+
+    def peek(self) -> str | None:
+        busy = [entry for entry in self._tenants.values() if len(entry)]
+        entry = min(busy, key=lambda entry: entry.clock, default=None)
+        return None if entry is None else entry.next_lane().waiting[0][0]
+
+    def share(self, tenant: int, weight: float) -> float:
+        others = sum(each.weight for name, each in self._tenants.items() if len(each) and name != tenant)
+        return weight / (weight + others)
+
+
+events = st.tuples(
+    st.sampled_from(["put", "put", "pop", "remove", "refund", "put back", "forget"]),
+    st.integers(0, 5), st.sampled_from([10, 40, 500]), st.booleans(), st.sampled_from([0.5, 1.0, 4.0]),
+)  # fmt: skip
+
+
+@given(st.lists(events, max_size=80))
+def test_the_order_equals_that_of_a_scan_of_all_tenants(steps: list[tuple[str, int, int, bool, float]]) -> None:
+    queue = ScanningQueue(20)
+    names: list[str] = []
+    for number, (kind, tenant, cost, long, weight) in enumerate(steps):
+        if kind == "put" and not queue.full(tenant):
+            names.append(f"{tenant}-{number}")
+            queue.put(tenant, weight, cost, names[-1], long=long)
+        elif kind == "put back":
+            queue.put_back(tenant, weight, f"{tenant}-{number}")
+        elif kind == "remove" and names:
+            queue.remove(tenant, names[cost % len(names)])
+        elif kind == "refund":
+            queue.refund(tenant, cost)
+        elif kind == "forget":
+            queue.forget_idle()
+        elif kind == "pop":
+            wanted = queue.peek()
+            assert queue.pop() == wanted
+        assert FairQueue.peek(queue) == queue.peek()
+        assert FairQueue.share(queue, tenant, weight) == queue.share(tenant, weight)
+
+
+def test_an_event_looks_at_as_many_tenants_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+    count_waiting = _Tenant.__len__
+
+    def counted(entry: _Tenant[str]) -> int:
+        nonlocal looked_at
+        looked_at += 1
+        return count_waiting(entry)
+
+    monkeypatch.setattr(_Tenant, "__len__", counted)
+    queue: FairQueue[str] = FairQueue(9)
+    for tenant in range(500):
+        queue.put(tenant, 1.0, 10, f"{tenant}")
+    looked_at = 0
+    assert queue.peek() == "0"
+    assert queue.pop() == "0"
+    assert queue.share(7, 1.0) == 1 / 499
+    queue.put(0, 1.0, 10, "again")
+    queue.refund(3, 5)
+    assert queue.peek() == "3"
+    assert looked_at < 20

@@ -4,13 +4,19 @@ Start-time fair queueing. Each tenant has a clock, which a request moves on by i
 comes the tenant whose clock is least. One that was idle starts at the present, so that nobody saves up a turn. What a
 request reserved and did not use is given back to its clock. Long jobs wait in a lane of their own beside the tenant's
 others, fair in the same way, so that a long prompt holds up no short one; among the tenants the two count as one.
+
+Tenants with waiting requests are kept sorted by their clocks, so the cost of an event does not depend on their number.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Generic, TypeVar
+
+from inference_worker.engine.ordered import GrowingOrder
 
 T = TypeVar("T")
 
@@ -25,8 +31,9 @@ class _Lane(Generic[T]):
     waiting: deque[tuple[T, int]] = field(default_factory=deque)  # with their costs
 
 
-@dataclass
+@dataclass(eq=False)
 class _Tenant(Generic[T]):
+    number: int  # tenants whose clocks are equal go in this order
     weight: float
     clock: float = 0.0
     short: _Lane[T] = field(default_factory=_Lane)
@@ -49,6 +56,9 @@ class FairQueue(Generic[T]):
     def __init__(self, most_per_tenant: int) -> None:
         self._most = most_per_tenant
         self._tenants: dict[int, _Tenant[T]] = {}
+        self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # those with requests waiting
+        self._busy_weight = Fraction(0)  # exact: a float would drift with each change
+        self._numbers = itertools.count()
         self._now = 0.0  # the clock of whoever went last
         self._size = 0
 
@@ -60,8 +70,9 @@ class FairQueue(Generic[T]):
 
     def share(self, tenant: int, weight: float) -> float:
         """The part of the service that the tenant gets as things stand, from 0 to 1."""
-        others = sum(each.weight for name, each in self._tenants.items() if len(each) and name != tenant)
-        return weight / (weight + others)
+        entry = self._tenants.get(tenant)
+        own = Fraction(entry.weight) if entry is not None and entry in self._busy else 0
+        return weight / (weight + float(self._busy_weight - own))
 
     def full(self, tenant: int) -> bool:
         return self.waiting(tenant) >= self._most
@@ -74,7 +85,8 @@ class FairQueue(Generic[T]):
         """
         if self.full(tenant):
             raise QueueFull
-        entry = self._tenants.setdefault(tenant, _Tenant(weight))
+        entry = self._entry(tenant, weight, 0.0)
+        self._leave_order(entry)
         entry.weight = weight
         if not len(entry):
             entry.clock = max(entry.clock, self._now)
@@ -83,46 +95,56 @@ class FairQueue(Generic[T]):
             lane.clock = max(lane.clock, other.clock if other.waiting else 0.0)
         lane.waiting.append((item, cost))
         self._size += 1
+        self._join_order(entry)
 
     def put_back(self, tenant: int, weight: float, item: T) -> None:
         """Go first again: it had its turn, and whoever was to serve it is gone. Never refused."""
-        entry = self._tenants.setdefault(tenant, _Tenant(weight, clock=self._now))
-        lane = entry.short
-        lane.waiting.appendleft((item, 0))
+        entry = self._entry(tenant, weight, self._now)
+        self._leave_order(entry)
+        entry.short.waiting.appendleft((item, 0))
         self._size += 1
+        self._join_order(entry)
 
     def peek(self) -> T | None:
         """Who goes next."""
-        entry = self._next()
+        entry = self._busy.at(0)
         return None if entry is None else entry.next_lane().waiting[0][0]
 
     def pop(self) -> T | None:
         """Let the next one go."""
-        entry = self._next()
+        entry = self._busy.at(0)
         if entry is None:
             return None
+        self._leave_order(entry)
         lane = entry.next_lane()
         item, cost = lane.waiting.popleft()
         self._size -= 1
         self._now = max(self._now, entry.clock)
         entry.clock += cost / entry.weight
         lane.clock += cost
+        self._join_order(entry)
         return item
 
     def refund(self, tenant: int, cost: int) -> None:
         """So much of what a request went with, it did not use."""
         entry = self._tenants.get(tenant)
         if entry is not None:
+            self._leave_order(entry)
             entry.clock -= cost / entry.weight
+            self._join_order(entry)
 
     def remove(self, tenant: int, item: T) -> bool:
         """It no longer waits. False if it did not."""
         entry = self._tenants.get(tenant)
-        for lane in (entry.short, entry.long) if entry is not None else ():
+        if entry is None:
+            return False
+        for lane in (entry.short, entry.long):
             for place, (waiting, _) in enumerate(lane.waiting):
                 if waiting == item:
+                    self._leave_order(entry)
                     del lane.waiting[place]
                     self._size -= 1
+                    self._join_order(entry)
                     return True
         return False
 
@@ -132,6 +154,20 @@ class FairQueue(Generic[T]):
             if not len(entry) and entry.clock <= self._now:
                 del self._tenants[tenant]
 
-    def _next(self) -> _Tenant[T] | None:
-        busy = [entry for entry in self._tenants.values() if len(entry)]
-        return min(busy, key=lambda entry: entry.clock, default=None)
+    def _entry(self, tenant: int, weight: float, clock: float) -> _Tenant[T]:
+        entry = self._tenants.get(tenant)
+        if entry is None:
+            entry = self._tenants[tenant] = _Tenant(next(self._numbers), weight, clock)
+        return entry
+
+    def _leave_order(self, entry: _Tenant[T]) -> None:
+        """Take the tenant out of the order, before its clock, its weight or its queue changes."""
+        if entry in self._busy:
+            self._busy.discard(entry)
+            self._busy_weight -= Fraction(entry.weight)
+
+    def _join_order(self, entry: _Tenant[T]) -> None:
+        """Put the tenant back where it belongs: nowhere, if nothing of it waits."""
+        if len(entry):
+            self._busy.add(entry, entry.number)
+            self._busy_weight += Fraction(entry.weight)
