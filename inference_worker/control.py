@@ -129,8 +129,10 @@ class Control:
     def _cancel_flagged(self) -> None:
         for live in self._engine.live():
             request_id, leg, attempt = _key(live)
-            flag, current = self._broker.hmget(claim_key(request_id, leg), "cancel", "attempt")
-            if flag is not None or (current is not None and int(current) != attempt):
+            claim = self._broker.hmget(claim_key(request_id, leg), "cancel", "attempt", "state")
+            flag, current, state = claim
+            superseded = current is not None and int(current) != attempt
+            if flag is not None or superseded or state == b"failed":
                 self._engine.cancel(live)
 
 

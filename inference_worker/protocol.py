@@ -22,9 +22,11 @@ from inference_worker.engine.request import (
 USAGE_STREAM = "usage"
 USAGE_GROUP = "settler"
 REPLICAS_KEY = "replicas"  # a hash: replica id -> Heartbeat; the gateway judges liveness by change, on its own clock
+EXITS_KEY = "exits"  # a sorted set of the replicas whose process is known to have exited: see exits.py
 CORDONS_KEY = "cordons"  # a hash: worker's name -> "cordon" or "drain"; what runs under that name gets no new work
 HEARTBEAT_SECONDS = 0.5
-REPLICA_DEAD_SECONDS = 2.5
+REPLICA_SUSPECT_SECONDS = 2.5  # a replica silent for longer gets no new work
+REPLICA_LOST_SECONDS = 10.0  # a replica silent for longer is lost: its begun executions fail
 BEAT_KEPT_MS = 60_000  # how long `beat:<replica>` outlives a beat: what is left of it is the beat's age, by one clock
 
 

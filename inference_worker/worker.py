@@ -27,6 +27,7 @@ from inference_worker.engine.encoder_config import EncoderConfig, read_model_con
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.request import RequestFault, ServiceClass
 from inference_worker.engine_client import Engine, EngineClient, Live, ResidentEngine
+from inference_worker.exits import take_over
 from inference_worker.journal import Journal
 from inference_worker.model_source import ensure_model
 from inference_worker.protocol import Claimed, Heartbeat, Machine, claim_key, decode_job
@@ -108,7 +109,9 @@ class Worker:
         self._claim_script = self._broker.register_script(claims.CLAIM)
         self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()
-        journal = Journal(settings.state_dir / "journal" / worker_name(settings))
+        journal_dir = settings.state_dir / "journal" / worker_name(settings)
+        journal = Journal(journal_dir)
+        take_over(self._broker, journal_dir, replica_id)
         self._publisher = Publisher(
             self._broker,
             journal,

@@ -15,6 +15,7 @@ import redis.asyncio as redis
 
 from inference_worker import claims
 from inference_worker.engine.request import SamplingParams, ServiceClass, TokenUsage
+from inference_worker.exits import REPORT_EXIT, report_exit_args
 from inference_worker.protocol import (
     CORDONS_KEY,
     REPLICAS_KEY,
@@ -28,6 +29,7 @@ from inference_worker.protocol import (
     Released,
     StreamEvent,
     Tokens,
+    UsageEvent,
     claim_key,
     control_channel,
     decode_job,
@@ -37,7 +39,7 @@ from inference_worker.protocol import (
     replica_queue,
     request_log,
 )
-from millrace.gateway import watch
+from millrace.gateway import replicas, watch
 from millrace.gateway.dispatch import Dispatcher, why_key
 from millrace.gateway.errors import ApiError
 from millrace.gateway.generation import Errand, Generation
@@ -79,8 +81,20 @@ class Replica:
             await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting, self.model))  # type: ignore[misc]
             await asyncio.sleep(0.2)
 
-    def kill(self) -> None:
+    def stall(self) -> None:
+        """Send no more heartbeats."""
         self._task.cancel()
+
+    def resume(self) -> None:
+        self._task = asyncio.create_task(self._beat())
+
+    def kill(self) -> None:
+        """Exit, seen by a supervisor."""
+        self.stall()
+        self._exit = asyncio.create_task(self._report_exit())
+
+    async def _report_exit(self) -> None:
+        await self.broker.eval(REPORT_EXIT, *report_exit_args(self.name))  # type: ignore[misc]
 
     async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
         job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
@@ -111,7 +125,7 @@ async def replica(broker: redis.Redis, dispatcher: Dispatcher) -> AsyncIterator[
     replica = Replica(broker, "r1")
     await eventually(lambda: serving(dispatcher))
     yield replica
-    replica.kill()
+    replica.stall()
 
 
 async def serving(dispatcher: Dispatcher) -> bool:
@@ -184,7 +198,7 @@ async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Re
     assert spilt.target != first
     assert (await stored(broker, "req_2")).warm_on == (first,)
     for each in replicas.values():
-        each.kill()
+        each.stall()
 
 
 async def both_serve(dispatcher: Dispatcher) -> bool:
@@ -224,7 +238,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     assert isinstance(event, Tokens)
     assert event.text == "fresh"
     assert await verdicts(broker) == []
-    other.kill()
+    other.stall()
 
 
 async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
@@ -257,6 +271,148 @@ async def test_an_end_that_was_told_before_the_death_counts(
     replica.kill()
     assert await next_event(generation) == end
     assert await verdicts(broker) == []
+
+
+@pytest.fixture
+def soon_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspicion after a second of silence, loss after four."""
+    monkeypatch.setattr(replicas, "REPLICA_SUSPECT_SECONDS", 1.0)
+    monkeypatch.setattr(replicas, "REPLICA_LOST_SECONDS", 4.0)
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_a_suspected_replica_keeps_its_streams_and_gives_away_the_rest(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    begun, claimed, unclaimed = [await send(dispatcher, make_job(f"req_{n}")) for n in range(3)]
+    for request_id in ("req_0", "req_1"):
+        await replica.claim(request_id)
+    await replica.send(Tokens("req_0", 1, 0, [5], "Hi"))
+    await next_event(begun)
+    await eventually(lambda: owned(claimed, "r1"))
+    other = Replica(broker, "r2")
+    await eventually(lambda: two_serving(dispatcher))
+    async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+        await pubsub.subscribe(control_channel("r1"))
+        await pubsub.get_message(timeout=1)
+        replica.stall()
+        await eventually(lambda: sent_to(claimed, "r2"))
+        await eventually(lambda: sent_to(unclaimed, "r2"))
+        async with asyncio.timeout(60):
+            while (message := await pubsub.get_message(timeout=1)) is None:
+                pass
+    assert message["data"] == encode(("req_1", 0, 1))  # the attempt that was moved must not run twice
+    assert (claimed.attempt, unclaimed.attempt) == (2, 1)
+
+    async def written() -> bool:
+        return await other.claim("req_1", 2)
+
+    await eventually(written)
+    await other.send(Tokens("req_1", 2, 0, [7], "fresh"))
+    replica.resume()
+    assert not await finish(broker, "r1", "req_1", 1)  # the replica that was silent ends its attempt all the same
+    await replica.send(Tokens("req_1", 1, 0, [9], "stale"), Tokens("req_0", 1, 1, [6], " there"))
+    texts = [event.text for each in (claimed, begun) if isinstance(event := await next_event(each), Tokens)]
+    assert texts == ["fresh", " there"]
+    assert await finish(broker, "r1", "req_0", 1)
+    assert await finish(broker, "r2", "req_1", 2)
+    assert await verdicts(broker) == ["completed", "completed"]
+    await eventually(lambda: two_serving(dispatcher))
+    other.stall()
+
+
+async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: int) -> bool:
+    """End an attempt as its worker does; False if it no longer counts."""
+    envelope = make_job(request_id).envelope
+    usage = TokenUsage(2, output=1)
+    event = UsageEvent(envelope, attempt, "completed", "stop", usage, replica, 32)
+    end = End(request_id, attempt, 9, "stop", None, usage)
+    keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), request_log(request_id, attempt)]
+    args = [attempt, encode(event), encode([end]), encode(end), 60]
+    return await broker.eval(claims.FINISH, 4, *keys, *args) is not None  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_without_another_replica_a_suspected_one_keeps_what_it_claimed(
+    dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await eventually(lambda: owned(generation, "r1"))
+    replica.stall()
+
+    async def suspected() -> bool:
+        return dispatcher.replicas.is_suspected("r1")
+
+    await eventually(suspected)
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 1)
+    assert caught.value.code == "model_loading"
+    replica.resume()
+    await eventually(lambda: serving(dispatcher))
+    assert (generation.attempt, generation.owner) == (1, "r1")
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    assert isinstance(await next_event(generation), Tokens)
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_a_request_that_makes_replicas_silent_does_not_visit_all_of_them(
+    broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "REPLICA_LOST_SECONDS", 60.0)
+    every = {name: Replica(broker, name) for name in ("r1", "r2", "r3", "r4")}
+
+    async def all_serve() -> bool:
+        return len(dispatcher.replicas.serving("m")) == len(every)
+
+    await eventually(all_serve)
+    generation = await send(dispatcher, make_job())
+    for attempt in range(1, watch.MAX_MOVES + 2):
+        assert generation.target is not None
+        victim = every[generation.target]
+        await eventually(partial(victim.claim, "req_1", attempt))
+        await eventually(partial(owned, generation, victim.name))
+        victim.stall()
+        await eventually(partial(is_suspected, dispatcher, victim.name))
+        if attempt <= watch.MAX_MOVES:
+            await eventually(partial(moved_on, generation, attempt))
+    await asyncio.sleep(1.2)  # two more looks
+    assert (generation.attempt, generation.owner) == (watch.MAX_MOVES + 1, victim.name)
+    for each in every.values():
+        each.stall()
+
+
+async def is_suspected(dispatcher: Dispatcher, replica: str) -> bool:
+    return dispatcher.replicas.is_suspected(replica)
+
+
+async def moved_on(generation: Generation, attempt: int) -> bool:
+    return generation.attempt > attempt and generation.target is not None
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_a_replica_lost_by_silence_fails_its_streams_and_is_stopped_when_it_returns(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    await next_event(generation)
+    async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+        await pubsub.subscribe(control_channel("r1"))
+        await pubsub.get_message(timeout=1)
+        replica.stall()
+        failed = await next_event(generation)
+        assert isinstance(failed, Failed)
+        assert failed.code == "worker_lost"
+        async with asyncio.timeout(60):
+            while (message := await pubsub.get_message(timeout=1)) is None:
+                pass
+    assert message["data"] == encode(("req_1", 0, 1))
+    replica.resume()
+    assert not await finish(broker, "r1", "req_1", 1)
+    assert await verdicts(broker) == ["failed"]
+    await eventually(lambda: serving(dispatcher))
 
 
 async def test_what_a_draining_worker_hands_back_is_rung_again(
@@ -378,7 +534,7 @@ async def test_others_requests_count_against_the_credits(broker: redis.Redis, di
     assert [generation.queued for generation in generations] == [False, False, True, True]
     busy.running = 0
     await eventually(lambda: all_sent(generations))
-    busy.kill()
+    busy.stall()
 
 
 async def all_written(generations: list[Generation]) -> bool:
@@ -458,7 +614,7 @@ async def test_what_a_dead_replica_never_claimed_goes_elsewhere(
     assert await other.claim("req_1")
     await eventually(lambda: owned(generation, "r2"))
     assert dispatcher.placement.load("r1") == 0
-    other.kill()
+    other.stall()
 
 
 async def test_a_late_claim_by_the_first_replica_counts(
@@ -471,7 +627,7 @@ async def test_a_late_claim_by_the_first_replica_counts(
     generation.target = "r2"
     await replica.claim("req_1")
     await eventually(lambda: owned(generation, "r1"))
-    other.kill()
+    other.stall()
 
 
 async def two_serving(dispatcher: Dispatcher) -> bool:
@@ -581,7 +737,7 @@ async def test_what_waits_for_a_cordoned_replica_goes_to_another(
     await eventually(lambda: sent_to(generation, "r2"))
     assert await other.claim("req_1")
     await eventually(lambda: owned(generation, "r2"))
-    other.kill()
+    other.stall()
 
 
 async def queued(generation: Generation) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.protocol import REPLICA_DEAD_SECONDS, Heartbeat, encode
+from inference_worker.protocol import REPLICA_LOST_SECONDS, REPLICA_SUSPECT_SECONDS, Heartbeat, encode
 from millrace.gateway.replicas import FORGET_SECONDS, ReplicaBoard
 
 
@@ -37,21 +37,74 @@ def test_it_works(board: ReplicaBoard) -> None:
     assert board.serving("other") == []
 
 
-def test_silence_is_death_once(board: ReplicaBoard, clock: Clock) -> None:
+def test_silence_is_suspicion_and_then_loss_once(board: ReplicaBoard, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
-    clock.now += REPLICA_DEAD_SECONDS - 0.1
+    clock.now += REPLICA_SUSPECT_SECONDS
     assert board.update({b"r": beat(2)}) == set()
-    clock.now += 0.2
+    assert board.takes_work("r")
+    assert not board.is_suspected("r")
+    clock.now += 0.1
+    assert board.update({b"r": beat(2)}) == set()
+    assert board.is_suspected("r")
+    assert not board.is_dead("r")
+    assert not board.takes_work("r")
+    assert board.serving("m") == []
+    assert set(board.live()) == {"r"}  # what it has begun continues
+    clock.now += REPLICA_LOST_SECONDS - REPLICA_SUSPECT_SECONDS
     assert board.update({b"r": beat(2)}) == {"r"}
     assert board.is_dead("r")
+    assert not board.is_suspected("r")
     assert board.update({b"r": beat(2)}) == set()
     assert board.serving("m") == []
+    assert board.live() == {}
+
+
+def test_a_heartbeat_ends_suspicion(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1)})
+    board.update({b"r": beat(2)})
+    clock.now += REPLICA_LOST_SECONDS - 0.1
+    board.update({b"r": beat(2)})
+    assert board.is_suspected("r")
+    assert board.update({b"r": beat(3)}) == set()
+    assert not board.is_suspected("r")
+    assert board.serving("m")
+
+
+def test_a_gateway_that_was_stopped_itself_suspects_nobody(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1)})
+    board.update({b"r": beat(2)})
+    clock.now += 60
+    assert board.serving("m")
+    assert board.update({b"r": beat(3)}) == set()
+    assert board.serving("m")
+
+
+def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaBoard) -> None:
+    board.update({b"r": beat(1), b"s": beat(1)})
+    board.update({b"r": beat(2), b"s": beat(2)})
+    assert board.update({b"s": beat(3)}, exited=[b"r"]) == {"r"}
+    assert board.is_dead("r")
+    assert list(board.ready("m")) == ["s"]
+
+
+def test_an_exited_replica_does_not_return_with_a_heartbeat_that_was_on_its_way(board: ReplicaBoard) -> None:
+    board.update({b"r": beat(1)})
+    board.update({b"r": beat(2)})
+    assert board.update({b"r": beat(3)}, exited=[b"r"]) == {"r"}
+    assert board.update({b"r": beat(4)}, exited=[b"r"]) == set()
+    assert board.is_dead("r")
+    assert board.live() == {}
+
+
+def test_a_gateway_that_starts_later_finds_an_exit(board: ReplicaBoard) -> None:
+    board.update({}, exited=[b"r"])
+    assert board.is_dead("r")
 
 
 def test_one_that_speaks_again_is_back(board: ReplicaBoard, clock: Clock) -> None:
     board.update({b"r": beat(1)})
-    clock.now += 10
+    clock.now += REPLICA_LOST_SECONDS + 0.1
     board.update({b"r": beat(1)})
     assert board.is_dead("r")
     board.update({b"r": beat(2)})
@@ -66,13 +119,13 @@ def test_one_that_left_is_gone_at_once(board: ReplicaBoard) -> None:
 
 def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaBoard, clock: Clock) -> None:
     assert not board.is_dead("r")
-    clock.now += REPLICA_DEAD_SECONDS - 0.1
+    clock.now += REPLICA_SUSPECT_SECONDS - 0.1
     assert not board.is_dead("r")
     board.update({b"r": beat(1)})
     assert not board.is_dead("r")
     board.update({})
     assert not board.is_dead("r")
-    clock.now += REPLICA_DEAD_SECONDS + 0.1
+    clock.now += REPLICA_SUSPECT_SECONDS + 0.1
     assert board.is_dead("r")
 
 
@@ -94,11 +147,22 @@ def test_one_that_takes_nothing_is_not_serving(board: ReplicaBoard, state: dict[
 
 def test_the_long_dead_are_forgotten(board: ReplicaBoard, clock: Clock) -> None:
     board.update({b"r": beat(1)})
-    clock.now += REPLICA_DEAD_SECONDS + 1
+    clock.now += REPLICA_LOST_SECONDS + 1
     board.update({b"r": beat(1)})
     assert board.forgotten() == []
     clock.now += FORGET_SECONDS
     assert board.forgotten() == ["r"]
+
+
+def test_what_one_that_left_has_in_the_broker_is_removed_once(board: ReplicaBoard, clock: Clock) -> None:
+    board.update({b"r": beat(1), b"s": beat(1)})
+    board.update({})
+    clock.now += FORGET_SECONDS
+    assert board.forgotten() == []
+    board.update({b"s": beat(2)})  # it is on the board again
+    clock.now += 1
+    assert board.forgotten() == ["r"]
+    assert board.forgotten() == []
 
 
 def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaBoard) -> None:

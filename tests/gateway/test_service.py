@@ -110,7 +110,7 @@ async def a(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
     replica = Replica(broker, "ra", model="a")
     await eventually(partial(serving, gate, "a"))
     yield replica
-    replica.kill()
+    replica.stall()
 
 
 @pytest_asyncio.fixture
@@ -118,7 +118,7 @@ async def b(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
     replica = Replica(broker, "rb", model="b")
     await eventually(partial(serving, gate, "b"))
     yield replica
-    replica.kill()
+    replica.stall()
 
 
 async def serving(gate: Gate, model: str) -> bool:

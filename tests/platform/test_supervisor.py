@@ -54,6 +54,22 @@ async def test_a_child_that_dies_is_started_again(made: Made) -> None:
     assert "a was killed by SIGKILL; starting it again in 0.25 s" in told[0]
 
 
+async def test_every_exit_is_reported_before_the_next_start(made: Made) -> None:
+    supervisor, _ = made
+    running: list[int | None] = []
+    supervisor.add([shell("a", "exec sleep 60", on_exit=lambda: running.append(supervisor.pid("a")))])
+    await supervisor.start("a")
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        pid = supervisor.pid("a")
+        assert pid
+        os.kill(pid, signum)
+        await until(lambda: supervisor.pid("a") not in (None, pid))  # noqa: B023 - awaited before pid changes
+    assert running == [None, None]
+    hurry = asyncio.Event()
+    await supervisor.stop(hurry)
+    assert running == [None, None, None]
+
+
 async def test_the_pause_grows_and_the_fifth_death_ends_all_with_the_logs_end(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

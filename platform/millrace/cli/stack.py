@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from inference_worker import env
+from inference_worker.exits import report_last_exit
 from inference_worker.settings import ModelSpec, WorkerSettings
 from millrace import config
 from millrace.services.kept import write_private
@@ -142,11 +143,15 @@ class Stack:
         return Program(name, (sys.executable, "-m", module, *arguments), environ=environ)
 
     def _worker(self, spec: ModelSpec) -> Program:
+        environ = self.worker_environ(spec)
+        settings = env.load(WorkerSettings, environ)
+        journal_dir = settings.state_dir / "journal" / settings.worker_name
         return Program(
             f"worker-{spec.name}",
             (sys.executable, "-m", "inference_worker"),
-            environ=self.worker_environ(spec),
+            environ=environ,
             stop_seconds=self.worker.drain_seconds + STOP_GRACE_SECONDS,
+            on_exit=lambda: report_last_exit(settings.broker_url, journal_dir),
         )
 
     def _gateway(self) -> Program:

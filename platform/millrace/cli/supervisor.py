@@ -133,6 +133,8 @@ class Supervisor:
             )
         status = await child.process.wait()
         _kill_session(child.process.pid)  # what it started and left behind
+        if child.program.on_exit is not None:
+            await asyncio.to_thread(child.program.on_exit)
         return status
 
     def _give_up(self, message: str) -> None:

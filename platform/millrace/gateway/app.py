@@ -32,6 +32,7 @@ from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.money import MoneyAdmission, Treasury
 from millrace.gateway.readers import Readers
 from millrace.gateway.recording import Recorder
+from millrace.gateway.replicas import read_present
 from millrace.gateway.revocation import ChangeWatcher
 from millrace.gateway.routing import Router
 from millrace.gateway.rows import Rows
@@ -126,10 +127,10 @@ class Gateway:
 
     async def readiness(self) -> dict[str, str]:
         """Each thing this gateway needs, and `ok` or what is wrong with it."""
-        database, broker = await asyncio.gather(self._check_database(), self._check_broker())
-        checks = {"postgres": database, "valkey": broker}
+        database, present = await asyncio.gather(self._check_database(), self._read_replicas())
+        checks = {"postgres": database, "valkey": "unreachable" if present is None else "ok"}
         for spec in self.settings.models:
-            ready = len(self.dispatcher.replicas.serving(spec.name))
+            ready = self.dispatcher.replicas.ready(spec.name).keys() & (present or ())
             checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
         return checks
 
@@ -150,13 +151,13 @@ class Gateway:
             return "unreachable"
         return "ok"
 
-    async def _check_broker(self) -> str:
+    async def _read_replicas(self) -> set[str] | None:
+        """Return the replicas that the broker has now; None if the broker is unreachable."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                await self.broker.ping()
+                return await read_present(self.broker)
         except (redis.RedisError, OSError, TimeoutError):
-            return "unreachable"
-        return "ok"
+            return None
 
 
 def _connect(url: str, *, patient: bool = False) -> redis.Redis:

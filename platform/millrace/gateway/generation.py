@@ -53,6 +53,7 @@ class Generation:
         self.ended = False  # its last event was taken by whoever reads it
         self.retry_after: float | None = None  # seconds, told with its failure
         self.lost = 0  # replicas that died with it
+        self.moved = 0  # how often it left a suspected replica
         self.waiting_since = time.monotonic()  # for a replica, at this attempt
         self.sent_at = self.waiting_since
         self.rung_at = self.waiting_since

@@ -1,5 +1,12 @@
-"""Which replicas live. A heartbeat is news only if it has changed, and time is this gateway's own clock: no two
-machines' clocks are compared."""
+"""Liveness of replicas, as one gateway sees it.
+
+A replica is live, suspected or lost. It is suspected while its heartbeat has not changed for `REPLICA_SUSPECT_SECONDS`:
+it gets no new work, and what it has begun continues. It is lost after `REPLICA_LOST_SECONDS`, or as soon as its exit is
+known: it left the board, or its exit was reported (inference_worker.exits). A heartbeat ends suspicion. A replica that
+was lost by silence returns with its next heartbeat. One that has exited never returns.
+
+Silence is measured by this gateway's own clock: no two machines' clocks are compared.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +15,31 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
+import redis.asyncio as redis
 import structlog
 
-from inference_worker.protocol import REPLICA_DEAD_SECONDS, Heartbeat, decode_heartbeat, worker_of
+from inference_worker.protocol import (
+    EXITS_KEY,
+    REPLICA_LOST_SECONDS,
+    REPLICA_SUSPECT_SECONDS,
+    REPLICAS_KEY,
+    Heartbeat,
+    decode_heartbeat,
+    worker_of,
+)
 
 log = structlog.get_logger(__name__)
 
 FORGET_SECONDS = 60.0
+
+
+async def read_present(broker: redis.Redis) -> set[str]:
+    """Return the replicas on the broker's board now, without those whose exit was reported."""
+    async with broker.pipeline(transaction=False) as pipe:
+        pipe.hkeys(REPLICAS_KEY)
+        pipe.zrange(EXITS_KEY, 0, -1)
+        names, exited = await pipe.execute()
+    return {name.decode() for name in set(names) - set(exited)}
 
 
 @dataclass
@@ -22,35 +47,50 @@ class Replica:
     heartbeat: Heartbeat
     changed_at: float
     seen_alive: bool = False  # its beat has changed under our eyes: the entry is no leftover of a dead process
+    suspected: bool = False
     dead: bool = False
+
+    @property
+    def is_responsive(self) -> bool:
+        return not (self.suspected or self.dead)
 
 
 class ReplicaBoard:
-    """The replicas' last heartbeats, and who has died."""
+    """The replicas' last heartbeats, and which replicas are suspected or lost."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
         self._missed: dict[str, float] = {}  # asked for and not on the board, since when
+        self._left: dict[str, float] = {}  # replicas no longer on the board, since when
+        self._exited: frozenset[str] = frozenset()
         self._cordoned: frozenset[str] = frozenset()  # names of workers
 
-    def update(self, beats: Mapping[bytes, bytes], cordoned: Collection[bytes] = ()) -> set[str]:
-        """Take in the contents of the `replicas` hash, and the workers that an operator wants to get no new work; the
-        replicas that died or left since the last call."""
+    def update(
+        self, beats: Mapping[bytes, bytes], cordoned: Collection[bytes] = (), exited: Collection[bytes] = ()
+    ) -> set[str]:
+        """Take in the hash `replicas`, the cordoned workers and the reported exits.
+
+        Returns:
+            The replicas that were lost since the last call.
+        """
         now = self._clock()
         self._cordoned = frozenset(name.decode() for name in cordoned)
-        for raw_id, payload in beats.items():
-            self._see(raw_id.decode(), payload, now)
-        gone: set[str] = set()
-        for replica_id in list(self._replicas):
-            replica = self._replicas[replica_id]
-            left = replica_id.encode() not in beats  # it said goodbye
-            if not replica.dead and (left or now - replica.changed_at > REPLICA_DEAD_SECONDS):
+        self._exited = frozenset(replica_id.decode() for replica_id in exited)
+        present = {name: payload for raw, payload in beats.items() if (name := raw.decode()) not in self._exited}
+        for replica_id, payload in present.items():
+            self._see(replica_id, payload, now)
+        lost: set[str] = set()
+        for replica_id, replica in list(self._replicas.items()):
+            has_left, silence = replica_id not in present, now - replica.changed_at
+            replica.suspected = silence > REPLICA_SUSPECT_SECONDS
+            if not replica.dead and (has_left or silence > REPLICA_LOST_SECONDS):
                 replica.dead = True
-                gone.add(replica_id)
-            if left:
+                lost.add(replica_id)
+            if has_left:
                 del self._replicas[replica_id]
-        return gone
+                self._left[replica_id] = now
+        return lost
 
     def reprieve(self) -> None:
         """The broker was away: nobody could be heard, so nobody is counted silent for that time."""
@@ -60,38 +100,53 @@ class ReplicaBoard:
                 replica.changed_at = now
 
     def is_dead(self, replica_id: str) -> bool:
-        """Whether the replica is gone. One that is not on the board gets the same time: its first beat may be on its
-        way."""
+        """Return whether the replica is lost.
+
+        A replica that is not on the board, and has not been reported, is lost after `REPLICA_SUSPECT_SECONDS`: only
+        an exit or a minute of silence removes an entry, and only a broker that lost data needs time to get it again.
+        """
         replica = self._replicas.get(replica_id)
         if replica is not None:
             self._missed.pop(replica_id, None)
             return replica.dead
-        return self._clock() - self._missed.setdefault(replica_id, self._clock()) > REPLICA_DEAD_SECONDS
+        if replica_id in self._exited:
+            return True
+        return self._clock() - self._missed.setdefault(replica_id, self._clock()) > REPLICA_SUSPECT_SECONDS
+
+    def is_suspected(self, replica_id: str) -> bool:
+        """Return whether the replica is silent, and not lost yet."""
+        replica = self._replicas.get(replica_id)
+        return replica is not None and replica.suspected and not replica.dead
 
     def takes_work(self, replica_id: str) -> bool:
         """Whether it may be sent work, and would claim it."""
         replica = self._replicas.get(replica_id)
-        return replica is not None and not replica.dead and self._wants_work(replica_id, replica.heartbeat)
+        return replica is not None and replica.is_responsive and self._wants_work(replica_id, replica.heartbeat)
 
     def forgotten(self) -> list[str]:
-        """Dead long enough to be taken off the broker's list."""
+        """Return the replicas that were lost long enough ago to be removed from the broker, each once."""
         now = self._clock()
         self._missed = {i: since for i, since in self._missed.items() if now - since < FORGET_SECONDS}
-        return [i for i, r in self._replicas.items() if r.dead and now - r.changed_at > FORGET_SECONDS]
+        silent = [i for i, r in self._replicas.items() if r.dead and now - r.changed_at > FORGET_SECONDS]
+        left = [i for i, since in self._left.items() if now - since > FORGET_SECONDS]
+        for replica_id in left:
+            del self._left[replica_id]
+        return silent + left
 
     def serving(self, model: str) -> list[Heartbeat]:
-        """Heartbeats of the live replicas that take requests for `model`."""
+        """Heartbeats of the replicas that take requests for `model`."""
         return list(self.ready(model).values())
 
     def ready(self, model: str) -> dict[str, Heartbeat]:
         """The same, by the replicas' ids."""
         return {
-            replica_id: r.heartbeat
-            for replica_id, r in self._replicas.items()
-            if r.seen_alive and not r.dead and r.heartbeat.model == model and self._wants_work(replica_id, r.heartbeat)
+            replica_id: replica.heartbeat
+            for replica_id, replica in self._replicas.items()
+            if replica.seen_alive and replica.heartbeat.model == model and self.takes_work(replica_id)
         }
 
     def live(self) -> dict[str, Heartbeat]:
+        """Heartbeats of the replicas that are not lost, suspected ones included."""
         return {i: r.heartbeat for i, r in self._replicas.items() if r.seen_alive and not r.dead}
 
     def _wants_work(self, replica_id: str, beat: Heartbeat) -> bool:
@@ -103,6 +158,7 @@ class ReplicaBoard:
         except msgspec.MsgspecError:
             log.warning("heartbeat_unreadable", replica_id=replica_id)
             return
+        self._left.pop(replica_id, None)
         known = self._replicas.get(replica_id)
         if known is None:
             self._replicas[replica_id] = Replica(beat, now)

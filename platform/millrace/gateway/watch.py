@@ -1,5 +1,12 @@
-"""The watch over replicas and legs: twice a second it hears the heartbeats, answers for the dead, rings again for what
-nobody has claimed, and ends what has waited too long. Whatever it does may fail half-way: the next look goes on."""
+"""Supervision of replicas and executions, twice a second.
+
+Reads heartbeats and reported exits, handles lost and suspected replicas, sends unclaimed executions again and fails
+expired ones. Each step can fail half-way: the next look continues.
+
+- Lost replica: an execution without an event gets another attempt, a begun one fails.
+- Suspected replica: an execution without an event gets another attempt if another replica takes work. A begun one
+  continues: its tokens arrive when the replica answers again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,7 @@ import structlog
 from inference_worker import claims
 from inference_worker.protocol import (
     CORDONS_KEY,
+    EXITS_KEY,
     HEARTBEAT_SECONDS,
     REPLICAS_KEY,
     USAGE_STREAM,
@@ -33,6 +41,7 @@ log = structlog.get_logger(__name__)
 RING_AGAIN_SECONDS = 5.0
 OVERDUE_SECONDS = 5.0  # after its deadline a leg whose worker said nothing is given up
 MOST_LOST = 3  # replicas that may die with one request: more, and it is the request that kills them
+MAX_MOVES = 2  # away from suspected replicas: then it is likely the request that makes them silent, and it stays
 WORKER_LOST = "The worker that served this request was lost; please send it again."
 NOT_SERVED = f"{MOST_LOST} workers were lost while they served this request; it is not tried again."
 
@@ -78,9 +87,10 @@ class Watch:
         async with self._broker.pipeline(transaction=False) as pipe:
             pipe.hgetall(REPLICAS_KEY)
             pipe.hkeys(CORDONS_KEY)
+            pipe.zrange(EXITS_KEY, 0, -1)
             tell(pipe, self._dispatcher.gateway_id, self._presence())
-            beats, cordoned, *_ = await pipe.execute()
-        return self._replicas.update(beats, cordoned)
+            beats, cordoned, exited, *_ = await pipe.execute()
+        return self._replicas.update(beats, cordoned, exited)
 
     def _presence(self) -> Presence:
         now = time.monotonic()
@@ -105,35 +115,62 @@ class Watch:
 
     async def _answer_for(self, died: Collection[str]) -> None:
         for replica_id in died:
-            log.warning("replica_gone", replica_id=replica_id)
+            log.warning("replica_lost", replica_id=replica_id)
         for generation in self._legs():
             owner = generation.owner
             # An owner that left the board without our seeing it die (a clean stop between two looks) is gone as well.
-            if owner is not None and (owner in died or self._replicas.is_dead(owner)):
+            if owner is None:
+                continue
+            if owner in died or self._replicas.is_dead(owner):
                 await self._owner_lost(generation, owner)
+            elif not generation.begun and self._replicas.is_suspected(owner):
+                await self._move(generation, owner)
+
+    async def _move(self, generation: Generation, owner: str) -> None:
+        """Give an execution without an event to another replica, if there is one."""
+        if generation.moved < MAX_MOVES and self._replicas.serving(generation.model):
+            if await self._restart(generation, owner):
+                generation.moved += 1
+            else:
+                await self._catch_up(generation)
+
+    async def _restart(self, generation: Generation, owner: str) -> bool:
+        """Let another attempt answer. The claim decides: from then on the owner's attempt is neither read nor billed.
+
+        Returns:
+            False if the owner no longer has the claim.
+        """
+        dispatcher = self._dispatcher
+        key, stale = claim_key(generation.request_id, generation.leg), generation.attempt
+        attempt = await dispatcher.give_up_script(keys=[key], args=[stale, owner])
+        if attempt is None:
+            return False
+        if generation.begun:  # its first token arrived during the call
+            await dispatcher.fail(generation.job, int(attempt), "worker_lost")
+            dispatcher.fail_here(generation, "worker_lost", WORKER_LOST)
+        else:
+            dispatcher.restart(generation, int(attempt))
+        await self._stop_owner(generation, owner, stale)
+        return True
+
+    async def _stop_owner(self, generation: Generation, owner: str, attempt: int) -> None:
+        """Stop the owner's attempt, which no client waits for: the owner may only have been silent."""
+        stop = encode((generation.request_id, generation.leg, attempt))
+        await self._broker.publish(control_channel(owner), stop)
 
     async def _owner_lost(self, generation: Generation, owner: str) -> None:
         dispatcher = self._dispatcher
         killer = not generation.begun and generation.lost + 1 >= MOST_LOST
         if not generation.begun and not killer:
-            key = claim_key(generation.request_id, generation.leg)
-            attempt = await dispatcher.give_up_script(keys=[key], args=[generation.attempt, owner])
-            if attempt is not None and generation.begun:  # its first token came while we asked
-                await dispatcher.fail(generation.job, int(attempt), "worker_lost")
-                dispatcher.fail_here(generation, "worker_lost", WORKER_LOST)
-                return
-            if attempt is not None:
+            if await self._restart(generation, owner):
                 generation.lost += 1
-                dispatcher.restart(generation, int(attempt))
-                # Should it only have been slow, it need not go on.
-                stale = encode((generation.request_id, generation.leg, int(attempt) - 1))
-                await self._broker.publish(control_channel(owner), stale)
                 return
             if await self._catch_up(generation):
                 return
         code, message = ("not_served", NOT_SERVED) if killer else ("worker_lost", WORKER_LOST)
         if await dispatcher.fail(generation.job, generation.attempt, code):
             dispatcher.fail_here(generation, code, message)
+            await self._stop_owner(generation, owner, generation.attempt)
         else:
             generation.buffer.refill()
             dispatcher.finish(generation)

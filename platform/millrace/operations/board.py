@@ -19,7 +19,7 @@ from billing.status import SettlerStatus
 from inference_worker.protocol import (
     BEAT_KEPT_MS,
     CORDONS_KEY,
-    REPLICA_DEAD_SECONDS,
+    REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     Heartbeat,
     beat_key,
@@ -42,7 +42,7 @@ class State(StrEnum):
     CORDONED = "cordoned"  # gets none, by an operator's wish
     DRAINING = "draining"  # the same, and gives back what it has not begun; or it is being stopped
     DRAINED = "drained"  # and has nothing left: it may be stopped
-    SILENT = "silent"  # has missed its heartbeats
+    SILENT = "silent"  # has missed its heartbeats: suspected or lost
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _replicas(broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mappin
 
 
 def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> State:
-    if age_ms is None or age_ms > REPLICA_DEAD_SECONDS * 1000:
+    if age_ms is None or age_ms > REPLICA_SUSPECT_SECONDS * 1000:
         return State.SILENT
     if wish == b"drain":
         return State.DRAINING if beat.running or beat.waiting else State.DRAINED

@@ -34,7 +34,8 @@ class Program:
     """A long-running child process.
 
     `ready` is called again and again until it says True; it must return at once and may touch the network only on
-    this machine. `orphan_signal` is what the child gets should its parent die.
+    this machine. `orphan_signal` is what the child gets should its parent die. `on_exit` is called in a thread after
+    every exit of the process, before the next start; it must return within seconds and never raise.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Program:
     orphan_signal: signal.Signals = signal.SIGKILL
     ready: Callable[[], bool] | None = None
     ready_seconds: float = 60.0
+    on_exit: Callable[[], None] | None = None
 
     def popen_options(self) -> dict[str, Any]:
         """Keyword arguments for `subprocess.Popen` and `asyncio.create_subprocess_exec`."""
