@@ -116,6 +116,7 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: 
     assert time.monotonic() - killed_at < 5
     error = msgspec.json.decode(stream.datas[-1])["error"]
     assert error["code"] == "worker_lost"
+    assert httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 503
     event = stack.event(stream.request_id)
     assert (event["verdict"], event["output"], event["input"]) == ("failed", 0, 0)
 
