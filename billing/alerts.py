@@ -1,11 +1,14 @@
-"""Alerts of budgets: each threshold once in each period, by webhook and by mail.
+"""Budget alerts: each threshold once in each period, by webhook and by email.
 
-The row of an alert is unique for (window, threshold), and is written in one transaction with the webhook's event and
-the mail. So whoever checks, how often, at once or killed at any line: there is one of each, or none yet.
+An alert's row is unique for (window, threshold). One transaction writes the rows of all thresholds that a check found
+passed in a window, one webhook event for each of them, and one email for all. It writes the lowest threshold first, so
+a concurrent check waits there and then finds the rows. A check that is killed leaves nothing behind.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
@@ -62,8 +65,10 @@ def check_thresholds(now: datetime | None = None) -> int:
     now = now or datetime.now(UTC)
     with system(SystemUse.BILLING), connection.cursor() as cursor:
         cursor.execute(_PASSED, {"now": now, "since": now - AFTERWARDS, "full": HARD_IS_FULL_AT})
-        passed = cursor.fetchall()
-    return sum(_alert(window_id, str(percent), now) for window_id, percent in passed)
+        passed = defaultdict[int, list[str]](list)
+        for window_id, percent in cursor.fetchall():
+            passed[window_id].append(str(percent))
+    return sum(_alert(window_id, thresholds, now) for window_id, thresholds in passed.items())
 
 
 def check_forecasts(now: datetime | None = None) -> int:
@@ -75,39 +80,44 @@ def check_forecasts(now: datetime | None = None) -> int:
         alerted = BudgetAlert.objects.all_tenants().filter(threshold=BudgetAlert.FORECAST)
         rows = open_windows.filter(budget_id__in=budgets.values("pk")).exclude(pk__in=alerted.values("window_id"))
         wanted = list(rows.order_by("pk").values_list("pk", flat=True))
-    return sum(_alert(pk, BudgetAlert.FORECAST, now) for pk in wanted)
+    return sum(_alert(pk, [BudgetAlert.FORECAST], now) for pk in wanted)
 
 
-def _alert(window_id: int, threshold: str, now: datetime) -> bool:
-    """Write the alert with its event and its mail, unless that was done before, or does not hold any more."""
+def _alert(window_id: int, thresholds: Sequence[str], now: datetime) -> int:
+    """Write the alerts that do not exist yet, with an event for each and one email for all of them.
+
+    `thresholds` are in ascending order, or the forecast alone. Returns how many alerts are new.
+    """
     with system(SystemUse.BILLING):
         window = Window.objects.all_tenants().get(pk=window_id)
         budget = Budget.objects.all_tenants().select_related("tenant").filter(pk=window.budget_id, active=True).first()
         if budget is None or budget.tenant.status == Tenant.Status.PURGED:
-            return False
+            return 0
         stands = standing(budget, window, now)
         expected: Forecast | None = None
-        if threshold == BudgetAlert.FORECAST:
+        if thresholds == [BudgetAlert.FORECAST]:
             expected = forecast_window(budget, window, now)
             if expected is None or not stands.used < stands.limit < expected.point:
-                return False
-        row, is_new = BudgetAlert.objects.all_tenants().get_or_create(
-            window=window,
-            threshold=threshold,
-            defaults={
-                "tenant_id": budget.tenant_id,
-                "budget": budget,
-                "used": stands.used,
-                "limit": stands.limit,
-                "forecast": expected.point if expected else None,
-            },
-        )
-        if is_new:
-            told = _payload(row, window, expected)
-            row.event = enqueue(budget.tenant_id, "budget.threshold", f"budget:{window.pk}:{threshold}", told)
-            row.mail = enqueue_mail(budget.tenant_id, ROLES, *_mail(row, window))
+                return 0
+        defaults = {
+            "tenant_id": budget.tenant_id,
+            "budget": budget,
+            "used": stands.used,
+            "limit": stands.limit,
+            "forecast": expected.point if expected else None,
+        }
+        found = [
+            BudgetAlert.objects.all_tenants().get_or_create(window=window, threshold=threshold, defaults=defaults)
+            for threshold in thresholds
+        ]
+        new = [row for row, is_new in found if is_new]
+        mail = enqueue_mail(budget.tenant_id, ROLES, *_mail(new, window)) if new else None
+        for row in new:
+            event_key, payload = f"budget:{window.pk}:{row.threshold}", _payload(row, window, expected)
+            row.event = enqueue(budget.tenant_id, "budget.threshold", event_key, payload)
+            row.mail = mail
             row.save(update_fields=["event", "mail"])
-    return is_new
+    return len(new)
 
 
 def _payload(alert: BudgetAlert, window: Window, expected: Forecast | None) -> dict[str, object]:
@@ -126,13 +136,15 @@ def _payload(alert: BudgetAlert, window: Window, expected: Forecast | None) -> d
     }
 
 
-def _mail(alert: BudgetAlert, window: Window) -> tuple[str, str]:
-    """Its subject and text."""
+def _mail(alerts: Sequence[BudgetAlert], window: Window) -> tuple[str, str]:
+    """Return the subject and the text of the email for alerts of one check, in ascending order."""
+    alert = alerts[-1]
     budget = alert.budget
     used, limit = (_text(value, budget) for value in (alert.used, alert.limit))
     if alert.forecast is None:
         subject = f"{budget.name}: {alert.used * 100 // alert.limit}% of the budget is used"
         text = f"{used} of {limit} of the budget “{budget.name}” of {budget.tenant.name} are used."
+        text += f"\n{_reached([each.threshold for each in alerts])}"
     else:
         subject = f"{budget.name}: the budget will not last"
         text = (
@@ -144,6 +156,16 @@ def _mail(alert: BudgetAlert, window: Window) -> tuple[str, str]:
     if budget.mode == Budget.Mode.HARD:
         text += "\nIt refuses requests that do not fit any more."
     return subject, f"{text}\n\n{platform_settings().base_url}/t/{budget.tenant.slug}/budgets/"
+
+
+def _reached(thresholds: Sequence[str]) -> str:
+    """Name the highest threshold, and list the others."""
+    *others, highest = (f"{threshold}%" for threshold in thresholds)
+    if not others:
+        return f"The alert threshold of {highest} is reached."
+    *first, last = others
+    listed = f"{', '.join(first)} and {last} are" if first else f"{last} is"
+    return f"The highest alert threshold reached is {highest}. {listed} reached, too."
 
 
 def _text(amount: int, budget: Budget) -> str:

@@ -91,6 +91,35 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
     assert told(tenant) == ["50", "80", "100"]
 
 
+def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(tenant):
+    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold"])
+    budget = make(tenant)
+    use(budget, 1200)
+    assert [check_thresholds(NOW), check_thresholds(NOW)] == [3, 0]
+    assert told(tenant) == ["50", "80", "100"]
+    (mail,) = of(Mail, tenant)
+    assert mail.subject == "b: 120% of the budget is used"
+    assert "The highest alert threshold reached is 100%. 50% and 80% are reached, too." in mail.text
+    assert {row.mail_id for row in of(BudgetAlert, tenant)} == {mail.pk}
+    assert sorted(event.payload["threshold"] for event in of(WebhookEvent, tenant)) == ["100", "50", "80"]
+    assert len({row.event_id for row in of(BudgetAlert, tenant)}) == 3
+    assert send_mails() == 1
+    use(make(tenant, thresholds=[50, 60]), 700)
+    check_thresholds(NOW)
+    assert "The highest alert threshold reached is 60%. 50% is reached, too." in of(Mail, tenant)[-1].text
+
+
+def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
+    budget = make(tenant)
+    use(budget, 500)
+    check_thresholds(NOW)
+    use(budget, 1000)
+    assert check_thresholds(NOW) == 2
+    first, second = sorted(of(Mail, tenant), key=lambda mail: mail.pk)
+    assert "The alert threshold of 50% is reached." in first.text
+    assert "The highest alert threshold reached is 100%. 80% is reached, too." in second.text
+
+
 def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
     use(make(tenant, name="All", unit="money", amount=1_200 * 10**9), 970 * 10**9)
     check_thresholds(NOW)
@@ -179,7 +208,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("place", ["enqueue", "enqueue_mail", "_mail"])
 def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
-    use(make(tenant), 600)
+    use(make(tenant), 900)
 
     def die(*_: object) -> None:
         raise Killed
@@ -188,8 +217,8 @@ def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
         patch.setattr(alerts, place, die)
         check_thresholds(NOW)
     assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [0, 0, 0]
-    assert check_thresholds(NOW) == 1
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [1, 1, 1]
+    assert check_thresholds(NOW) == 2
+    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [2, 2, 1]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -200,9 +229,9 @@ def test_checkers_at_once_alert_once(monkeypatch):
     start = threading.Barrier(4)
     real = alerts._alert
 
-    def together(window_id: int, threshold: str, now: datetime) -> bool:
+    def together(window_id: int, thresholds: list[str], now: datetime) -> int:
         start.wait(20)
-        return real(window_id, threshold, now)
+        return real(window_id, thresholds, now)
 
     monkeypatch.setattr(alerts, "_alert", together)
 
@@ -214,7 +243,7 @@ def test_checkers_at_once_alert_once(monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(check, range(4))) == 9
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [9, 9, 9]
+    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [9, 9, 3]
 
 
 @pytest.mark.parametrize(
