@@ -169,7 +169,7 @@ def _replicas(board: Board, now: datetime) -> Iterator[Concern]:
                 one.id,
                 urgent=False,
                 title=f"{one.id} has been silent for {silent}",
-                todo="It gets no new requests. After 10 s of silence its streams fail. Look at its process and machine.",
+                todo="It gets no new requests. After 10 s of silence its streams fail. Look at its process.",
             )
 
 

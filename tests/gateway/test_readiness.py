@@ -1,0 +1,62 @@
+"""/readyz: what it finds in the broker at that moment, not at the last look of the watch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+import redis.asyncio as redis
+
+from inference_worker import env
+from inference_worker.exits import REPORT_EXIT, report_exit_args
+from inference_worker.protocol import REPLICAS_KEY, Heartbeat, encode
+from millrace.config import PlatformSettings
+from millrace.gateway.app import Gateway
+from millrace.gateway.watch import Watch
+
+CHECK = "model m"
+
+
+@pytest_asyncio.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    settings = env.load(PlatformSettings, {**os.environ, "MILLRACE_MODELS": "m=embedded"})
+    gateway = Gateway(settings, {})
+    yield gateway
+    await gateway.broker.aclose()
+    await gateway.patient_broker.aclose()
+
+
+async def look(watch: Watch, broker: redis.Redis, beat: int) -> None:
+    """One look of the watch, after a heartbeat of each of two replicas."""
+    for name in ("r1", "r2"):
+        payload = encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0))
+        await broker.hset(REPLICAS_KEY, name, payload)  # type: ignore[misc]
+    await watch._listen()
+
+
+async def test_an_exit_counts_before_the_watch_has_seen_it(broker: redis.Redis, gateway: Gateway) -> None:
+    watch = Watch(gateway.dispatcher)
+    for beat in (1, 2):
+        await look(watch, broker, beat)
+    assert (await gateway.readiness())[CHECK] == "ok"
+    await broker.eval(REPORT_EXIT, *report_exit_args("r1"))  # type: ignore[misc]
+    assert (await gateway.readiness())[CHECK] == "ok"
+    await broker.hdel(REPLICAS_KEY, "r2")  # type: ignore[misc]
+    assert (await gateway.readiness())[CHECK] == "no replica is ready"
+    await look(watch, broker, 3)  # a heartbeat of the replica that has exited was on its way
+    assert list(gateway.dispatcher.replicas.ready("m")) == ["r2"]
+
+
+async def test_a_suspected_replica_is_not_ready(broker: redis.Redis, gateway: Gateway) -> None:
+    watch = Watch(gateway.dispatcher)
+    for beat in (1, 2):
+        await look(watch, broker, beat)
+    replicas = gateway.dispatcher.replicas
+    for replica in replicas._replicas.values():
+        replica.changed_at -= 3
+    await watch._listen()
+    checks = await gateway.readiness()
+    assert (checks["valkey"], checks[CHECK]) == ("ok", "no replica is ready")
+    await look(watch, broker, 3)
+    assert (await gateway.readiness())[CHECK] == "ok"
