@@ -103,14 +103,17 @@ def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
     broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]
 ) -> None:
     wait_until(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
-    live, superseded = Live(make_job("req_1"), 1), Live(make_job("req_2"), 1)
+    live, superseded, failed, running = (Live(make_job(f"req_{number}"), 1) for number in range(1, 5))
     broker.hset(queued(live.job), mapping={"state": "running", "cancel": 1})
     broker.hset(queued(superseded.job), mapping={"state": "queued", "attempt": 2})
-    engine.submit(live)
-    engine.submit(superseded)
+    broker.hset(queued(failed.job), mapping={"state": "failed"})  # its replica was lost by silence
+    broker.hset(queued(running.job), mapping={"state": "running"})
+    for each in (live, superseded, failed, running):
+        engine.submit(each)
     broker.client_kill_filter(_type="pubsub")
-    wait_until(lambda: len(engine.cancelled) == 2)
-    assert {cancelled.engine_id for cancelled, _ in engine.cancelled} == {live.engine_id, superseded.engine_id}
+    wait_until(lambda: len(engine.cancelled) == 3)
+    assert [cancelled for cancelled, _ in engine.cancelled] == [live, superseded, failed]
+    assert engine.legs == [running]
 
 
 @pytest.mark.usefixtures("control")
