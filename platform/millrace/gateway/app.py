@@ -130,7 +130,9 @@ class Gateway:
         database, present = await asyncio.gather(self._check_database(), self._read_replicas())
         checks = {"postgres": database, "valkey": "unreachable" if present is None else "ok"}
         for spec in self.settings.models:
-            ready = self.dispatcher.replicas.ready(spec.name).keys() & (present or ())
+            ready = set(self.dispatcher.replicas.ready(spec.name))
+            if present is not None:  # an exit that the watch has not seen yet
+                ready &= present
             checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
         return checks
 
