@@ -97,50 +97,6 @@ def test_a_worker_stopped_for_twelve_seconds_fails_its_streams_once(stack: Stack
         assert len(stack.events(request_id=stream.request_id)) == 1
 
 
-def test_a_stopped_valkey_refuses_new_requests_and_loses_no_stream(stack: Stack) -> None:
-    streams = begin_streams(stack, 150)
-    with stopped(stack.pid("valkey-server")) as since:
-        answer = httpx.post(
-            f"{stack.url}/v1/chat/completions",
-            json={"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
-            headers=stack.headers,
-            timeout=60,
-        )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
-        assert answer.headers["retry-after"]
-        assert httpx.get(f"{stack.url}/readyz", timeout=20).json()["checks"]["valkey"] == "unreachable"
-        assert httpx.get(f"{stack.url}/healthz", timeout=20).status_code == 200
-        time.sleep(max(0.0, since + 4 - time.monotonic()))
-    for stream in streams:
-        stream.read()
-        assert usage_of(stream.datas)["completion_tokens"] == 150
-    stack.wait_until_ready()
-    for stream in streams:
-        event = stack.event(stream.request_id)
-        assert (event["verdict"], event["output"]) == ("completed", 150)
-
-
-def test_a_killed_postgres_ends_no_stream_and_settlement_catches_up(stack: Stack) -> None:
-    streams = begin_streams(stack, 150)
-    killed = stack.pid("bin/postgres")
-    os.kill(killed, signal.SIGKILL)
-    for stream in streams:
-        stream.read()
-        assert usage_of(stream.datas)["completion_tokens"] == 150
-    eventually(lambda: stack.pid("bin/postgres") != killed, 60)
-    stack.wait_until_ready()
-
-    def settled() -> bool:
-        url, query = f"{stack.url}/api/usage/events", {"request_id": streams[-1].request_id}
-        answer = httpx.get(url, params=query, headers=stack.headers, timeout=60)
-        return answer.status_code == 200 and bool(answer.json()["results"])
-
-    eventually(settled, 120)
-    for stream in streams:
-        event = stack.event(stream.request_id)
-        assert (event["verdict"], event["output"]) == ("completed", 150)
-
-
 @pytest.fixture
 def broker(stack: Stack) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(read_env_file(stack.state_dir / "env")["MILLRACE_BROKER_URL"]) as broker:
