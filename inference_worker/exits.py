@@ -3,7 +3,8 @@
 A worker stores its replica's id in the directory of its journal, which one process at a time can lock. So a stored id
 belongs to an exited process as soon as one of these holds:
 
-- A supervisor has seen the process exit. It calls `report_last_exit` before it starts the next process.
+- A supervisor has seen the process exit, and no other process has the lock. It calls `report_last_exit` before it starts
+  the next process.
 - Another process has the lock. It calls `take_over` when it starts.
 
 Reported ids stay in the sorted set `exits`, because a heartbeat that was on its way can put the replica on the board
@@ -18,12 +19,14 @@ from pathlib import Path
 import redis
 import structlog
 
+from inference_worker.journal import is_free
 from inference_worker.protocol import EXITS_KEY, REPLICAS_KEY, beat_key
 
 log = structlog.get_logger(__name__)
 
 EXIT_KEPT_SECONDS = 3600
 REPORT_TIMEOUT_SECONDS = 1.0  # for one answer of the broker to a supervisor, which waits with the restart
+LOCK_SECONDS = 0.5  # for forked children of the exited process, which end with it and inherited its lock
 _FILE = "replica"
 
 # KEYS exits, replicas, beat; ARGV replica id, seconds to keep.
@@ -51,9 +54,13 @@ def take_over(broker: redis.Redis, directory: Path, replica_id: str) -> None:
 
 
 def report_last_exit(broker_url: str, directory: Path) -> None:
-    """Report the exit of the process that last had the journal in `directory`. Never raises, returns within seconds."""
+    """Report the exit of the process that last had the journal in `directory`. Never raises, returns within seconds.
+
+    Nothing is reported while a process has the journal's lock: then the stored id is that of a running worker, and the
+    process that exited is another one, which did not get the lock.
+    """
     replica_id = _stored_replica(directory)
-    if replica_id is None:
+    if replica_id is None or not is_free(directory, wait_seconds=LOCK_SECONDS):
         return
     try:
         with redis.Redis.from_url(

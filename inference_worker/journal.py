@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import msgspec
 from inference_worker.protocol import UsageEvent, decode_usage, encode
 
 SEGMENT_BYTES = 1 << 20
+LOCK_NAME = "lock"
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
 
 LegKey = tuple[str, int, int]  # request id, leg, attempt
@@ -32,6 +34,24 @@ _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
 
 class JournalBusyError(Exception):
     """Another worker uses this journal: two workers were given one name."""
+
+
+def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
+    """Return whether no process has the journal's lock. Waits for at most `wait_seconds` until it is released."""
+    until = time.monotonic() + wait_seconds
+    try:
+        with (directory / LOCK_NAME).open("r+") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        return False
+                    time.sleep(0.02)
+                else:
+                    return True
+    except OSError:
+        return True  # no journal was ever opened here
 
 
 def leg_key(event: UsageEvent) -> LegKey:
@@ -53,7 +73,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._lock = (folder / "lock").open("w")
+        self._lock = (folder / LOCK_NAME).open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

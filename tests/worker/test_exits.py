@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from inference_worker import exits
+from inference_worker.journal import Journal
 from inference_worker.protocol import EXITS_KEY, REPLICAS_KEY, beat_key
 
 
@@ -53,3 +54,13 @@ def test_old_reports_are_removed(broker: redis.Redis) -> None:
     broker.zadd(EXITS_KEY, {"old": broker.time()[0] - exits.EXIT_KEPT_SECONDS - 5, "new": broker.time()[0] - 5})
     exits.report_exit(broker, "m-0.aa")
     assert reported(broker) == [b"new", b"m-0.aa"]
+
+
+def test_a_process_without_the_lock_does_not_report_the_one_that_has_it(broker: redis.Redis, tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    exits.take_over(broker, tmp_path, "m-0.aa")
+    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path)
+    assert reported(broker) == []
+    journal.close()
+    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path)
+    assert reported(broker) == [b"m-0.aa"]
