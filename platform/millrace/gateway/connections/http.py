@@ -225,7 +225,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         elif self._phase in (Phase.BODY, Phase.DRAIN):
             if self._framing_bytes > self._limits.header_bytes or len(self.headers) > MAX_HEADERS:
                 self._rejection = (guard.BODY_SIZE, ApiError("invalid_http", "The body has too much beside its data."))
-            elif not self._is_authenticated and self._body_bytes > self._limits.body_bytes:
+            elif self._phase is Phase.BODY and self._is_unauthenticated_body_too_large():
                 message = f"The request body is larger than {self._limits.body_bytes} bytes."
                 self._rejection = (guard.BODY_SIZE, ApiError("request_too_large", message))
         if not self._held or self._rejection is not None:
@@ -239,6 +239,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._is_waiting = True
             if self._guard.wait(self):
                 self.flow.block()
+
+    def _is_unauthenticated_body_too_large(self) -> bool:
+        most = self._limits.body_bytes + 2 * guard.READ_BYTES  # an application with the same bound answers first
+        return not self._is_authenticated and self._body_bytes > most
 
     def _is_large(self) -> bool:
         return self._phase is Phase.BODY and self._body_bytes > guard.SMALL_BODY_BYTES
@@ -334,7 +338,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def _reject(self, reason: str, error: ApiError) -> None:
         """Send a rejection and close the connection; if a response is under way, cut it off."""
-        if self._is_responding():
+        if self._phase is Phase.DRAIN or self._is_responding():
             self._abort(reason)
             return
         self._guard.reject(reason, self._address)
