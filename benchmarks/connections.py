@@ -2,8 +2,9 @@
 
     python -m benchmarks.connections [--quick]
 
-Two servers with the same application, which answers at once; requests over keep-alive connections, by turns, one core
-each for the load and the server. Prints the medians and their ratio.
+Two servers with the same application, which answers immediately; requests over keep-alive connections, by turns. Prints
+the medians of the requests per second and of the server's CPU time per request. The CPU time is comparable on a busy
+machine too.
 """
 
 from __future__ import annotations
@@ -56,18 +57,24 @@ def main() -> None:
         options.seconds, options.rounds = 0.5, 1
     servers = {"uvicorn": start("httptools"), "gateway": start(HTTP_PROTOCOL)}
     rates: dict[str, list[float]] = {name: [] for name in servers}
+    costs: dict[str, list[float]] = {name: [] for name in servers}
     try:
-        for _ in range(options.rounds):
-            for name, (_, port) in servers.items():
-                rates[name].append(asyncio.run(measure(port, options.connections, options.seconds)))
+        for round_ in range(options.rounds + 1):
+            for name, (process, port) in servers.items():
+                before = cpu_seconds(process.pid)
+                count, took = asyncio.run(measure(port, options.connections, options.seconds))
+                if round_:  # the first one warms up
+                    rates[name].append(count / took)
+                    costs[name].append(1e6 * (cpu_seconds(process.pid) - before) / count)
     finally:
         for process, _ in servers.values():
             process.terminate()
             process.wait()
-    for name, found in rates.items():
-        print(f"{name:8} {statistics.median(found):8.0f} requests/s  ({min(found):.0f} to {max(found):.0f})")
-    ratios = [ours / theirs for ours, theirs in zip(rates["gateway"], rates["uvicorn"], strict=True)]
-    print(f"ratio    {statistics.median(ratios):8.3f}  ({min(ratios):.3f} to {max(ratios):.3f})")
+    for unit, figures in (("requests/s", rates), ("us CPU/request", costs)):
+        for name, found in figures.items():
+            print(f"{name:8} {statistics.median(found):8.1f} {unit}  ({min(found):.1f} to {max(found):.1f})")
+        ratio = statistics.median(figures["gateway"]) / statistics.median(figures["uvicorn"])
+        print(f"ratio    {ratio:8.3f}")
 
 
 def start(protocol: str) -> tuple[subprocess.Popen[bytes], int]:
@@ -82,8 +89,14 @@ def start(protocol: str) -> tuple[subprocess.Popen[bytes], int]:
     return process, port
 
 
-async def measure(port: int, connections: int, seconds: float) -> float:
-    """Requests a second."""
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(port: int, connections: int, seconds: float) -> tuple[int, float]:
+    """Requests answered, and the seconds that took."""
     streams = [await connect(port) for _ in range(connections)]
     until = time.monotonic() + seconds
     began = time.monotonic()
@@ -91,7 +104,7 @@ async def measure(port: int, connections: int, seconds: float) -> float:
     took = time.monotonic() - began
     for _, writer in streams:
         writer.close()
-    return sum(counts) / took
+    return sum(counts), took
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

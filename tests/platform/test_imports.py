@@ -40,7 +40,10 @@ GATEWAY_MAY = {
     ),
     *(
         f"tenants.{name}"
-        for name in ("access", "addresses", "buckets", "changes", "policy", "roles", "snapshot", "tickets")
+        for name in (
+            *("access", "addresses", "buckets", "changes", "policy", "roles", "snapshot", "tickets"),
+            "wrong_keys",
+        )
     ),
     *("billing.amounts", "billing.pricing", "billing.slices", "billing.status"),
 }
