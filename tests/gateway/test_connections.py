@@ -135,6 +135,17 @@ def test_heads_that_are_too_large_are_rejected(application: Application, request
         assert served.guard.held == 0
 
 
+def test_a_pipelined_head_that_is_too_large_is_rejected(application: Application) -> None:
+    with serving(application) as served, served.connect() as client:
+        client.sendall(GET + b"GET /hello HTTP/1.1\r\nx: " + b"x" * 40_000)
+        wait_until(lambda: application.scopes)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"\r\n\r\n")
+        read_all(client)
+        assert rejections(served) == {guard.HEADER_SIZE: 1}
+        assert len(application.scopes) == 1
+
+
 def test_large_headers_within_the_bound_are_served(application: Application) -> None:
     with serving(application) as served:
         head = b"GET /hello HTTP/1.1\r\nconnection: close\r\n" + b"x: " + b"x" * 20_000 + b"\r\n" + b"y: z\r\n" * 90

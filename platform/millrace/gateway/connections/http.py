@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from millrace.gateway.connections import AUTHENTICATED, guard
 from millrace.gateway.connections.guard import ConnectionGuard, process_guard
 from millrace.gateway.errors import OVERLOADED, ApiError
 
+HEAD, BODY, RECEIVED, DRAIN, REJECTED = range(5)  # phases; no Enum, whose members are slow to read on the hot path
 MAX_HEADERS = 100
 MAX_REQUEST_LINE_BYTES = 2**13
 MAX_PIPELINED = 32  # requests received and not begun
@@ -32,16 +32,6 @@ DRAIN_SECONDS = 5.0
 REJECTED_SECONDS = 2.0
 CLOSING_SECONDS = 30.0  # for the client to take the last bytes of a response
 STALLED_SECONDS = 75.0  # without room for what is to be sent; the gateway's own endpoints give up after 60
-
-
-class Phase(Enum):
-    """What is read from the connection now."""
-
-    HEAD = 1
-    BODY = 2
-    RECEIVED = 3
-    DRAIN = 4
-    REJECTED = 5
 
 
 class RequestFlow(FlowControl):
@@ -89,14 +79,15 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._limits = self._guard.limits
         self.url, self.headers = b"", []
         self.timeout_keep_alive = self._limits.keepalive_seconds
-        self._phase = Phase.HEAD
+        self._phase = HEAD
         self._deadline = math.inf
         self._is_authenticated = False  # the request that is read, or was read last
         self._requests = 0
         self._held = 0  # unauthenticated bytes, as the guard counts them
         self._is_waiting = False  # queued at the guard with a large body
         self._closes = False  # when the response and the body are complete: the client sent `connection: close`
-        self._head_bytes = 0
+        self._head_bytes = self._fed_bytes = 0
+        self._is_pipelined = False
         self._body_bytes = 0
         self._framing_bytes = 0  # received since the last byte of a body: chunk extensions, trailers
         self._rejection: tuple[str, ApiError] | None = None  # found by the parser's callbacks
@@ -139,19 +130,19 @@ class GatewayHttpProtocol(HttpToolsProtocol):
                 self._abort(guard.NOT_READING)
         elif self._write_paused_at is not None and now - self._write_paused_at > STALLED_SECONDS:
             self._abort(guard.NOT_READING)
-        elif self._phase is Phase.BODY:
+        elif self._phase == BODY:
             if self.flow.is_paused:
                 self._deadline += elapsed
             elif now > self._deadline + self._body_bytes / self._limits.body_bytes_per_second:
                 self._reject_slow_body()
-        elif self._phase is Phase.HEAD and self._is_responding():
+        elif self._phase == HEAD and self._is_responding():
             self._deadline += elapsed
         elif now > self._deadline:
-            if self._phase is Phase.HEAD and self._head_bytes:
+            if self._phase == HEAD and self._head_bytes:
                 message = f"The request's headers were not complete after {self._limits.header_seconds:g} s."
                 self._reject(guard.HEADER_TIMEOUT, ApiError("request_timeout", message))
             else:
-                if self._phase is Phase.HEAD:
+                if self._phase == HEAD:
                     self._guard.reject(guard.HEADER_TIMEOUT, self._address)
                 self.transport.close()
 
@@ -176,13 +167,14 @@ class GatewayHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         phase, requests, size, body_bytes = self._phase, self._requests, len(data), self._body_bytes
-        if phase is Phase.REJECTED:
+        if phase == REJECTED:
             return
-        if phase is Phase.RECEIVED:
+        if phase == RECEIVED:
             self._begin_head()
-        if phase is not Phase.DRAIN and not (phase is Phase.BODY and self._is_authenticated):
+        if phase != DRAIN and not (phase == BODY and self._is_authenticated):
             self._held += size
             self._guard.hold(self._peer, size)
+        self._fed_bytes = self._head_bytes + size
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -192,9 +184,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._rejection is None:
                 self._rejection = (guard.INVALID_HTTP, ApiError("invalid_http", "The request is not valid HTTP."))
-        if self._phase is Phase.HEAD and self._requests == requests:
+        if self._phase == HEAD and self._requests == requests:
             self._head_bytes += size
-        elif phase in (Phase.BODY, Phase.DRAIN):
+        elif phase in (BODY, DRAIN):
             self._framing_bytes = 0 if self._body_bytes > body_bytes else self._framing_bytes + size
         if self._rejection is None:
             self._check_sizes()
@@ -209,23 +201,24 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         the client may lose the response.
         """
         cycle = self.cycle
-        if self._phase is Phase.BODY and cycle is not None and not cycle.keep_alive and not cycle.response_started:
+        if self._phase == BODY and cycle is not None and not cycle.keep_alive and not cycle.response_started:
             cycle.keep_alive, self._closes = True, True
 
     def _begin_head(self) -> None:
-        self._phase = Phase.HEAD
+        self._phase = HEAD
         self._deadline = self.loop.time() + self._limits.header_seconds
         self._head_bytes = 0
+        self._is_pipelined = False  # began in the same data as the end of another request
         self._is_authenticated = False
 
     def _check_sizes(self) -> None:
         """Check what is bounded while a request is incomplete, and the bounds that all connections share."""
-        if self._phase is Phase.HEAD:
+        if self._phase == HEAD:
             self._check_head(self._head_bytes)
-        elif self._phase in (Phase.BODY, Phase.DRAIN):
+        elif self._phase in (BODY, DRAIN):
             if self._framing_bytes > self._limits.header_bytes or len(self.headers) > MAX_HEADERS:
                 self._rejection = (guard.BODY_SIZE, ApiError("invalid_http", "The body has too much beside its data."))
-            elif self._phase is Phase.BODY and self._is_unauthenticated_body_too_large():
+            elif self._phase == BODY and self._is_unauthenticated_body_too_large():
                 message = f"The request body is larger than {self._limits.body_bytes} bytes."
                 self._rejection = (guard.BODY_SIZE, ApiError("request_too_large", message))
         if not self._held or self._rejection is not None:
@@ -245,7 +238,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         return not self._is_authenticated and self._body_bytes > most
 
     def _is_large(self) -> bool:
-        return self._phase is Phase.BODY and self._body_bytes > guard.SMALL_BODY_BYTES
+        return self._phase == BODY and self._body_bytes > guard.SMALL_BODY_BYTES
 
     def _check_head(self, size: int) -> None:
         if len(self.url) > MAX_REQUEST_LINE_BYTES:
@@ -273,13 +266,17 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._phase is not Phase.HEAD:  # it follows another request in the same data
+        if self._phase != HEAD:  # it follows another request in the same data
             self._begin_head()
+            self._is_pipelined = True
 
     def on_headers_complete(self) -> None:
         if self._rejection is not None:
             return
-        self._check_head(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
+        size = self._fed_bytes  # at least what the head has, unless it began behind another request
+        if size > self._limits.header_bytes or self._is_pipelined:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        self._check_head(size)
         if len(self.pipeline) >= MAX_PIPELINED:
             self._rejection = (guard.PIPELINING, ApiError("invalid_http", "Too many requests at once."))
         if self._rejection is not None:
@@ -291,12 +288,12 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = []  # the scope has the list; trailers, which uvicorn adds to it, do not belong there
-        self._phase = Phase.BODY
+        self._phase = BODY
         self._body_bytes = self._framing_bytes = 0
         self._deadline = self.loop.time() + self._limits.body_seconds
 
     def _mark_authenticated(self, request: int) -> None:
-        if request == self._requests and self._phase in (Phase.BODY, Phase.RECEIVED):
+        if request == self._requests and self._phase in (BODY, RECEIVED):
             self._is_authenticated = True
             self._release()
 
@@ -309,7 +306,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if self._rejection is not None:
             return
         super().on_message_complete()
-        self._phase = Phase.RECEIVED
+        self._phase = RECEIVED
         if self.cycle is None or not self.cycle.response_complete:
             self._deadline = math.inf
         elif self._closes:
@@ -324,12 +321,12 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             return  # a pipelined request follows
         self._release()
-        if self._phase is Phase.RECEIVED and self._closes:
+        if self._phase == RECEIVED and self._closes:
             self.transport.close()
-        elif self._phase is Phase.RECEIVED:
+        elif self._phase == RECEIVED:
             self._deadline = self.loop.time() + self._limits.keepalive_seconds
-        elif self._phase is Phase.BODY:
-            self._phase = Phase.DRAIN
+        elif self._phase == BODY:
+            self._phase = DRAIN
             self._deadline = self.loop.time() + DRAIN_SECONDS
 
     def handle_websocket_upgrade(self) -> None:
@@ -338,12 +335,12 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def _reject(self, reason: str, error: ApiError) -> None:
         """Send a rejection and close the connection; if a response is under way, cut it off."""
-        if self._phase is Phase.DRAIN or self._is_responding():
+        if self._phase == DRAIN or self._is_responding():
             self._abort(reason)
             return
         self._guard.reject(reason, self._address)
         self._release()
-        self._phase = Phase.REJECTED
+        self._phase = REJECTED
         self._deadline = self.loop.time() + REJECTED_SECONDS
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -366,9 +363,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         """Whether a response is under way, or an earlier request waits for one."""
         if self.cycle is None or self.cycle.response_complete:
             return False
-        return self._phase is not Phase.BODY or bool(self.pipeline) or self.cycle.response_started
+        return self._phase != BODY or bool(self.pipeline) or self.cycle.response_started
 
     def _abort(self, reason: str) -> None:
         self._guard.reject(reason, self._address)
-        self._phase = Phase.REJECTED
+        self._phase = REJECTED
         self.transport.abort()
