@@ -3,8 +3,8 @@
 A worker stores its replica's id in the directory of its journal, which one process at a time can lock. So a stored id
 belongs to an exited process as soon as one of these holds:
 
-- A supervisor has seen the process exit, and no other process has the lock. It calls `report_last_exit` before it starts
-  the next process.
+- A supervisor has seen the process exit, and no other process has the lock. It calls `report_last_exit` before it
+  starts the next process.
 - Another process has the lock. It calls `take_over` when it starts.
 
 Reported ids stay in the sorted set `exits`, because a heartbeat that was on its way can put the replica on the board
