@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,6 +22,7 @@ from millrace.operations import health, tasks
 from millrace.operations.board import read_board
 from millrace.operations.health import Concern, Kind
 from millrace.operations.models import Cordon, HealthEvent
+from millrace.processes import ProcessFile, ProcessState
 from millrace.records.models import RequestRecord
 from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.models import Mail, Tenant, WebhookEndpoint
@@ -168,6 +171,21 @@ def test_reconciliation_that_does_not_run() -> None:
     with system(SystemUse.COMMAND):
         Reconciliation.objects.update(at=NOW - timedelta(minutes=21))
     assert (only().kind, only().subject) == (Kind.RECONCILIATION, "late")
+
+
+@pytest.mark.usefixtures("well")
+def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ProcessFile(platform_settings().state_dir)
+    monkeypatch.setattr(os, "getppid", os.getpid)  # so that this process is its own supervisor
+    down = ProcessState("worker-m", False, 4, "killed by SIGKILL", time.monotonic() + 8)
+    file.publish([down, ProcessState("web", True, 3, "ended with status 1"), ProcessState("beat", True, 2, "x")])
+    assert [(one.kind, one.subject, one.urgent) for one in found()] == [
+        (Kind.PROCESS, "worker-m", True),
+        (Kind.PROCESS, "web", False),
+    ]
+    assert found()[0].title == "worker-m: restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
+    file.close()
+    assert found() == []
 
 
 @pytest.mark.usefixtures("well")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -12,10 +13,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from millrace.cli import supervisor as module
 from millrace.cli.supervisor import ChildFailed, Supervisor
+from millrace.processes import ProcessState
 from millrace.services.program import Program, still_running
 
 Made = tuple[Supervisor, list[str]]
@@ -70,27 +73,111 @@ async def test_every_exit_is_reported_before_the_next_start(made: Made) -> None:
     assert running == [None, None, None]
 
 
-async def test_the_pause_grows_and_the_fifth_death_ends_all_with_the_logs_end(
+async def test_a_child_that_keeps_dying_makes_the_start_fail_with_the_end_of_its_log(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     supervisor, told = made
     supervisor.add([shell("good", "exec sleep 60"), shell("bad", "echo the reason; exit 3")])
     await supervisor.start("good")
     with contextlib.suppress(ChildFailed):  # it may be over before it is waited for
         await supervisor.start("bad")
-    with pytest.raises(ChildFailed, match=r"bad ended with status 3, 5 times within a minute\n(.|\n)*the reason"):
+    with pytest.raises(ChildFailed, match=r"bad ended with status 3, 5 times before(.|\n)*the reason"):
+        await asyncio.wait_for(supervisor.finish_start(), 10)
+    with pytest.raises(ChildFailed, match="bad ended with status 3"):
         await asyncio.wait_for(supervisor.watch(), 10)
     assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01", "0.02", "0.04", "0.08"]
     assert supervisor.pid("good")  # ended by whoever called, in order
 
 
 async def test_starting_what_keeps_dying_fails(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     supervisor, _ = made
     supervisor.add([shell("bad", "exit 1", ready=lambda: False)])
     with pytest.raises(ChildFailed, match="bad ended with status 1"):
         await supervisor.start("bad")
+
+
+async def test_once_all_is_started_no_number_of_deaths_ends_anything(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause grows to its maximum, other children are not touched, and the state is published."""
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
+    supervisor, told = made
+    broken = tmp_path / "broken"
+    supervisor.add(
+        [shell("good", "exec sleep 60"), shell("bad", f"test -e {broken} && exit 3; while sleep 0.02; do :; done")]
+    )
+    await supervisor.start("good")
+    await supervisor.start("bad")
+    await supervisor.finish_start()
+    good, bad = supervisor.pid("good"), supervisor.pid("bad")
+    assert good
+    assert bad
+    watching = asyncio.create_task(supervisor.watch())
+    broken.touch()
+    os.kill(bad, signal.SIGKILL)
+    await until(lambda: len(told) >= 9)
+    assert [line.split(" in ")[1].split()[0] for line in told[:5]] == ["0.01", "0.02", "0.04", "0.05", "0.05"]
+    assert supervisor.pid("good") == good
+    assert not watching.done()
+    broken.unlink()
+    await until(lambda: supervisor.pid("bad"))
+    watching.cancel()
+
+
+async def test_a_program_that_goes_missing_after_the_start_is_tried_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
+    supervisor, told = made
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    supervisor.add([Program("moved", (str(program),), environ={"PATH": os.defpath})])
+    await supervisor.start("moved")
+    await supervisor.finish_start()
+    first = supervisor.pid("moved")
+    assert first
+    program.rename(tmp_path / "elsewhere")
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: any("moved cannot be started" in line for line in told))
+    (tmp_path / "elsewhere").rename(program)
+    await until(lambda: supervisor.pid("moved") not in (None, first))
+
+
+async def test_a_child_that_has_run_long_enough_starts_with_the_first_pause_again(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "HEALTHY_SECONDS", 0.1)
+    supervisor, told = made
+    published: list[list[ProcessState]] = []
+    supervisor._publish_states = lambda states: published.append(list(states))
+    supervisor.add([shell("a", "sleep 0.3")])
+    await supervisor.start("a")
+    await until(lambda: len(told) == 3)
+    assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01"] * 3
+    assert ProcessState("a", True) in [
+        msgspec.structs.replace(one, last_end="", next_start_at=0) for (one,) in published[3:]
+    ]
+
+
+async def test_a_full_disk_keeps_no_child_from_starting(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the child's log nor the published state can be written then."""
+    supervisor, _ = made
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    supervisor._publish_states = full
+    monkeypatch.setattr(Path, "open", full)
+    supervisor.add([shell("a", "echo a word; exec sleep 60")])
+    await supervisor.start("a")
+    assert supervisor.pid("a")
 
 
 async def test_a_program_that_is_not_there_fails_by_name(made: Made) -> None:
@@ -171,6 +258,7 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 from millrace.cli.supervisor import Supervisor
+from millrace.processes import ProcessState
 from millrace.services.program import Program, User
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]), print)

@@ -194,6 +194,11 @@ async def run(stack: Any, when: str | None, capsys: pytest.CaptureFixture[str]) 
     return await task, said + captured.out + captured.err
 
 
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "STEADY_SECONDS", 0.3)
+
+
 async def test_it_starts_says_how_to_use_it_and_stops_on_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,12 +224,13 @@ async def test_a_step_that_fails_ends_all_with_its_logs_end(tmp_path: Path, caps
     assert "no such table" in said
 
 
-async def test_a_process_that_keeps_dying_ends_all_with_its_logs_end(
+async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_end_of_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervising, "FIRST_PAUSE_SECONDS", 0.01)
     status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
     assert status == 1
     assert "! beat ended with status 5; starting it again" in said
-    assert "millrace up: beat ended with status 5, 5 times within a minute" in said
+    assert "millrace up: beat ended with status 5, 5 times before all was ready. Fix what its log names" in said
     assert "the reason" in said
+    assert "Ctrl-C stops everything" not in said

@@ -40,8 +40,9 @@ class Progress:
 
     def say(self, text: str = "") -> None:
         """A line of its own, above whatever moves."""
-        self._clear()
-        print(text, file=self._out, flush=True)
+        with contextlib.suppress(OSError):  # a file on a full disk, a terminal that is gone: the platform runs on
+            self._clear()
+            print(text, file=self._out, flush=True)
 
     @contextlib.asynccontextmanager
     async def step(self, title: str) -> AsyncIterator[Step]:

@@ -1,7 +1,9 @@
-"""Keeps a set of child processes alive, and ends them in order.
+"""Supervision of a set of child processes: they are restarted when they end, and stopped in order.
 
-Each child leads a session of its own, so that Ctrl-C reaches the supervisor alone, and dies with the supervisor. A
-child that ends is started again after a pause; one that keeps ending ends everything.
+Each child leads a session of its own, so that Ctrl-C reaches the supervisor only, and dies with the supervisor. A
+child that ends is started again after a pause. The pause belongs to this child and doubles with each death, up to
+MAX_PAUSE_SECONDS. Other children are not touched. Only while the platform starts for the first time, a child that keeps
+ending makes the start fail.
 """
 
 from __future__ import annotations
@@ -11,23 +13,28 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from millrace.processes import ProcessState
 from millrace.services.program import Program
 
-DEATHS = 5  # this many …
-WITHIN_SECONDS = 60.0  # … in this time, and we give up
-FIRST_PAUSE = 0.25
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 30.0
+HEALTHY_SECONDS = 60.0  # a child that has run this long starts with the first pause again
+MAX_START_DEATHS = 5  # of one child while the platform starts: then the start has failed
+STEADY_SECONDS = 3.0  # a child without a readiness check has started when it has run this long
 POLL_SECONDS = 0.05
+EXIT_HOOK_SECONDS = 3.0
 LOG_BYTES = 10 * 2**20
 TAIL_LINES = 20
+Publish = Callable[[Sequence[ProcessState]], None]
 
 
 class ChildFailed(Exception):
-    """A child would not run; the message holds the end of its log."""
+    """A child did not become ready when the platform started; the message holds the end of its log."""
 
 
 @dataclass(eq=False)
@@ -38,17 +45,34 @@ class Child:
     log: Path
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
-    deaths: deque[float] = field(default_factory=deque)
+    started_at: float = 0.0  # the present process
+    deaths: int = 0  # since it last ran for HEALTHY_SECONDS
+    last_end: str = ""
+    next_start_at: float = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def state(self) -> ProcessState:
+        """What is published of the child."""
+        return ProcessState(self.program.name, self.is_running, self.deaths, self.last_end, self.next_start_at)
 
 
 class Supervisor:
-    """Runs programs. They are stopped in the reverse of the order in which they were added, whenever they started."""
+    """Runs programs. They are stopped in the reverse of the order in which they were added, whenever they started.
 
-    def __init__(self, logs: Path, tell: Callable[[str], None]) -> None:
+    `publish` receives the state of all children after each change.
+    """
+
+    def __init__(self, logs: Path, tell: Callable[[str], None], publish: Publish | None = None) -> None:
         self._children: dict[str, Child] = {}
         self._logs = logs
         self._tell = tell
+        self._publish_states = publish
         self._stopping = False
+        self._starting = True  # the platform starts: a child that keeps ending makes it fail
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, programs: Iterable[Program]) -> None:
@@ -60,7 +84,7 @@ class Supervisor:
         """Start a program and wait until it is ready.
 
         Raises:
-            ChildFailed: it (or another child) keeps ending, or it is not ready in its time.
+            ChildFailed: this or another child keeps ending, or this one is not ready in its time.
         """
         child = self._children[name]
         child.keeper = asyncio.create_task(self._keep(child))
@@ -72,8 +96,20 @@ class Supervisor:
                 raise ChildFailed(f"{name} is not ready after {child.program.ready_seconds:.0f} s\n{tail(child.log)}")
             await asyncio.sleep(POLL_SECONDS)
 
+    async def finish_start(self) -> None:
+        """Wait until every child has run for STEADY_SECONDS. From then on no death makes the platform fail.
+
+        Raises:
+            ChildFailed: a child keeps ending.
+        """
+        while not all(self._is_steady(child) for child in self._children.values() if child.keeper is not None):
+            if self._failed.done():
+                self._failed.result()
+            await asyncio.sleep(POLL_SECONDS)
+        self._starting = False
+
     async def watch(self) -> None:
-        """Wait for as long as all goes well.
+        """Wait for a failure of the start. Once the start is finished, wait forever.
 
         Raises:
             ChildFailed: a child keeps ending.
@@ -89,6 +125,7 @@ class Supervisor:
                 continue
             if child.process is not None and child.process.returncode is None:
                 await self._stop_one(child, child.process, hurry)
+                await asyncio.wait([child.keeper], timeout=EXIT_HOOK_SECONDS)  # it calls `on_exit`, then returns
             child.keeper.cancel()
             await asyncio.gather(child.keeper, return_exceptions=True)
 
@@ -98,46 +135,79 @@ class Supervisor:
         return process.pid if process and process.returncode is None else None
 
     async def _is_ready(self, child: Child) -> bool:
-        if child.process is None or child.process.returncode is not None:
+        if not child.is_running:
             return False
         return child.program.ready is None or await asyncio.to_thread(child.program.ready)
 
+    def _is_steady(self, child: Child) -> bool:
+        if child.program.ready is not None:  # `start` has waited for that
+            return child.is_running
+        return child.is_running and time.monotonic() - child.started_at >= STEADY_SECONDS
+
     async def _keep(self, child: Child) -> None:
-        """Run the child again and again, until told to stop or it is hopeless."""
+        """Run the child again and again, until the supervisor stops or the start has failed."""
         name = child.program.name
         while not self._stopping:
+            child.started_at = time.monotonic()
             try:
-                status = await self._run_once(child)
-            except OSError as fault:
-                self._give_up(f"{name} cannot be started: {fault}")
-                return
+                end = ended(await self._run_once(child))
+            except OSError as exc:
+                end = f"cannot be started: {exc}"
+                if self._starting:
+                    self._fail_start(f"{name} {end}")
+                    return
             if self._stopping:
                 return
-            now = time.monotonic()
-            child.deaths.append(now)
-            while child.deaths[0] < now - WITHIN_SECONDS:
-                child.deaths.popleft()
-            if len(child.deaths) >= DEATHS:
-                self._give_up(f"{name} {ended(status)}, {DEATHS} times within a minute\n{tail(child.log)}")
+            pause = self._note_death(child, end)
+            if self._starting and child.deaths >= MAX_START_DEATHS:
+                advice = "Fix what its log names, then start again."
+                self._fail_start(
+                    f"{name} {end}, {child.deaths} times before all was ready. {advice}\n{tail(child.log)}"
+                )
                 return
-            pause = FIRST_PAUSE * 2 ** (len(child.deaths) - 1)
-            self._tell(f"{name} {ended(status)}; starting it again in {pause:g} s (log: {child.log})")
+            self._tell(f"{name} {end}; starting it again in {pause:g} s (log: {child.log})")
             await asyncio.sleep(pause)
 
+    def _note_death(self, child: Child, end: str) -> float:
+        """Count a death and publish it; returns the seconds until the next start."""
+        now = time.monotonic()
+        if now - child.started_at >= HEALTHY_SECONDS:
+            child.deaths = 0
+        child.deaths += 1
+        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(child.deaths - 1, 32))
+        child.last_end = end.removeprefix("was ")
+        child.next_start_at = now + pause
+        self._publish()
+        return pause
+
+    def _forget_deaths(self, child: Child, process: asyncio.subprocess.Process) -> None:
+        """Reset the back-off of a child whose process still runs."""
+        if child.process is process and child.is_running:
+            child.deaths = 0
+            self._publish()
+
+    def _publish(self) -> None:
+        if self._publish_states is None:
+            return
+        with contextlib.suppress(OSError):  # the disk may be broken: nothing depends on it
+            self._publish_states([child.state for child in self._children.values() if child.keeper is not None])
+
     async def _run_once(self, child: Child) -> int:
-        if child.log.exists() and child.log.stat().st_size > LOG_BYTES:
-            child.log.replace(child.log.with_suffix(".log.1"))
-        with child.log.open("ab") as log:
-            child.process = await asyncio.create_subprocess_exec(
+        with _open_log(child.log) as log:
+            process = await asyncio.create_subprocess_exec(
                 *child.program.argv, stdout=log, stderr=log, **child.program.popen_options()
             )
-        status = await child.process.wait()
-        _kill_session(child.process.pid)  # what it started and left behind
+        child.process = process
+        self._publish()
+        healthy = asyncio.get_running_loop().call_later(HEALTHY_SECONDS, self._forget_deaths, child, process)
+        status = await process.wait()
+        healthy.cancel()
+        _kill_session(process.pid)  # what it started and left behind
         if child.program.on_exit is not None:
             await asyncio.to_thread(child.program.on_exit)
         return status
 
-    def _give_up(self, message: str) -> None:
+    def _fail_start(self, message: str) -> None:
         if not self._failed.done():
             self._failed.set_exception(ChildFailed(message))
 
@@ -155,13 +225,23 @@ class Supervisor:
             await process.wait()
 
 
+def _open_log(path: Path) -> IO[bytes]:
+    """Open a child's log. If the disk does not allow that, the child runs without a log."""
+    try:
+        if path.exists() and path.stat().st_size > LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return path.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")
+
+
 def _kill_session(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def ended(status: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words."""
     if status >= 0:
         return f"ended with status {status}"
     try:

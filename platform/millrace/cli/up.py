@@ -16,6 +16,7 @@ from millrace.cli.greeting import greeting
 from millrace.cli.progress import Progress, Step
 from millrace.cli.stack import Stack
 from millrace.cli.supervisor import ChildFailed, Supervisor
+from millrace.processes import ProcessFile
 from millrace.services.program import ServiceError
 
 
@@ -58,10 +59,11 @@ class _Run:
         self._stack = stack
         self._logs = stack.state_dir / "logs"
         self._progress = Progress()
-        self._supervisor = Supervisor(self._logs, lambda line: self._progress.say(f"  ! {line}"))
+        self._states = ProcessFile(stack.state_dir)
+        self._supervisor = Supervisor(self._logs, lambda line: self._progress.say(f"  ! {line}"), self._states.publish)
 
     async def until_told(self) -> int:
-        """Start, watch, and stop on a signal or when a child will not run; returns the exit status."""
+        """Start, watch, and stop on a signal or when the start fails; returns the exit status."""
         told, hurry = asyncio.Event(), asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(signum, _on_signal, told, hurry)
@@ -76,6 +78,7 @@ class _Run:
         results = await asyncio.gather(*tasks, return_exceptions=True)
         self._progress.say("Stopping … (Ctrl-C again: at once)")
         await self._supervisor.stop(hurry)
+        self._states.close()
         fault = next((_first(result) for result in results if isinstance(result, Exception)), None)
         if fault is None:
             self._progress.say("Stopped.")
@@ -98,6 +101,7 @@ class _Run:
             await self._supervisor.start(name)
         async with self._progress.step("gateway and workers"):
             await self._supervisor.start("gateway")
+            await self._supervisor.finish_start()
         self._progress.say(greeting(self._stack.settings, found, self._logs))
 
     async def _models(self) -> None:

@@ -21,6 +21,7 @@ from billing.pricing import Tier
 from millrace.config import platform_settings
 from millrace.operations.board import Board, State, read_board
 from millrace.operations.models import Cordon, HealthEvent
+from millrace.processes import read_processes
 from tenants.models import Mail, Tenant, WebhookDelivery, WebhookEndpoint
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -34,6 +35,7 @@ LOOKS_BACK = timedelta(hours=1)  # at requests
 ENOUGH = 20  # requests to say anything of
 MOST_FAILED = 100  # one request in so many may fail
 KEPT = timedelta(days=90)
+MANY_DEATHS = 3  # of a process that runs again
 _LOCK = 0x68656C74  # any number that is nobody else's advisory lock
 
 
@@ -48,6 +50,7 @@ class Kind(StrEnum):
     MODEL = "model"
     OBJECTIVE = "objective"
     PRICE = "price"
+    PROCESS = "process"
     QUARANTINE = "quarantine"
     QUEUE = "queue"
     RECONCILIATION = "reconciliation"
@@ -93,6 +96,7 @@ def concerns(board: Board | None, now: datetime | None = None) -> list[Concern]:
     now = now or datetime.now(UTC)
     found = [_broker_away()] if board is None else [one for ask in _OF_BOARD for one in ask(board, now)]
     found += [one for question in _OF_ROWS for one in question(now)]
+    found += _processes()
     return sorted(found, key=lambda one: not one.urgent)
 
 
@@ -130,6 +134,23 @@ def sweep(now: datetime | None = None) -> int:
     """Forget what has long been over; returns how much."""
     with system(SystemUse.HOUSEKEEPING):
         return HealthEvent.objects.filter(closed_at__lt=(now or datetime.now(UTC)) - KEPT).delete()[0]
+
+
+# Of this machine.
+
+
+def _processes() -> Iterator[Concern]:
+    """Processes of `millrace up` that are down, or that were restarted several times lately."""
+    for process in read_processes(platform_settings().state_dir):
+        if process.running and process.deaths < MANY_DEATHS:
+            continue
+        yield Concern(
+            Kind.PROCESS,
+            process.name,
+            urgent=not process.running,
+            title=f"{process.name}: {process.describe()}",
+            todo=f"It is restarted automatically. The end of its log ({process.name}.log) says why it ends.",
+        )
 
 
 # Of what the broker says.

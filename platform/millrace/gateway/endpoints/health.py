@@ -6,6 +6,7 @@ import secrets
 
 from millrace.gateway.errors import ApiError
 from millrace.gateway.http import HttpConsumer
+from millrace.processes import read_processes
 from tenants.addresses import allowed
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -28,7 +29,11 @@ class Readyz(HttpConsumer):
     async def handle(self, body: bytes) -> None:
         checks = await self.gateway.readiness()
         ready = all(state == "ok" for state in checks.values())
-        await self.respond_json(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
+        # A process that is down does not make this gateway unready by itself: `checks` covers what requests need.
+        processes = read_processes(self.gateway.settings.state_dir)
+        down = {process.name: process.describe() for process in processes if not process.running}
+        answer = {"status": "ready" if ready else "not ready", "checks": checks, "down": down}
+        await self.respond_json(200 if ready else 503, answer)
 
 
 class Metrics(HttpConsumer):

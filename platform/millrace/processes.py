@@ -1,0 +1,99 @@
+"""State of the processes that `millrace up` runs, published for the gateway and the operators' console.
+
+The supervisor overwrites one small file of the state directory in place. The file keeps its size, so that an update
+needs no free space: the state is there when the disk is full and when Valkey is down.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+FILE_NAME = "processes"
+FILE_BYTES = 16 * 1024
+MAX_READS = 5  # of a file that is being written
+_HEADER = struct.Struct("<II")  # length and CRC-32 of the payload
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """State of one child process. Times are of `time.monotonic`, which all processes of a machine share."""
+
+    name: str
+    running: bool
+    deaths: int = 0  # since it last ran without a fault for a while
+    last_end: str = ""  # "killed by SIGKILL"
+    next_start_at: float = 0.0  # if it is not running
+
+    def describe(self) -> str:
+        """Return the state in words, without the name."""
+        if not self.deaths:
+            return "running" if self.running else "starting"
+        deaths = "1 death" if self.deaths == 1 else f"{self.deaths} deaths"
+        if self.running:
+            return f"running, {deaths} lately, last: {self.last_end}"
+        seconds = max(0, round(self.next_start_at - time.monotonic()))
+        return f"restarting, {deaths}, last: {self.last_end}, next start in {seconds} s"
+
+
+class _Published(msgspec.Struct, frozen=True):
+    supervisor: int  # its process ID
+    processes: tuple[ProcessState, ...]
+
+
+_decode = msgspec.msgpack.Decoder(_Published).decode
+
+
+class ProcessFile:
+    """Writing side: the supervisor's file."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Reserve the file's space.
+
+        Raises:
+            OSError: the state directory cannot be written.
+        """
+        self._path = state_dir / FILE_NAME
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._fd, bytes(FILE_BYTES), 0)
+
+    def publish(self, processes: Sequence[ProcessState]) -> None:
+        """Overwrite the published state. A write that fails leaves a state that readers skip."""
+        payload = msgspec.msgpack.encode(_Published(os.getpid(), tuple(processes)))
+        record = _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+        if len(record) <= FILE_BYTES:
+            os.pwrite(self._fd, record, 0)
+
+    def close(self) -> None:
+        """Remove the file: no process runs any more."""
+        os.close(self._fd)
+        self._path.unlink(missing_ok=True)
+
+
+def read_processes(state_dir: Path, supervisor: int | None = None) -> tuple[ProcessState, ...]:
+    """Return what `supervisor` (default: this process's parent) last published; nothing if it runs no processes here.
+
+    A file left by a supervisor that was killed has another process ID and is skipped.
+    """
+    wanted = os.getppid() if supervisor is None else supervisor
+    for _ in range(MAX_READS):
+        try:
+            data = (state_dir / FILE_NAME).read_bytes()
+        except OSError:
+            return ()
+        if len(data) < _HEADER.size:
+            return ()
+        length, checksum = _HEADER.unpack_from(data)
+        payload = data[_HEADER.size : _HEADER.size + length]
+        if length and zlib.crc32(payload) == checksum:
+            try:
+                published = _decode(payload)
+            except msgspec.MsgspecError:  # written by another version
+                return ()
+            return published.processes if published.supervisor == wanted else ()
+    return ()
