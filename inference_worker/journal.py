@@ -1,9 +1,11 @@
 """The worker's journal: each leg's final counts are on disk before anybody is told of its end.
 
-A folder of append-only segments. A record is a usage event (`U`), the word that the broker has taken one (`C`, with its
-key), or that one must not be settled (`D`, likewise). A segment is deleted once the settler has acknowledged everything
-in it; what is left when a worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody
-had been told of that end.
+A directory of segments. Each is created with its full size, and one more is kept in reserve: the final counts of
+running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
+
+A record is a usage event (`U`), the word that the broker has taken one (`C`, with its key), or that one must not be
+settled (`D`, likewise). A segment is deleted once the settler has acknowledged everything in it; what is left when a
+worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -25,6 +29,7 @@ from inference_worker.protocol import UsageEvent, decode_usage, encode
 
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
+RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
 
 LegKey = tuple[str, int, int]  # request id, leg, attempt
@@ -79,7 +84,11 @@ class Journal:
         except BlockingIOError:
             raise JournalBusyError(f"{folder} is in use: give each worker a MILLRACE_WORKER_NAME of its own") from None
         self.segments: list[Segment] = []
+        self._file: FileIO | None = None  # of the segment written to, the last one; None: the disk had no space for one
+        self._position = 0  # in it, behind the last record
         paths = sorted(folder.glob("*.journal"))
+        self._next = int(paths[-1].stem) + 1 if paths else 1
+        self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # of full size, without a record
         confirmed: dict[LegKey, str] = {}
         dropped: set[LegKey] = set()
         for path in paths:
@@ -88,26 +97,37 @@ class Journal:
             for key in segment.events.keys() & dropped:
                 del segment.events[key]
             segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
-        self._next = int(paths[-1].stem) + 1 if paths else 1
-        self._open_segment()
+        self.reserve()
+
+    @property
+    def room(self) -> int:
+        """Bytes of records that fit without further space on the disk."""
+        left = 0 if self._file is None else max(0, SEGMENT_BYTES - self._position)
+        return left + (SEGMENT_BYTES if self._spare is not None else 0)
+
+    def reserve(self) -> None:
+        """Prepare the segment to write to and the next one, as far as the disk has space."""
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                self._open_segment()
+            if self._spare is None:
+                self._spare = self._create_segment()
 
     def append(self, events: Iterable[UsageEvent]) -> None:
         """Write the events and wait until they are on disk.
 
         Raises:
-            OSError: the disk is full, or worse. Nothing was written then, and it can be tried again.
+            OSError: the disk is full, or worse. It can be tried again with the same events: those that were written
+                are skipped then.
         """
-        events = list(events)
-        end = self._file.tell()
-        try:
-            for event in events:
-                self._write(b"U", encode(event))
-            os.fdatasync(self._file.fileno())
-        except OSError:
-            self._file.truncate(end)  # what stands behind a torn record would never be read
-            self._file.seek(end)
-            raise
-        self.segments[-1].events.update((leg_key(event), event) for event in events)
+        waiting = [event for event in events if not any(leg_key(event) in s.events for s in self.segments)]
+        records = [_record(b"U", encode(event)) for event in waiting]
+        done = 0
+        while done < len(waiting):
+            number = self._fitting(records[done:])
+            self._write(b"".join(records[done : done + number]), durable=True)
+            self.segments[-1].events.update((leg_key(event), event) for event in waiting[done : done + number])
+            done += number
 
     def confirm(self, key: LegKey, stream_id: str) -> None:
         """Note that the broker has the event. Not synced: losing this note costs a look, not an event."""
@@ -116,9 +136,6 @@ class Journal:
                 segment.stream_ids[key] = stream_id
                 break
         self._note(b"C", encode((*key, stream_id)))
-        if self._file.tell() > SEGMENT_BYTES:
-            self._file.close()
-            self._open_segment()
 
     def drop(self, key: LegKey) -> None:
         """Forget an event that must not be settled: its leg failed, or another attempt answered for it."""
@@ -133,7 +150,8 @@ class Journal:
             for key, stream_id in list(segment.stream_ids.items()):
                 if parse_stream_id(stream_id) < watermark:
                     del segment.events[key], segment.stream_ids[key]
-        for segment in [s for s in self.segments[:-1] if not s.events]:
+        done = self.segments if self._file is None else self.segments[:-1]
+        for segment in [s for s in done if not s.events]:
             segment.path.unlink(missing_ok=True)
             self.segments.remove(segment)
 
@@ -142,28 +160,81 @@ class Journal:
         return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         self._lock.close()
 
     def _open_segment(self) -> None:
-        path = self._folder / f"{self._next:010d}.journal"
-        self._next += 1
-        self._file = path.open("ab", buffering=0)
+        path, self._spare = self._spare or self._create_segment(), None
+        if self._file is not None:
+            self._file.close()
+        self._file = path.open("r+b", buffering=0)
+        self._position = 0
         self.segments.append(Segment(path))
+
+    def _create_segment(self) -> Path:
+        """Create the next segment, full of zeros, whole or not at all."""
+        path = self._folder / f"{self._next:010d}.journal"
+        part = path.with_suffix(".new")
+        try:
+            with part.open("wb") as file:
+                file.write(bytes(SEGMENT_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        _sync_directory(self._folder)
+        self._next += 1
+        return path
+
+    def _fitting(self, records: Sequence[bytes]) -> int:
+        """Make sure that the first record fits, if need be into the next segment; returns how many fit."""
+        if self._file is None or (self._position and self._position + len(records[0]) > SEGMENT_BYTES):
+            self._open_segment()
+        ends = itertools.accumulate(map(len, records), initial=self._position)
+        return max(1, sum(end <= SEGMENT_BYTES for end in ends) - 1)
 
     def _note(self, kind: bytes, payload: bytes) -> None:
         """Write what may be lost: then it is found out again when the event is replayed."""
-        end = self._file.tell()
-        try:
-            self._write(kind, payload)
-        except OSError:
-            self._file.truncate(end)
-            self._file.seek(end)
+        record = _record(kind, payload)
+        with contextlib.suppress(OSError):
+            self._fitting([record])
+            self._write(record)
 
-    def _write(self, kind: bytes, payload: bytes) -> None:
-        record = _HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload
-        if self._file.write(record) < len(record):  # unbuffered: a disk that fills up takes a part
-            raise OSError(errno.ENOSPC, "no room for a record of the journal")
+    def _write(self, data: bytes, *, durable: bool = False) -> None:
+        """Write records at the position. If that fails, none of them is there."""
+        file = self._file
+        if file is None:
+            raise OSError(errno.ENOSPC, "no segment to write to")
+        try:
+            if os.pwrite(file.fileno(), data, self._position) < len(data):  # a disk that fills up takes a part
+                raise OSError(errno.ENOSPC, "no room for a record of the journal")
+            if durable:
+                os.fdatasync(file.fileno())
+        except OSError:
+            os.pwrite(file.fileno(), bytes(len(data)), self._position)
+            raise
+        self._position += len(data)
+
+
+def _record(kind: bytes, payload: bytes) -> bytes:
+    return _HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a segment was created and never written to."""
+    data = path.read_bytes()
+    return len(data) == SEGMENT_BYTES and not any(data)
+
+
+def _sync_directory(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def journalled(folder: Path) -> list[tuple[UsageEvent, bytes]]:

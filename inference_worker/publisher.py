@@ -370,6 +370,7 @@ class Publisher:
             self._resend_confirmed()
             if time.monotonic() >= self._trim_at:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
+                self._journal.reserve()
                 settled = self._settled_watermark()
                 # NOTE: in this order: a watermark of after a restart would drop what the broker has lost.
                 if self._restarted():
