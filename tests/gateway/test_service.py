@@ -26,10 +26,12 @@ from inference_worker.protocol import (
     pins_key,
 )
 from inference_worker.shared_pins import PIN
+from millrace.config import platform_settings
 from millrace.gateway import rates
 from millrace.gateway import service as service_module
 from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.disk import DiskWatch
 from millrace.gateway.dispatch import Dispatcher, why_key
 from millrace.gateway.endpoints.inference import ChatCompletions
 from millrace.gateway.errors import ApiError
@@ -63,6 +65,7 @@ class Gate:
         self.broker = broker
         self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60)
         self.admission = LimitAdmission(broker)
+        self.disk = DiskWatch(platform_settings())
         self.service = InferenceService(
             Router(MODELS),
             self.admission,
@@ -71,6 +74,7 @@ class Gate:
             LiveRequests(),
             Readers(broker),
             JobMaker(GATEWAY, "secret", 60),
+            self.disk,
         )
         self.count = 0
 
@@ -174,6 +178,32 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     why = await gate.why(call)
     assert why["skipped"] == [{"model": "a", "why": "internal_error"}]
     assert [leg["replica"] for leg in why["legs"]] == ["ra", "rb"]
+
+
+@pytest.mark.usefixtures("b")
+async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_another(gate: Gate, a: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
+    assert await a.claim(call.request_id)
+    reading = asyncio.create_task(whole(gate, call))
+    await a.send(Failed(call.request_id, 1, 0, "not_served", "3 workers were lost"))
+    with pytest.raises(ApiError) as caught:
+        await reading
+    assert caught.value.code == "not_served"
+    assert call.generation.leg == 0
+    gate.service.let_go(call)
+    await gate.service.drain()
+
+
+async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
+    gate.disk._space.is_low = True
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(LIMIT), "a")
+    assert (caught.value.status, caught.value.retry_after) == (503, 10)
+    assert gate.dispatcher.generations == {}
+    gate.disk._space.is_low = False
+    call = await gate.begin(make_key(LIMIT), "a")
+    assert await a.claim(call.request_id)
+    gate.service.let_go(call)
 
 
 async def test_nobody_serving_and_a_prompt_too_long_fall_back(gate: Gate, b: Replica) -> None:

@@ -14,6 +14,7 @@ from inference_worker.engine.request import ServiceClass, TokenUsage
 from inference_worker.protocol import AnswerEvent, End, Envelope, Failed, Tokens
 from millrace.gateway.admission import Admission, Demand, Ticket
 from millrace.gateway.catalogue import ServedModel
+from millrace.gateway.disk import DiskWatch
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.forms import Form, InferenceRequest, Writer, encode_form
@@ -36,12 +37,12 @@ READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that mea
 LOOK_SECONDS = 1.0
 END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
 TOLD_HERE = ("stream_lost", "timeout")  # failures of which the leg may know nothing: it may even have ended well
-# Failure -> what a policy calls it. Any other is the request's own and the same everywhere.
+# Failure -> what a policy calls it. Any other is the request's own and the same everywhere. A request that was lost
+# with several workers (`not_served`) is not sent to another model: it would end that model's workers too.
 FALLBACK = {
     OVERLOADED: "overload",
     "model_loading": "overload",
     "worker_lost": "error",
-    "not_served": "error",
     "internal_error": "error",
     "context_length_exceeded": "context",
 }
@@ -110,6 +111,7 @@ class InferenceService:
         live: LiveRequests,
         readers: Readers,
         jobs: JobMaker,
+        disk: DiskWatch,
     ) -> None:
         self._router = router
         self._admission = admission
@@ -118,6 +120,7 @@ class InferenceService:
         self._live = live
         self._readers = readers
         self._jobs = jobs
+        self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
 
@@ -129,6 +132,7 @@ class InferenceService:
         Raises:
             ApiError: it cannot be served; nothing was taken.
         """
+        self._disk.require_space()
         call = await self._begin(key, request, dialect, request_id, trail)
         try:
             for number, prompt in enumerate(request.more_prompts, 1):
