@@ -37,6 +37,8 @@ def make_app(settings: WorkerSettings) -> Celery:
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
+        # Valkey refuses writes while it cannot write its log to a full disk. That passes, like a broken connection.
+        broker_channel_error_retry=True,
         # A doorbell is acknowledged when its legs have ended: none may be delivered again before that.
         broker_transport_options={"visibility_timeout": settings.request_seconds + 300, "socket_keepalive": True},
     )

@@ -237,6 +237,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     batch: int = 0  # of running and waiting, those of the batch class
     machine: Machine | None = None
     cpu_seconds: float = 0.0  # processor time the process has used since its start
+    disk_low: bool = False  # the replica takes no new requests: its disk is almost full
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -71,6 +71,13 @@ class SharedSettings:
         " source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory or a"
         " .gguf file",
     )
+    min_free_disk: int = env.env(
+        "MILLRACE_MIN_FREE_DISK",
+        env.size,
+        default="256MiB",
+        help="free space on the state directory's disk below which new requests are refused with 503; they are taken"
+        " again when a quarter more is free; 0: the disk is not watched",
+    )
     request_seconds: int = env.env(
         "MILLRACE_REQUEST_SECONDS", env.integer(1, 86_400), default="600", help="hard deadline of a request, in seconds"
     )

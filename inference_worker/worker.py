@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 from inference_worker import claims
 from inference_worker.control import Control
+from inference_worker.disk import FreeSpace
 from inference_worker.engine.config import PROFILES, EngineConfig, Profile
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embedding_engine import EmbeddingEngine
@@ -28,7 +29,7 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.request import RequestFault, ServiceClass
 from inference_worker.engine_client import Engine, EngineClient, Live, ResidentEngine
 from inference_worker.exits import take_over
-from inference_worker.journal import Journal
+from inference_worker.journal import RECORD_BYTES, Journal
 from inference_worker.model_source import ensure_model
 from inference_worker.protocol import Claimed, Heartbeat, Machine, claim_key, decode_job
 from inference_worker.publisher import Publisher
@@ -110,8 +111,10 @@ class Worker:
         self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()
         journal_dir = settings.state_dir / "journal" / worker_name(settings)
-        journal = Journal(journal_dir)
+        journal = self._journal = Journal(journal_dir)
         take_over(self._broker, journal_dir, replica_id)
+        self._space = FreeSpace([settings.state_dir], settings.min_free_disk)
+        self._space.look()
         self._publisher = Publisher(
             self._broker,
             journal,
@@ -161,8 +164,8 @@ class Worker:
 
     def _claim(self, doorbell: Doorbell) -> Live | None:
         request_id, leg, attempt = doorbell
-        if self._draining.is_set():
-            return None  # the gateways see the replica drain, and ring again elsewhere
+        if self._draining.is_set() or self._disk_low():
+            return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
         claimed = self._ask_for_job(claim_key(request_id, leg), attempt)
         if claimed is None:
             return None
@@ -176,6 +179,10 @@ class Worker:
         if self._control.was_cancelled(live):  # before the engine knew it
             self.engine.cancel(live)
         return live
+
+    def _disk_low(self) -> bool:
+        """Return whether the journal has no reserved space for one more execution, or the disk is almost full."""
+        return self._space.is_low or self._journal.room < (len(self.engine.live()) + 1) * RECORD_BYTES
 
     def _ask_for_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
         """Claim, until the broker has answered: a claim whose answer is lost would be ours with nobody to run it."""
@@ -213,10 +220,12 @@ class Worker:
 
     def _heartbeat(self, beat: int) -> Heartbeat:
         stats = self.engine.stats()
+        self._space.look()
+        disk_low = self._disk_low()
         return Heartbeat(
             beat=beat,
             model=self.spec.name,
-            ready=not self.broken.is_set(),
+            ready=not self.broken.is_set() and not disk_low,
             draining=self._draining.is_set(),
             running=stats.num_running,
             waiting=stats.num_waiting,
@@ -227,6 +236,7 @@ class Worker:
             batch=sum(live.job.service_class == ServiceClass.BATCH for live in self.engine.live()),
             machine=self._machine,
             cpu_seconds=time.process_time(),
+            disk_low=disk_low,
         )
 
     def _on_broken(self) -> None:

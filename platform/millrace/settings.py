@@ -92,6 +92,8 @@ def _database(url: str, *, role: str = "") -> dict[str, Any]:
 
 DATABASES = {"default": _database(_settings.database_url, role=APP)}
 DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 10}
+# A connection from before a restart of PostgreSQL is replaced, instead of failing a request.
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 # The tables' owner, for `manage.py migrate` alone.
 DATABASES["owner"] = _database(_settings.owner_database_url or _settings.database_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,9 @@ def start(state_dir: Path, port: int, log: Path, **settings: str) -> subprocess.
         )
 
 
-@pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
-    folder = Path(tempfile.mkdtemp(prefix="millrace-e2e-"))
+@contextmanager
+def running(folder: Path, **settings: str) -> Iterator[Stack]:
+    """A platform with its state and its log in a directory, until the block ends."""
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     log, port = folder / "up.log", free_port()
     settings = {
@@ -141,7 +142,7 @@ def stack() -> Iterator[Stack]:
         "MILLRACE_DRAIN_SECONDS": "5",
         "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_KEEP_SECONDS": "120",
-    }
+    } | settings
     process = start(folder / "state", port, log, **settings)
     try:
         give_up_at = time.monotonic() + START_SECONDS
@@ -157,3 +158,9 @@ def stack() -> Iterator[Stack]:
             process.wait(60)
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with running(Path(tempfile.mkdtemp(prefix="millrace-e2e-"))) as stack:
+        yield stack

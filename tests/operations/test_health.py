@@ -189,6 +189,21 @@ def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("well")
+def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Callable[..., None]) -> None:
+    free = platform_settings().min_free_disk
+    monkeypatch.setattr("inference_worker.disk.free_bytes", lambda _: free)
+    for change, urgent in ((0, False), (-1, True)):
+        free = platform_settings().min_free_disk + change
+        assert (only().kind, only().subject, only().urgent) == (Kind.DISK, "", urgent)
+    monkeypatch.undo()
+    speak("smollm2-135m-0.aa", ready=False, disk_low=True)
+    assert [(one.kind, one.subject, one.urgent) for one in found()] == [
+        (Kind.MODEL, "smollm2-135m", True),
+        (Kind.DISK, "smollm2-135m-0.aa", True),
+    ]
+
+
+@pytest.mark.usefixtures("well")
 def test_slow_and_failing_models() -> None:
     objective = platform_settings().ttft_objective_ms
     with system(SystemUse.COMMAND):

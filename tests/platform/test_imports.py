@@ -25,7 +25,7 @@ ENGINE_MAY = {
 }
 BILLING_MAY = {"inference_worker.protocol", "inference_worker.journal"}
 GATEWAY_MAY = {
-    *(f"inference_worker.{name}" for name in ("protocol", "claims", "settings", "env", "model_source")),
+    *(f"inference_worker.{name}" for name in ("protocol", "claims", "disk", "settings", "env", "model_source")),
     *(
         f"inference_worker.engine.{name}"
         for name in (

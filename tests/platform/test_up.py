@@ -72,6 +72,18 @@ def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert "--state or MILLRACE_STATE_DIR" in said
 
 
+def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_FREE_BYTES", 1 << 60)
+    with pytest.raises(checks.CheckFailed, match="MiB are needed"):
+        checks.state_folder(tmp_path, 2**20)
+    (tmp_path / "env").touch()
+    checks.state_folder(tmp_path, 2**20)
+    with pytest.raises(checks.CheckFailed, match="MiB are needed: free some"):
+        checks.state_folder(tmp_path, 1 << 60)
+
+
 def test_a_second_up_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
     with checks.only_one(tmp_path):
         status, said = check(tmp_path)

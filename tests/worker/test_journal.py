@@ -97,8 +97,28 @@ def test_two_workers_cannot_share_one(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_records_that_were_not_synced_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second of them would be read again behind the one that replaces the first."""
+    events = [make_usage(make_job(f"req_{n}")) for n in range(3)]
+    journal = Journal(tmp_path)
+
+    def fail(_: int) -> None:
+        raise OSError("not synced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="not synced"):
+            journal.append(events[:2])
+    assert journal.open_events() == []
+    journal.append(events[2:])
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.open_events() == [(events[2], None)]
+    again.close()
+
+
 def test_a_record_cut_short_by_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a torn record nothing would ever be read, and what was not acknowledged must not be replayed."""
+    """Behind a torn record nothing would ever be read."""
     events = [make_usage(make_job(f"req_{n}")) for n in range(3)]
     journal = Journal(tmp_path)
     whole, calls = os.pwrite, []

@@ -27,6 +27,7 @@ _BADGES = {
     State.CORDONED: "warn",
     State.DRAINING: "warn",
     State.DRAINED: "warn",
+    State.DISK_LOW: "bad",
     State.SILENT: "bad",
 }
 _TRAFFIC = """

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import TextIO
 
+from inference_worker.disk import RESUME_PERCENT
 from inference_worker.settings import EMBEDDED, ModelSpec
 
 _PACKAGES = ("celery", "channels", "django", "gguf", "psycopg", "redis", "tokenizers", "torch", "uvicorn")
@@ -28,8 +29,11 @@ def packages() -> None:
         raise CheckFailed(f"not installed: {', '.join(missing)}; run `make setup`")
 
 
-def state_folder(folder: Path) -> None:
-    """Make the state folder, and see that it can be used and has room."""
+def state_folder(folder: Path, min_free: int) -> None:
+    """Create the state directory, and check that it can be used and has space.
+
+    A new one needs space for models and data. One that was used before needs what lets the gateway take requests.
+    """
     try:
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -47,8 +51,12 @@ def state_folder(folder: Path) -> None:
             " mend its owner or mode, or name another with --state or MILLRACE_STATE_DIR"
         ) from None
     free = shutil.disk_usage(folder).free
-    if free < _FREE_BYTES:
-        raise CheckFailed(f"{folder}: {free // 2**20} MiB are free; at least {_FREE_BYTES // 2**20} MiB are needed")
+    needed = min_free * RESUME_PERCENT // 100 if (folder / "env").exists() else _FREE_BYTES
+    if free < needed:
+        raise CheckFailed(
+            f"{folder}: {free // 2**20} MiB are free; at least {needed // 2**20} MiB are needed: free some, or name"
+            " another directory with --state or MILLRACE_STATE_DIR"
+        )
 
 
 def only_one(folder: Path) -> TextIO:

@@ -174,7 +174,7 @@ class Supervisor:
         if now - child.started_at >= HEALTHY_SECONDS:
             child.deaths = 0
         child.deaths += 1
-        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(child.deaths - 1, 32))
+        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(child.deaths - 1, 32))
         child.last_end = end.removeprefix("was ")
         child.next_start_at = now + pause
         self._publish()

@@ -17,7 +17,11 @@ from millrace.cli.progress import Progress, Step
 from millrace.cli.stack import Stack
 from millrace.cli.supervisor import ChildFailed, Supervisor
 from millrace.processes import ProcessFile
+from millrace.services.disk import DiskReserve
 from millrace.services.program import ServiceError
+
+RESERVE_SECONDS = 0.1  # between two looks at the disk: what fills it quickly must not reach its end
+RESERVE_RETRY_SECONDS = 5.0
 
 
 def up(*, check_only: bool = False) -> int:
@@ -39,7 +43,7 @@ def up(*, check_only: bool = False) -> int:
 
 def _check(stack: Stack) -> None:
     checks.packages()
-    checks.state_folder(stack.state_dir)
+    checks.state_folder(stack.state_dir, stack.settings.min_free_disk)
     checks.port_free(stack.settings.host, stack.settings.port)
     checks.models_there(stack.settings.models)
     if stack.postgres is None:
@@ -67,12 +71,13 @@ class _Run:
         told, hurry = asyncio.Event(), asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(signum, _on_signal, told, hurry)
+        reserving = asyncio.create_task(self._keep_reserve())
         starting = asyncio.create_task(self._start())
         ends = {asyncio.create_task(told.wait()), asyncio.create_task(self._supervisor.watch())}
         await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done() and starting.exception() is None:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        tasks = [starting, *ends]
+        tasks = [starting, reserving, *ends]
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,6 +108,18 @@ class _Run:
             await self._supervisor.start("gateway")
             await self._supervisor.finish_start()
         self._progress.say(greeting(self._stack.settings, found, self._logs))
+
+    async def _keep_reserve(self) -> None:
+        """Release the disk's reserve while the disk is almost full."""
+        reserve = DiskReserve(self._stack.state_dir, self._stack.settings.min_free_disk)
+        while True:
+            try:
+                if done := await asyncio.to_thread(reserve.adjust):
+                    self._progress.say(f"  ! {done}")
+            except OSError as exc:
+                self._progress.say(f"  ! the disk's reserve: {exc}")
+                await asyncio.sleep(RESERVE_RETRY_SECONDS)
+            await asyncio.sleep(RESERVE_SECONDS)
 
     async def _models(self) -> None:
         names = ", ".join(spec.name for spec in self._stack.settings.models)

@@ -24,6 +24,7 @@ from millrace.gateway.authentication import KeyStore
 from millrace.gateway.batch_lines import Lines
 from millrace.gateway.batch_runner import BatchRunner
 from millrace.gateway.catalogue import ServedModel, load_catalogue
+from millrace.gateway.disk import DiskWatch
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.idempotency import IdempotencyStore
 from millrace.gateway.jobs import JobMaker
@@ -83,6 +84,7 @@ class Gateway:
         limits = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
         self.admission = MoneyAdmission(limits, self.treasury)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
+        self.disk = DiskWatch(settings)
         self.service = InferenceService(
             self.router,
             self.admission,
@@ -91,6 +93,7 @@ class Gateway:
             self.live,
             self.readers,
             JobMaker(self.id, settings.cache_secret, settings.request_seconds),
+            self.disk,
         )
         self.recorder = Recorder(self.rows, self.id, self.metrics)
         lines = Lines(self.rows, self.id)
@@ -101,6 +104,7 @@ class Gateway:
     async def start(self) -> None:
         # Not waiting: a database that comes up later is found later, and /readyz says so until then.
         await self.database.open(wait=False)
+        await self.disk.start()
         await self.rows.open()
         await self.changes.start()
         await self.dispatcher.start()
@@ -112,6 +116,7 @@ class Gateway:
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
     async def stop(self) -> None:
+        await self.disk.stop()
         await self.batches.stop()
         await self.service.drain()
         await self.idempotency.stop()
@@ -128,7 +133,8 @@ class Gateway:
     async def readiness(self) -> dict[str, str]:
         """Each thing this gateway needs, and `ok` or what is wrong with it."""
         database, present = await asyncio.gather(self._check_database(), self._read_replicas())
-        checks = {"postgres": database, "valkey": "unreachable" if present is None else "ok"}
+        valkey = "unreachable" if present is None else "ok"
+        checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
         for spec in self.settings.models:
             ready = set(self.dispatcher.replicas.ready(spec.name))
             if present is not None:  # an exit that the watch has not seen yet

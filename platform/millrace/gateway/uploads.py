@@ -44,13 +44,14 @@ class UploadConsumer(HttpConsumer):
         """The whole body in a file, which is gone afterwards. An Idempotency-Key's first call goes on.
 
         Raises:
-            ApiError: 413.
+            ApiError: 413; 503, the disk has no space for it.
         """
         path = self.gateway.storage.part("body")
         try:
             digest, size = hashlib.sha256(), 0
             with await asyncio.to_thread(path.open, "wb", BUFFER_BYTES) as file:
                 while (part := await self._parts.get()) is not None:
+                    self.gateway.disk.require_space()
                     size += len(part)
                     if size > self.most_bytes:
                         raise ApiError("request_too_large", f"The body is larger than {self.most_bytes} bytes.")

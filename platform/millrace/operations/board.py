@@ -42,6 +42,7 @@ class State(StrEnum):
     CORDONED = "cordoned"  # gets none, by an operator's wish
     DRAINING = "draining"  # the same, and gives back what it has not begun; or it is being stopped
     DRAINED = "drained"  # and has nothing left: it may be stopped
+    DISK_LOW = "disk low"  # gets none until its disk has space
     SILENT = "silent"  # has missed its heartbeats: suspected or lost
 
 
@@ -132,6 +133,8 @@ def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> State:
         return State.DRAINING
     if wish:
         return State.CORDONED
+    if beat.disk_low:
+        return State.DISK_LOW
     return State.READY if beat.ready else State.STARTING
 
 

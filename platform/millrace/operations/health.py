@@ -18,10 +18,12 @@ from django.utils.timesince import timesince
 from billing.alerts import HARD_IS_FULL_AT
 from billing.models import CompiledSheet, InvoiceMail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing import Tier
+from inference_worker.disk import FreeSpace
 from millrace.config import platform_settings
 from millrace.operations.board import Board, State, read_board
 from millrace.operations.models import Cordon, HealthEvent
 from millrace.processes import read_processes
+from millrace.services.disk import watched_folders
 from tenants.models import Mail, Tenant, WebhookDelivery, WebhookEndpoint
 from tenants.roles import SystemUse
 from tenants.scoping import system
@@ -45,6 +47,7 @@ class Kind(StrEnum):
     BROKER = "broker"
     BUDGET = "budget"
     CORDON = "cordon"
+    DISK = "disk"
     FAILURES = "failures"
     MAIL = "mail"
     MODEL = "model"
@@ -96,7 +99,7 @@ def concerns(board: Board | None, now: datetime | None = None) -> list[Concern]:
     now = now or datetime.now(UTC)
     found = [_broker_away()] if board is None else [one for ask in _OF_BOARD for one in ask(board, now)]
     found += [one for question in _OF_ROWS for one in question(now)]
-    found += _processes()
+    found += [*_disk(), *_processes()]
     return sorted(found, key=lambda one: not one.urgent)
 
 
@@ -137,6 +140,21 @@ def sweep(now: datetime | None = None) -> int:
 
 
 # Of this machine.
+
+
+def _disk() -> Iterator[Concern]:
+    settings = platform_settings()
+    space = FreeSpace(watched_folders(settings.state_dir), settings.min_free_disk)
+    is_low = space.look()
+    if space.free < space.resume_at:
+        yield Concern(
+            Kind.DISK,
+            "",
+            urgent=is_low,
+            title=f"The disk is almost full: {space.free // 2**20:,} MiB are free",
+            todo=f"Below {space.min_free // 2**20:,} MiB new requests are refused with 503, until"
+            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the state directory.",
+        )
 
 
 def _processes() -> Iterator[Concern]:
@@ -191,6 +209,18 @@ def _replicas(board: Board, now: datetime) -> Iterator[Concern]:
                 urgent=False,
                 title=f"{one.id} has been silent for {silent}",
                 todo="It gets no new requests. After 10 s of silence its streams fail. Look at its process.",
+            )
+
+
+def _disks(board: Board, now: datetime) -> Iterator[Concern]:
+    for one in board.replicas:
+        if one.state == State.DISK_LOW:
+            yield Concern(
+                Kind.DISK,
+                one.id,
+                urgent=True,
+                title=f"{one.id} takes no new requests: its disk is almost full",
+                todo="Free space on its machine, on the disk of its state directory. It recovers by itself.",
             )
 
 
@@ -419,7 +449,7 @@ def _mails(now: datetime) -> Iterator[Concern]:
         )
 
 
-_OF_BOARD: tuple[Callable[[Board, datetime], Iterable[Concern]], ...] = (_models, _queues, _settler, _replicas)
+_OF_BOARD: tuple[Callable[[Board, datetime], Iterable[Concern]], ...] = (_models, _queues, _settler, _replicas, _disks)
 _OF_ROWS: tuple[Callable[[datetime], Iterable[Concern]], ...] = (
     *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
     *(_cordons, _webhooks, _mails),

@@ -122,6 +122,7 @@ class CreateBatch(HttpConsumer):
 
     async def handle(self, body: bytes) -> None:
         key = await self.authenticate("inference")
+        self.gateway.disk.require_space()
         asked = read_body(body, BatchBody)
         if asked.endpoint not in ENDPOINTS:
             raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}.")
