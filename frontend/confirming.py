@@ -11,7 +11,7 @@ class Confirm(forms.Form):
     """Valid only if `name` was typed. The page says next to it what will happen."""
 
     typed = forms.CharField(
-        max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"})
+        max_length=254, widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"})
     )
 
     def __init__(self, name: str, data: Any = None) -> None:

@@ -73,6 +73,7 @@ OPERATOR = (
         (
             Entry("Health", "ops-health", "health", "h"),
             Entry("Tenants", "ops-tenants", "tenants", "t"),
+            Entry("Users", "ops-users", "members", "u"),
         ),
     ),
     Group(
@@ -95,7 +96,7 @@ OPERATOR = (
         (
             Entry("Alerts", "ops-alerts", "alerts", "l"),
             Entry("Audit log", "ops-audit", "audit", "a"),
-            Entry("Raw admin", "admin:index", "admin", "x"),
+            Entry("Django admin", "admin:index", "admin", "x"),
         ),
     ),
 )

@@ -18,7 +18,7 @@ from frontend.visits import Visit, operator_page, tenant_page
 from millrace.config import platform_settings
 from millrace.records.models import RequestRecord
 from tenants.access import Permission
-from tenants.models import ApiKey, Tenant
+from tenants.models import ApiKey, Tenant, User
 
 MOST = 8  # of each kind
 
@@ -79,6 +79,13 @@ def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
         yield Hit(tenant.name, reverse("ops-tenants-one", args=[tenant.pk]), "tenants", tenant.slug)
 
 
+def find_users(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Users by name or email address."""
+    rows = User.objects.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
+    for user in rows.order_by("email")[:MOST]:
+        yield Hit(user.email, reverse("ops-users-one", args=[user.pk]), "members", user.name)
+
+
 def find_models(visit: Visit, typed: str) -> Iterable[Hit]:
     """The models that are served, by name: how busy each is."""
     for spec in platform_settings().models:
@@ -98,6 +105,7 @@ TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "I
 OPERATOR: dict[str, Finder] = {
     "Models": find_models,
     "Tenants": find_tenants,
+    "Users": find_users,
     "Prices": find_prices,
     "Invoices": find_invoices,
 }

@@ -22,6 +22,7 @@ from frontend.screens import (
     ops_models,
     ops_prices,
     ops_tenants,
+    ops_users,
     overview,
     playground,
     prices,
@@ -87,4 +88,5 @@ urlpatterns = [
     *ops_models.urlpatterns,
     *ops_prices.urlpatterns,
     *ops_tenants.urlpatterns,
+    *ops_users.urlpatterns,
 ]

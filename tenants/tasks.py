@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 from celery import shared_task
 
-from tenants import changes, invitations, mails
+from tenants import changes, invitations, mails, user_mails
 from tenants.actions import do_purge_tenant
 from tenants.models import ChangeLog, IdempotentAnswer, Mail, Tenant, WebhookAttempt, WebhookDelivery, WebhookEvent
 from tenants.roles import SystemUse
@@ -26,6 +26,16 @@ EVENTS_KEPT = timedelta(days=90)
 )
 def mail_invitation(tenant_id: int, invitation_id: int) -> None:
     invitations.mail(tenant_id, invitation_id)
+
+
+@shared_task(
+    name="tenants.mail_second_factor_removed",
+    autoretry_for=(OSError, smtplib.SMTPException),
+    retry_backoff=10,
+    max_retries=8,
+)
+def mail_second_factor_removed(user_id: int) -> None:
+    user_mails.mail_second_factor_removed(user_id)
 
 
 @shared_task(name="tenants.purge")

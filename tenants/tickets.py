@@ -29,6 +29,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     user_id: int
     given_at: int
     nonce: bytes
+    generation: int = 0  # the user's `session_generation`: a ticket ends with the user's sessions
 
     @property
     def name(self) -> str:
@@ -47,10 +48,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Ticket).decode
 
 
-def give(secret: str, *, key_id: int, tenant_id: int, user_id: int, now: datetime) -> str:
+def give(secret: str, *, key_id: int, tenant_id: int, user_id: int, now: datetime, generation: int = 0) -> str:
     """A fresh ticket as text, signed with the platform's secret."""
     given_at = int(now.timestamp()) * 1_000_000 + now.microsecond
-    body = _encode(Ticket(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16)))
+    body = _encode(Ticket(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16), generation))
     return base64.urlsafe_b64encode(_sign(secret, body) + body).decode()
 
 

@@ -151,7 +151,14 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
             raise Conflict("This key may not ask models.")
         audit.record("key.ticket", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
     secret = platform_settings().secret_key
-    return tickets.give(secret, key_id=row.pk, tenant_id=row.tenant_id, user_id=user.pk, now=now)
+    return tickets.give(
+        secret,
+        key_id=row.pk,
+        tenant_id=row.tenant_id,
+        user_id=user.pk,
+        now=now,
+        generation=user.session_generation,
+    )
 
 
 def record_key_use(used: Mapping[int, datetime]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from tenants.api import keys, members, operators, rules, tenancy, webhooks
+from tenants.api import keys, members, operators, rules, tenancy, users, webhooks
 
 urlpatterns = [
     path("tenant", tenancy.TenantDetail.as_view(), name="api-tenant"),
@@ -43,6 +43,12 @@ urlpatterns = [
             name=f"api-operator-tenant-{verb}",
         )
         for verb in operators.VERBS
+    ),
+    path("operator/users", users.Users.as_view(), name="api-operator-users"),
+    path("operator/users/<int:pk>", users.UserOne.as_view(), name="api-operator-user"),
+    *(
+        path(f"operator/users/<int:pk>/{verb}", users.UserVerb.as_view(verb=verb), name=f"api-operator-user-{verb}")
+        for verb in users.VERBS
     ),
     path("operator/models", operators.Models.as_view(), name="api-operator-models"),
     path("operator/workers", operators.Workers.as_view(), name="api-operator-workers"),

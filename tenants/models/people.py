@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.auth.models import PermissionsMixin
 from django.db import models
 from django.db.models.functions import Lower
+from django.utils.crypto import salted_hmac
 
 from tenants.models.tenancy import Tenant
 from tenants.scoping import TenantManager
@@ -39,6 +41,8 @@ class User(AbstractBaseUser, PermissionsMixin):
     is_active = models.BooleanField(default=True)
     is_staff = models.BooleanField("operator", default=False)
     date_joined = models.DateTimeField(auto_now_add=True)
+    # Raised to end all sessions, playground tickets and known devices of this user.
+    session_generation = models.PositiveIntegerField(default=0, db_default=0)
 
     objects: ClassVar[UserManager] = UserManager()
 
@@ -47,6 +51,20 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def __str__(self) -> str:
         return self.email
+
+    def get_session_auth_hash(self) -> str:
+        """Return what sessions are bound to: the password and the generation."""
+        return self._of_generation(super().get_session_auth_hash())
+
+    def get_session_auth_fallback_hash(self) -> Iterator[str]:
+        """Return the same under each older secret key."""
+        for each in super().get_session_auth_fallback_hash():
+            yield self._of_generation(each)
+
+    def _of_generation(self, password_hash: str) -> str:
+        if not self.session_generation:
+            return password_hash
+        return salted_hmac("tenants.user", f"{password_hash}:{self.session_generation}", algorithm="sha256").hexdigest()
 
 
 class Membership(models.Model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,11 +20,13 @@ from psycopg_pool import AsyncConnectionPool
 from millrace.config import platform_settings
 from millrace.gateway import authentication, revocation
 from millrace.gateway.authentication import KeyStore
+from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.endpoints import websocket
 from millrace.gateway.errors import ApiError
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.revocation import ChangeWatcher
-from tenants import actions, roles, snapshot
-from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse
+from tenants import actions, roles, snapshot, tickets
+from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse, User
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -274,3 +277,34 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
         {"pepper": "old"},
         {"pepper": snapshot.pepper_id(newest)},
     )
+
+
+async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_socket(
+    watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, _ = await sync_to_async(new_key)()
+    user = await sync_to_async(User.objects.create_user)("dev@example.com")
+    ticket = tickets.read(platform_settings().secret_key, await sync_to_async(actions.do_give_ticket)(key, user))
+    assert ticket is not None
+    assert (await watched.keys.authenticate_ticket(ticket, "inference")).key_id == key.pk
+    monkeypatch.setattr(websocket, "running_gateway", lambda: SimpleNamespace(keys=watched.keys))
+    monkeypatch.setattr(websocket, "TICKET_CHECK_SECONDS", 0.05)
+    socket = websocket.Socket({"headers": [], "client": None}, None, None)
+    socket._generations["a"] = answer = asyncio.create_task(asyncio.sleep(3600))
+    watching = asyncio.create_task(socket._watch_user(ticket))
+    await asyncio.sleep(0.3)
+    assert not answer.done()
+    await sync_to_async(actions.do_deactivate_user)(user)
+    with pytest.raises(ApiError, match="Sign in again"):
+        await watched.keys.authenticate_ticket(ticket, "inference")
+    await soon(lambda: done(answer))
+    assert socket._ended["a"].code == "invalid_api_key"
+    socket._ended.clear()
+    await cancel_and_wait([watching])
+    await sync_to_async(actions.do_reactivate_user)(user)
+    with pytest.raises(ApiError, match="Sign in again"):  # a ticket of before does not come back
+        await watched.keys.check_user(ticket)
+
+
+async def done(task: asyncio.Task[None]) -> bool:
+    return task.done()

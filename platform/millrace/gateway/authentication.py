@@ -42,6 +42,7 @@ CACHED_UNKNOWN_KEYS = 1_000
 MAX_KEY_CHARACTERS = 256
 
 _BY_HASH = "SELECT key_hash, payload FROM tenants_keysnapshot WHERE key_hash = ANY(%s)"
+_MAY_USE_TICKET = "SELECT FROM tenants_user WHERE id = %s AND is_active AND session_generation = %s"
 _BY_ID = "SELECT key_id, payload FROM tenants_keysnapshot WHERE key_id = ANY(%s)"
 
 
@@ -87,11 +88,27 @@ class KeyStore:
         """
         if not ticket.holds(time.time_ns() // 1000):
             raise ApiError("invalid_api_key", "The ticket has run out: get a new one.")
+        await self.check_user(ticket)
         try:
             key = (await self.by_id([ticket.key_id])).get(ticket.key_id)
         except (psycopg.Error, PoolTimeout) as fault:
             raise _unreachable(fault) from fault
         return self._admit(key, scope, address)
+
+    async def check_user(self, ticket: Ticket) -> None:
+        """Check that the user whom the ticket was given to still has access.
+
+        Raises:
+            ApiError: 401, the user was deactivated or signed out everywhere; 503, the database cannot be reached.
+        """
+        try:
+            async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
+                cursor = await connection.execute(_MAY_USE_TICKET, [ticket.user_id, ticket.generation])
+                has_access = await cursor.fetchone() is not None
+        except (psycopg.Error, PoolTimeout) as fault:
+            raise _unreachable(fault) from fault
+        if not has_access:
+            raise ApiError("invalid_api_key", "Your session has ended. Sign in again.")
 
     def _admit(self, key: KeySnapshot | None, scope: str, address: str | None) -> KeySnapshot:
         if key is None:

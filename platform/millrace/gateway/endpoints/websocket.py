@@ -36,6 +36,7 @@ from tenants.tickets import Ticket
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "realtime.chat"
+TICKET_CHECK_SECONDS = 1.0  # how often a socket with a ticket checks that its user still has access
 MOST_AT_ONCE = 64
 MOST_ID_CHARACTERS = 64
 UNAUTHORISED, REFUSED = 4401, 1008  # close codes
@@ -75,8 +76,11 @@ class Socket:
             await self._base_send({"type": "websocket.close", "code": REFUSED})
             return
         await self._base_send({"type": "websocket.accept"})
+        watching: asyncio.Task[None] | None = None
         try:
             await self._authenticate()
+            if self._ticket is not None:
+                watching = asyncio.create_task(self._watch_user(self._ticket))
             while (message := await self._next()) is not None:
                 await self._take(message)
         except ApiError as fault:
@@ -85,7 +89,7 @@ class Socket:
             if not self._stalled:
                 raise
         finally:
-            await cancel_and_wait(list(self._generations.values()))
+            await cancel_and_wait([*self._generations.values(), *([watching] if watching else [])])
 
     def _from_allowed_origin(self) -> bool:
         origin = self._headers.get(b"origin", b"").decode("latin-1")
@@ -134,6 +138,18 @@ class Socket:
         if not first:
             raise self._gateway.keys.reject_ticket(self._address, "This ticket was taken before: get a new one.")
         return ticket
+
+    async def _watch_user(self, ticket: Ticket) -> None:
+        """End what runs on this socket once the ticket's user has lost access."""
+        while True:
+            await asyncio.sleep(TICKET_CHECK_SECONDS)
+            try:
+                await self._gateway.keys.check_user(ticket)
+            except ApiError as fault:
+                if fault.code == OVERLOADED:  # the database cannot be reached; the next look decides
+                    continue
+                for name in list(self._generations):
+                    self._end(name, fault)
 
     async def _key(self) -> KeySnapshot:
         """As it is now."""

@@ -1,0 +1,126 @@
+"""Actions of operators on users: access to the platform, operator rights, a lost second factor.
+
+Every action locks the user and all active operators, so actions that run concurrently see each other's results. Users
+cannot act on themselves: a mistake could lock them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from allauth.mfa.models import Authenticator
+from django.db import transaction
+from django.db.models import Q
+
+from tenants import audit, user_mails
+from tenants.actions.common import Conflict
+from tenants.models import User
+
+
+def do_deactivate_user(user: User) -> bool:
+    """End a user's access: sign-in, sessions and playground tickets. Memberships and API keys stay.
+
+    Returns False if the user was deactivated before.
+
+    Raises:
+        Conflict: the user is the caller or the last active operator, or is gone.
+    """
+    with _changing(user) as (row, operators):
+        if not row.is_active:
+            return False
+        _keep_an_operator(row, operators)
+        _update(row, "user.deactivate", is_active=False, session_generation=row.session_generation + 1)
+    return True
+
+
+def do_reactivate_user(user: User) -> bool:
+    """Let a deactivated user sign in again. Sessions and devices from before stay unknown.
+
+    Returns False if the user was active.
+
+    Raises:
+        Conflict: the user is the caller, or is gone.
+    """
+    with _changing(user) as (row, _):
+        if row.is_active:
+            return False
+        _update(row, "user.reactivate", is_active=True)
+    return True
+
+
+def do_grant_operator(user: User) -> bool:
+    """Make a user an operator. Returns False if the user was one.
+
+    Raises:
+        Conflict: the user is the caller, or is gone.
+    """
+    with _changing(user) as (row, _):
+        if row.is_staff:
+            return False
+        _update(row, "user.grant_operator", is_staff=True, is_superuser=True)
+    return True
+
+
+def do_revoke_operator(user: User) -> bool:
+    """Remove operator rights. The user and the user's memberships stay. Returns False if the user had no such rights.
+
+    Raises:
+        Conflict: the user is the caller or the last active operator, or is gone.
+    """
+    with _changing(user) as (row, operators):
+        if not row.is_staff and not row.is_superuser:
+            return False
+        _keep_an_operator(row, operators)
+        generation = row.session_generation + 1
+        _update(row, "user.revoke_operator", is_staff=False, is_superuser=False, session_generation=generation)
+    return True
+
+
+def do_remove_second_factor(user: User) -> bool:
+    """Remove a user's lost second factor with its recovery codes, end the user's sessions, and email the user.
+
+    Returns False if the user had none.
+
+    Raises:
+        Conflict: the user is the caller, or is gone.
+    """
+    with _changing(user) as (row, _):
+        found = Authenticator.objects.filter(user=row)
+        if not (types := sorted(found.values_list("type", flat=True))):
+            return False
+        audit.record_person("user.second_factor_removed", row, before={"types": types})
+        found.delete()
+        row.session_generation += 1
+        row.save(update_fields=["session_generation"])
+        transaction.on_commit(partial(user_mails.send_second_factor_removed, row.pk))
+    return True
+
+
+@contextmanager
+def _changing(user: User) -> Iterator[tuple[User, set[int]]]:
+    """Open a transaction that changes the user; gives the locked row, and the ids of the active operators."""
+    if audit.current_actor().user_id == user.pk:
+        raise Conflict("You cannot do this to your own login. Ask another operator.")
+    with transaction.atomic():
+        wanted = Q(pk=user.pk) | Q(is_staff=True, is_active=True)
+        rows = {row.pk: row for row in User.objects.select_for_update(no_key=True).filter(wanted).order_by("pk")}
+        if user.pk not in rows:
+            raise Conflict("This user is gone.")
+        yield rows[user.pk], {row.pk for row in rows.values() if row.is_staff and row.is_active}
+
+
+def _keep_an_operator(row: User, operators: set[int]) -> None:
+    """Refuse to lose the last active operator. NOTE: the operators' rows are locked until the transaction ends."""
+    if operators == {row.pk}:
+        raise Conflict("The platform needs an active operator. Make another user an operator first.")
+
+
+def _update(row: User, verb: str, **changes: object) -> None:
+    """Write the audit entry, then the change."""
+    before = audit.described(row)
+    for name, value in changes.items():
+        setattr(row, name, value)
+    audit.record_person(verb, row, before=before, after=audit.described(row))
+    row.save(update_fields=list(changes))

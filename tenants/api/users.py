@@ -1,0 +1,109 @@
+"""Users, for operators: who may sign in, who is an operator, and lost second factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from allauth.mfa.models import Authenticator
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants import actions
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.operators import OperatorView
+from tenants.api.serializers import Query
+from tenants.models import User
+
+VERBS: dict[str, Callable[[User], bool]] = {
+    "deactivate": actions.do_deactivate_user,
+    "reactivate": actions.do_reactivate_user,
+    "grant-operator": actions.do_grant_operator,
+    "revoke-operator": actions.do_revoke_operator,
+    "remove-second-factor": actions.do_remove_second_factor,
+}
+
+
+class UserOut(serializers.ModelSerializer[User]):
+    is_operator = serializers.BooleanField(source="is_staff")
+    has_second_factor = serializers.BooleanField()
+    created_at = serializers.DateTimeField(source="date_joined")
+
+    class Meta:
+        model = User
+        fields = (
+            *("id", "email", "name", "is_active", "is_operator", "has_second_factor"),
+            *("last_login", "created_at"),
+        )
+        read_only_fields = fields
+
+
+class UserQuery(Query):
+    names = {"is_operator": "is_staff"}  # noqa: RUF012
+    is_active = serializers.BooleanField(required=False)
+    is_operator = serializers.BooleanField(required=False)
+    search = serializers.CharField(required=False, max_length=200, help_text="A part of the name or email address.")
+
+    def rows(self) -> QuerySet[User]:
+        """Return the users that match."""
+        given = self.filters()
+        typed = given.pop("search", "").replace("\0", "")
+        found = with_second_factor().filter(**given)
+        return found.filter(Q(email__icontains=typed) | Q(name__icontains=typed)) if typed else found
+
+
+def with_second_factor() -> QuerySet[User]:
+    """Return all users, with `has_second_factor`."""
+    factor = Authenticator.objects.filter(user=OuterRef("pk"), type=Authenticator.Type.TOTP)
+    return User.objects.annotate(has_second_factor=Exists(factor))
+
+
+class UserView(OperatorView):
+    """A view of users."""
+
+    serializer_class = UserOut
+
+    def user(self, pk: int) -> User:
+        """Return one user.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = with_second_factor().filter(pk=pk).first()
+        if found is None:
+            raise exceptions.NotFound
+        return found
+
+
+@extend_schema(tags=["operators"])
+class Users(UserView):
+    @extend_schema(operation_id="operator_users", parameters=[UserQuery], responses=UserOut(many=True))
+    def get(self, request: Request) -> Response:
+        """All users, newest first."""
+        asked = UserQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        page = self.paginate_queryset(asked.rows())
+        return self.get_paginated_response(UserOut(page or [], many=True).data)
+
+
+@extend_schema(tags=["operators"])
+class UserOne(UserView):
+    @extend_schema(operation_id="operator_user")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(UserOut(self.user(pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class UserVerb(UserView):
+    """POST /api/operator/users/{id}/{verb}."""
+
+    verb: ClassVar[str] = ""
+
+    @extend_schema(parameters=[HEADER], request=None, responses=UserOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        VERBS[self.verb](self.user(pk))
+        return Response(UserOut(self.user(pk)).data)

@@ -1,0 +1,121 @@
+"""The operators' users: list, one user, the actions with their confirmations."""
+
+from __future__ import annotations
+
+import pytest
+from allauth.mfa.models import Authenticator
+from django.test import Client
+from playwright.sync_api import expect
+
+from tenants import actions
+from tenants.models import AuditEntry, User
+from tests.frontend.browsing import moved
+from tests.frontend.console import PASSWORD, remembered
+from tests.seeing import Everybody
+
+pytestmark = pytest.mark.django_db
+VERBS = ("deactivate", "reactivate", "grant-operator", "revoke-operator", "remove-second-factor")
+
+
+@pytest.fixture
+def operator(client: Client) -> User:
+    user = User.objects.create_superuser("op@example.com", name="Otto Operator")
+    client.force_login(user)
+    remembered(client.session)
+    return user
+
+
+@pytest.fixture
+def dev() -> User:
+    user = User.objects.create_user("dev@example.com", name="Dev Eloper")
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), user, "developer")
+    Authenticator.objects.create(user=user, type=Authenticator.Type.TOTP, data={"secret": "hush-hush"})
+    return user
+
+
+def test_users_are_listed_searched_and_filtered(client, operator, dev):
+    actions.do_deactivate_user(User.objects.create_user("left@example.com"))
+
+    def found(query: str) -> set[str]:
+        page = client.get(f"/ops/users/{query}").content.decode()
+        return {user.email for user in User.objects.all() if f"/ops/users/{user.pk}/" in page}
+
+    assert found("") == {"op@example.com", "dev@example.com", "left@example.com"}
+    assert found("?q=eloper") == found("?q=DEV@") == {"dev@example.com"}
+    assert found("?show=operators") == {"op@example.com"}
+    assert found("?show=deactivated") == {"left@example.com"}
+    assert found("?show=unprotected") == {"op@example.com"}
+    assert "No user matches" in client.get("/ops/users/?q=zzz").content.decode()
+    assert f"/ops/users/{dev.pk}/" in client.get("/ops/search?q=eloper").content.decode()
+
+
+def test_one_user_is_shown_with_tenants_and_changes(client, operator, dev):
+    actions.do_deactivate_user(dev)
+    page = client.get(f"/ops/users/{dev.pk}/").content.decode()
+    for text in ("Dev Eloper", "Acme", "Developer", "user.deactivate", "Reactivate", "Remove second factor"):
+        assert text in page, text
+    assert "hush" not in page
+    assert client.get("/ops/users/99999999/").status_code == 404
+
+
+def test_ones_own_page_offers_nothing(client, operator, dev):
+    page = client.get(f"/ops/users/{operator.pk}/").content.decode()
+    assert "This is your own login" in page
+    assert not [verb for verb in VERBS if f"/{verb}" in page]
+    answer = client.post(f"/ops/users/{operator.pk}/deactivate", {"typed": operator.email})
+    assert answer.status_code == 422
+    assert "Ask another operator" in answer.content.decode()
+
+
+def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
+    for verb in ("grant-operator", "revoke-operator", "remove-second-factor", "deactivate", "reactivate"):
+        url = f"/ops/users/{dev.pk}/{verb}"
+        assert client.post(url, {"typed": "other@example.com"}).status_code == 422
+        assert client.post(url, {"typed": dev.email}).url == f"/ops/users/{dev.pk}/"
+    rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
+    assert [row.verb.removeprefix("user.") for row in rows] == [
+        *("grant_operator", "revoke_operator", "second_factor_removed", "deactivate", "reactivate")
+    ]
+    assert {row.actor for row in rows} == {"op@example.com"}
+    dev.refresh_from_db()
+    assert dev.is_active and not dev.is_staff
+
+
+def test_actions_need_reauthentication_and_are_not_there_for_members(client, operator, dev):
+    session = client.session
+    del session["account_authentication_methods"]
+    session.save()
+    member = Client()
+    member.force_login(dev)
+    for verb in VERBS:
+        url = f"/ops/users/{dev.pk}/{verb}"
+        assert client.post(url, {"typed": dev.email}).url.startswith("/account/")
+        assert member.get(url).status_code == member.post(url, {"typed": dev.email}).status_code == 404
+    assert member.get("/ops/users/").status_code == member.get(f"/ops/users/{dev.pk}/").status_code == 404
+
+
+@pytest.mark.browser
+@pytest.mark.django_db(transaction=True)
+def test_an_operator_finds_a_user_and_deactivates_them(opened, served, window):
+    User.objects.create_superuser("op@example.com", PASSWORD, name="Otto Operator")
+    dev = User.objects.create_user("dev@example.com", PASSWORD, name="Dev Eloper")
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), dev, "developer")
+    theirs = opened("dev@example.com", "/t/acme/")
+    expect(theirs.get_by_role("heading", level=1)).to_be_visible()
+    page = opened("op@example.com", "/ops/users/")
+    page.get_by_label("Name or email address").fill("eloper")
+    page.get_by_label("Name or email address").press("Enter")
+    listed = page.get_by_role("region", name="Users")
+    expect(listed.get_by_role("link", name="Otto Operator")).to_have_count(0)
+    listed.get_by_role("link", name="Dev Eloper").click()
+    moved(page, page.get_by_role("heading", name="dev@example.com"))
+    page.get_by_role("link", name="Deactivate").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("cannot sign in until reactivated")).to_be_visible()
+    dialog.get_by_label("Type dev@example.com to confirm").fill("dev@example.com")
+    dialog.get_by_role("button", name="Deactivate").click()
+    moved(page, page.get_by_text("dev@example.com was deactivated."))
+    expect(page.get_by_role("link", name="Reactivate")).to_be_visible()
+    expect(page.get_by_text("user.deactivate")).to_be_visible()
+    theirs.goto("/t/acme/")
+    expect(theirs.get_by_role("heading", name="Log in")).to_be_visible()
