@@ -55,6 +55,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "frontend.throttling.LoginThrottling",
     "allauth.account.middleware.AccountMiddleware",
     "millrace.middleware.Acting",
     "frontend.second_factor.OperatorsNeedTotp",
@@ -126,7 +127,11 @@ LOGOUT_REDIRECT_URL = "/login"
 
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 ACCOUNT_ADAPTER = "frontend.people.AccountAdapter"
-ACCOUNT_FORMS = {"login": "frontend.people.LogInForm"}
+ACCOUNT_FORMS = {
+    "login": "frontend.people.LogInForm",
+    "change_password": "frontend.people.ChangePassword",
+    "reset_password": "frontend.people.ResetPassword",
+}
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
@@ -136,9 +141,15 @@ ACCOUNT_LOGOUT_REDIRECT_URL = LOGOUT_REDIRECT_URL
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
-ACCOUNT_RATE_LIMITS = {"login": "120/m/ip", "login_failed": "10/m/ip,5/300s/key", "reauthenticate": "10/m/user"}
+# Replaced by tenants.throttle, which does not refuse known devices for what others do. The rest keeps allauth's limits.
+ACCOUNT_RATE_LIMITS = dict.fromkeys(("login", "login_failed", "reauthenticate", "reset_password", "change_password"))
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_ISSUER = "Millrace"
+MFA_FORMS = {
+    "authenticate": "frontend.people.EnterCode",
+    "reauthenticate": "frontend.people.EnterCodeAgain",
+    "activate_totp": "frontend.people.ActivateTotp",
+}
 SOCIALACCOUNT_ADAPTER = "frontend.people.SocialAccountAdapter"
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's word for a verified address is believed
 SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True

@@ -1,0 +1,185 @@
+"""Login throttling: growing delays per account, per address and per known device. State is in Valkey. Free of Django.
+
+Each attempt to guess a secret is counted before the secret is checked, atomically in all its counters, so attempts
+that run concurrently cannot pass a limit together. A correct secret takes its count back. A counter that has reached
+its free attempts closes for a time that doubles with each further failure. While a counter is closed, the secret is not
+checked at all.
+
+An attempt from a device that has signed in to the account before uses only the counter of that device. Failures from
+elsewhere therefore never delay it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import redis
+import structlog
+
+log = structlog.get_logger(__name__)
+UNAVAILABLE_SECONDS = 5  # refused for this long while Valkey cannot be reached
+IPV6_PREFIX = 64  # one customer's network
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`free` failures cost nothing; then each one closes the counter, for `first` and twice as long each time."""
+
+    free: int
+    first: timedelta
+    longest: timedelta
+    forget: timedelta = timedelta(hours=24)  # after the last failure
+
+
+ACCOUNT = Limit(5, timedelta(seconds=5), timedelta(minutes=15))
+ADDRESS = Limit(30, timedelta(seconds=5), timedelta(minutes=15))
+DEVICE = Limit(10, timedelta(seconds=5), timedelta(minutes=5), timedelta(hours=1))
+
+# KEYS: counters. ARGV: now, then free, first, longest and forget of each; all times in milliseconds.
+# Gives the longest wait; if it is 0, the attempt was counted, and what each counter was closed until follows.
+_BEGIN = """
+local now, wait, counts = tonumber(ARGV[1]), 0, {}
+for i, key in ipairs(KEYS) do
+    local held = redis.call('HMGET', key, 'count', 'closed', 'at')
+    if held[1] and tonumber(held[3]) + tonumber(ARGV[4 * i + 1]) > now then
+        counts[i] = tonumber(held[1])
+        wait = math.max(wait, tonumber(held[2]) - now)
+    else
+        counts[i] = 0
+    end
+end
+if wait > 0 then return {wait} end
+local answer = {0}
+for i, key in ipairs(KEYS) do
+    local free, first, longest, forget = unpack(ARGV, 4 * i - 2, 4 * i + 1)
+    local count, closed = counts[i] + 1, 0
+    if count >= tonumber(free) then
+        closed = now + math.min(tonumber(longest), tonumber(first) * 2 ^ math.min(count - tonumber(free), 30))
+    end
+    redis.call('HSET', key, 'count', count, 'closed', string.format('%.0f', closed), 'at', string.format('%.0f', now))
+    redis.call('PEXPIRE', key, forget)
+    answer[i + 1] = closed
+end
+return answer
+"""
+# KEYS: counters. ARGV: what the attempt closed each until. A counter that another attempt closed stays closed.
+_TAKE_BACK = """
+for i, key in ipairs(KEYS) do
+    local held = redis.call('HMGET', key, 'count', 'closed')
+    if held[1] then
+        if tonumber(held[1]) <= 1 then
+            redis.call('DEL', key)
+        else
+            redis.call('HINCRBY', key, 'count', -1)
+            if held[2] == ARGV[i] then redis.call('HSET', key, 'closed', '0') end
+        end
+    end
+end
+"""
+
+
+class Throttled(Exception):
+    """The attempt must wait `seconds`; nothing was checked."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"wait {seconds} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Counter:
+    key: str
+    limit: Limit
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A counted attempt. Leave it as it is after a wrong secret; call `succeed` after a right one."""
+
+    client: redis.Redis
+    counters: tuple[Counter, ...]
+    closed: tuple[int, ...]
+
+    def succeed(self) -> None:
+        """Take the count back. A device's earlier failures are also forgotten."""
+        keys = [counter.key for counter in self.counters]
+        try:
+            if all(counter.limit is DEVICE for counter in self.counters):
+                self.client.delete(*keys)
+            else:
+                self.client.eval(_TAKE_BACK, len(keys), *keys, *(str(each) for each in self.closed))
+        except redis.RedisError as fault:  # the count remains, which only makes the limit stricter
+            log.warning("broker_unreachable", error=str(fault))
+
+
+class Throttle:
+    """The counters of one platform. `clock` gives Unix seconds."""
+
+    def __init__(self, client: redis.Redis, clock: Callable[[], float] = time.time) -> None:
+        self._client = client
+        self._clock = clock
+
+    def begin(self, step: str, account: str, address: str, device: str = "") -> Attempt:
+        """Count an attempt at a step ("password", "code", "reset") before its secret is checked.
+
+        `account` names the user as typed, whether or not there is one. `device` is the id of a device that has signed
+        in as this user, or empty.
+
+        Raises:
+            Throttled: a counter is closed, or Valkey cannot be reached.
+        """
+        counters = _counters(step, account.strip().lower(), address, device)
+        now = int(self._clock() * 1000)
+        try:
+            wait, *closed = self._run(now, counters)
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+            raise Throttled(UNAVAILABLE_SECONDS) from fault
+        if wait > 0:
+            raise Throttled(-(-wait // 1000))
+        return Attempt(self._client, counters, tuple(closed))
+
+    def _run(self, now: int, counters: Sequence[Counter]) -> list[int]:
+        arguments = [_milliseconds(counter.limit) for counter in counters]
+        keys = [counter.key for counter in counters]
+        answer: Any = self._client.eval(_BEGIN, len(keys), *keys, now, *(each for row in arguments for each in row))
+        return [int(each) for each in answer]
+
+
+def _counters(step: str, account: str, address: str, device: str) -> tuple[Counter, ...]:
+    if device:
+        return (Counter(_key("device", step, account, device), DEVICE),)
+    return (
+        Counter(_key("account", step, account), ACCOUNT),
+        Counter(_key("address", network_of(address)), ADDRESS),
+    )
+
+
+def _key(kind: str, *of: str) -> str:
+    """Return a name of fixed length, whatever was typed."""
+    digest = hashlib.sha256("\0".join(of).encode("utf-8", "replace")).hexdigest()
+    return f"throttle:{kind}:{digest[:32]}"
+
+
+def network_of(address: str) -> str:
+    """Return what one address is counted as: itself, or the /64 network of an IPv6 address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, IPV6_PREFIX), strict=False))
+
+
+def _milliseconds(limit: Limit) -> tuple[int, ...]:
+    times = (limit.first, limit.longest, limit.forget)
+    return (limit.free, *(each // timedelta(milliseconds=1) for each in times))
