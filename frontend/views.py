@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from allauth.account.internal.flows.login import record_authentication
+from allauth.account.internal.flows.login import perform_password_login
+from allauth.account.models import Login
 from allauth.account.views import LoginView
 from django import forms
-from django.conf import settings
-from django.contrib.auth import login
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import LogoutView
@@ -85,9 +84,10 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
         except actions.ActionRefused as fault:
             refused = str(fault)
         else:
-            if form is not None:
-                login(request, user, backend=settings.AUTHENTICATION_BACKENDS[0])
-                record_authentication(request, user, method="password", email=user.email)  # they chose it just now
+            if form is not None:  # a new user, who chose the password in this form
+                made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))
+                signed_in_response: HttpResponse = perform_password_login(request, {"email": user.email}, made)
+                return signed_in_response
             return redirect("overview", found.tenant.slug)
     if found.is_open and user is None and known:
         return redirect(f"{reverse('account_login')}?{urlencode({'next': request.path})}")

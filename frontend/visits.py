@@ -163,7 +163,7 @@ def _reading(request: HttpRequest, access: Access) -> Access:
     found = viewing(request)
     if found is None or found.tenant_id != access.tenant.pk:
         asked = reverse("ops-tenants-view", args=[access.tenant.pk])
-        raise _ViewFirst(f"{asked}?{urlencode({'next': _page_of(request)})}")
+        raise _ViewFirst(f"{asked}?{urlencode({'next': page_of(request)})}")
     return replace(access, permissions=READING)
 
 
@@ -177,11 +177,11 @@ def _run(
 ) -> HttpResponse:
     user = request.user
     if not isinstance(user, User):
-        return _elsewhere(request, redirect_to_login(_page_of(request)))
+        return leave_for(request, redirect_to_login(page_of(request)))
     try:
         visit = enter(user)
     except _ViewFirst as asked:
-        return _elsewhere(request, HttpResponseRedirect(asked.url))
+        return leave_for(request, HttpResponseRedirect(asked.url))
     if not visit.may(needs):
         raise PermissionDenied
     if request.method not in methods:
@@ -201,17 +201,17 @@ def prove(request: HttpRequest, user: User) -> HttpResponse:
     whole = copy(request)  # its answer comes after a page of its own, also if only a part of one asked
     whole.META = {name: value for name, value in request.META.items() if name != "HTTP_HX_REQUEST"}
     suspend_request(whole, page)
-    return _elsewhere(request, HttpResponseRedirect(f"{page}?{urlencode({'next': request.path})}"))
+    return leave_for(request, HttpResponseRedirect(f"{page}?{urlencode({'next': request.path})}"))
 
 
-def _elsewhere(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:
+def leave_for(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:
     """A redirect that leaves the page also if only a part of it asked."""
     if request.headers.get("HX-Request") != "true":
         return answer
     return HttpResponse(status=200, headers={"HX-Redirect": answer.url})
 
 
-def _page_of(request: HttpRequest) -> str:
+def page_of(request: HttpRequest) -> str:
     """Where to come back to: the page itself, also if only a part of it asked."""
     shown = request.headers.get("HX-Current-URL", "")
     parts = urlsplit(shown)

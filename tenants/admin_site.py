@@ -1,18 +1,25 @@
-"""The site of the break-glass admin: the one place whose every page sees all tenants' rows."""
+"""The site of Django's admin: the only part of the console whose pages see all tenants' rows."""
 
 from __future__ import annotations
 
 from functools import wraps
 from typing import Any
 
+from django.conf import settings
 from django.contrib.admin import AdminSite
-from django.http import HttpRequest
+from django.contrib.auth.views import redirect_to_login
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
 
 from tenants.roles import SystemUse
 from tenants.scoping import system
 
 
 class RawAdminSite(AdminSite):
+    """Django's admin without accounts of its own: signing in and out and passwords are the console's."""
+
     def admin_view(self, view: Any, cacheable: bool = False) -> Any:
         checked = super().admin_view(view, cacheable)
 
@@ -24,3 +31,20 @@ class RawAdminSite(AdminSite):
                 return render() if render else response  # now: templates ask the database too
 
         return seeing_all
+
+    def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Redirect to the console's login page, which has the second factor and the throttle."""
+        if request.user.is_authenticated and not self.has_permission(request):
+            raise Http404  # the login page would redirect a member back to here
+        wanted = request.GET.get("next", "")
+        if not url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
+            wanted = reverse(f"{self.name}:index")
+        return redirect_to_login(wanted, settings.LOGIN_URL)
+
+    def logout(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Redirect to the console, whose menu signs out."""
+        return redirect("home")
+
+    def password_change(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Redirect to the console's page, which counts wrong passwords."""
+        return redirect("account_change_password")

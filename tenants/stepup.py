@@ -1,8 +1,9 @@
-"""Whether the person at the keyboard has lately proved to be the one who logged in."""
+"""What a session has proved about its user: the second factor, and a recent re-authentication."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from allauth.account.authentication import get_authentication_records
@@ -17,18 +18,41 @@ if TYPE_CHECKING:
 
 
 def has_totp(user: User) -> bool:
-    """Whether the person has enrolled a second factor."""
+    """Return whether the user has enrolled a second factor."""
     return bool(Authenticator.objects.filter(user=user, type=Authenticator.Type.TOTP).exists())
 
 
-def recently_authenticated(request: HttpRequest | Request) -> bool:
-    """Whether they entered their code, or, as long as they have enrolled none, their password, in the last minutes.
+@dataclass(frozen=True)
+class Proofs:
+    """The authentication records of one session that count for its user.
 
-    Money and keys ask this: a browser left open, or a stolen cookie, must not be enough.
+    Once the user has enrolled TOTP, only codes of authenticators that the user still has count. A session keeps its
+    own records, so a device enrolled in one session proves nothing about another one.
     """
+
+    has_totp: bool
+    records: tuple[dict[str, Any], ...]
+
+    @property
+    def is_second_factor_missing(self) -> bool:
+        """Whether the user has a second factor and the session was never completed with it."""
+        return self.has_totp and not self.records
+
+
+def proofs_of(request: HttpRequest | Request) -> Proofs:
+    """Return what the session of a signed-in user has proved. Costs one query."""
     http: Any = getattr(request, "_request", request)
     records = get_authentication_records(http, http.user)
-    if has_totp(http.user):
-        records = [record for record in records if record.get("method") == "mfa"]
+    types = dict(Authenticator.objects.filter(user=http.user).values_list("pk", "type"))
+    if Authenticator.Type.TOTP not in types.values():
+        return Proofs(False, tuple(records))
+    return Proofs(True, tuple(each for each in records if each.get("method") == "mfa" and each.get("id") in types))
+
+
+def recently_authenticated(request: HttpRequest | Request) -> bool:
+    """Return whether the user entered a code in the last minutes, or a password while no TOTP is enrolled.
+
+    Changes of money, keys and users require this: an open browser or a stolen cookie must not be enough.
+    """
     since = time.time() - settings.ACCOUNT_REAUTHENTICATION_TIMEOUT
-    return any(record["at"] >= since for record in records)
+    return any(record["at"] >= since for record in proofs_of(request).records)

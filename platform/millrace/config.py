@@ -162,6 +162,12 @@ class PlatformSettings(SharedSettings):
         default="",
         help="operators must enrol TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
     )
+    django_admin: bool = env.env(
+        "MILLRACE_DJANGO_ADMIN",
+        env.boolean,
+        default="false",
+        help="serve Django's own admin, read-only, to operators at /ops/raw/",
+    )
     email_url: str = env.env(
         "MILLRACE_EMAIL_URL",
         email_url,

@@ -58,7 +58,7 @@ MIDDLEWARE = [
     "frontend.throttling.LoginThrottling",
     "allauth.account.middleware.AccountMiddleware",
     "millrace.middleware.Acting",
-    "frontend.second_factor.OperatorsNeedTotp",
+    "frontend.second_factor.OperatorSecondFactor",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]

@@ -7,6 +7,8 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
+from millrace.config import platform_settings
+
 urlpatterns = [
     path("", include("frontend.urls")),
     path("api/", RedirectView.as_view(pattern_name="docs"), name="api"),
@@ -19,6 +21,7 @@ urlpatterns = [
         SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="frontend/docs.html"),
         name="docs",
     ),
-    path("ops/raw/", admin.site.urls),
 ]
+if platform_settings().django_admin:
+    urlpatterns.append(path("ops/raw/", admin.site.urls))
 handler404 = "tenants.problems.not_found"
