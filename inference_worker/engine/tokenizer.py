@@ -40,6 +40,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._bytes_table = self._make_bytes_table() if self.is_byte_level else []
         self._chat = ChatTemplate(chat_template, dict(special_tokens)) if chat_template else None
+        self.longest_token_bytes = self._measure_longest_token()
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
@@ -133,6 +134,14 @@ class Tokenizer:
         if token_id in self._special_ids or not self.is_byte_level:
             return self.decode([token_id], skip_special_tokens=False).encode()
         return self.token_bytes(token_id) or b""
+
+    def _measure_longest_token(self) -> int:
+        """Return the UTF-8 length of the longest token. No text has fewer tokens than its length divided by it."""
+        lengths = [len(token) for token in self._bytes_table]
+        if not self.is_byte_level:
+            lengths = [len(text.encode()) for text in self._core.get_vocab(with_added_tokens=True)]
+        added = (len(token.content.encode()) for token in self._core.get_added_tokens_decoder().values())
+        return max(*lengths, *added, 1, 1)
 
     def _make_bytes_table(self) -> list[bytes]:
         alphabet = _byte_alphabet()

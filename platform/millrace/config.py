@@ -196,7 +196,6 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_OIDC_CLIENT_SECRET", str, default="", help="and its secret there", secret=True
     )
     oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
-    max_body_bytes: int = env.env("MILLRACE_MAX_BODY", env.size, default="8MiB", help="largest request body")
     max_connections: int = env.env(
         "MILLRACE_MAX_CONNECTIONS",
         env.integer(1, 1_000_000),
@@ -257,6 +256,19 @@ class PlatformSettings(SharedSettings):
         env.integer(1, 1_000_000),
         default="60",
         help="wrong API keys of one address or IPv6 /64 network, at each gateway; further ones get a 429",
+    )
+    max_body_bytes: int = env.env(
+        "MILLRACE_MAX_BODY",
+        env.size,
+        default="2MiB",
+        help="largest request body; the bound of one request is lower where its key's models have short contexts;"
+        " uploads of files and batches have bounds of their own",
+    )
+    prompt_processes: int = env.env(
+        "MILLRACE_PROMPT_PROCESSES",
+        env.integer(1, 64),
+        default="2",
+        help="processes of each gateway that decode and tokenize large request bodies",
     )
     files_quota: int = env.env(
         "MILLRACE_FILES_QUOTA", env.size, default="10GiB", help="what a tenant's files for batches may have in all"

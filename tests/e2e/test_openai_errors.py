@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,33 @@ def test_who_may_not(stack: Stack, ask: Ask) -> None:
     scoped = make_key(stack, "models alone", scopes=["models"])
     fault, sent = ask(scoped)
     assert told(fault) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
+
+
+def test_a_large_body_with_a_wrong_key_gets_its_answer(ask: Ask) -> None:
+    fault, sent = ask("sk-mr-nobody", messages=[{"role": "user", "content": "x" * (7 << 20)}])
+    assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
+
+
+def test_a_client_that_asks_first_need_not_send_a_body_in_vain(stack: Stack) -> None:
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-mr-nobody\r\n"
+        "content-length: 7000000\r\nexpect: 100-continue\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=60) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_large_prompt_is_answered(stack: Stack) -> None:
+    """By a prompt process, and as a small one is."""
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "temperature": 0}
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key) as client:
+        answer = client.chat.completions.create(messages=[{"role": "user", "content": "Hello " * 1500}], **options)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens > 1500
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(messages=[{"role": "user", "content": ""}] * 9000, **options)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_limits(stack: Stack, ask: Ask) -> None:

@@ -17,10 +17,13 @@ import redis
 from millrace.batches.storage import Storage
 from millrace.gateway.batch_lines import Batch, Line
 from millrace.gateway.batch_runner import MOST_LOSSES, BatchRunner, NotNow
+from millrace.gateway.body_memory import BodyMemory
 from millrace.gateway.errors import ApiError
 from millrace.gateway.following import Gone
 from millrace.gateway.live import LiveRequests
+from millrace.gateway.prompt_reader import PromptReader
 from millrace.gateway.recording import Trail
+from millrace.gateway.routing import Router
 from tenants.snapshot import KeySnapshot, Limits
 
 KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
@@ -43,7 +46,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.service, self.storage = Service(), Storage(folder)
         unused: Any = None
-        self.runner = BatchRunner(unused, self.storage, unused, LiveRequests(), unused, self.service, unused)  # type: ignore[arg-type]
+        prompts = PromptReader(Router({}), unused, unused, 2**20)
+        parts: Any = (unused, self.storage, unused, LiveRequests(), unused, self.service, unused, prompts, BodyMemory())
+        self.runner = BatchRunner(*parts)
 
     async def answer(
         self, fault: Exception, key: KeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
@@ -148,7 +153,8 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk: Any = Desk([0])
-    runner = BatchRunner(desk, Storage(tmp_path), desk, LiveRequests(), desk, Service(), desk)  # type: ignore[arg-type]
+    parts: Any = (desk, Storage(tmp_path), desk, LiveRequests(), desk, Service(), desk, desk, BodyMemory())
+    runner = BatchRunner(*parts)
     begun: list[int] = []
 
     async def run(line: Line, key: KeySnapshot | None) -> None:
@@ -186,3 +192,8 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
     (record,) = ended  # what is only put off has none
     assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
     assert (record["status"], record["verdict"], record["asked"]) == ("429", "limited", "m")
+
+
+async def test_a_line_has_the_bounds_of_any_other_body(bench: Bench) -> None:
+    status, answer = await bench.answer(RuntimeError(), prompt="x" * 600_000)
+    assert (status, answer["error"]["code"], bench.service.asked) == (413, "request_too_large", [])

@@ -30,6 +30,8 @@ from tests.gateway.test_limits import key_set, make_demand, make_key
 class Letters:
     """A tokenizer: a token for each letter, by its place in the alphabet."""
 
+    longest_token_bytes = 1
+
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - 96 for letter in text if letter.isalpha()]
 

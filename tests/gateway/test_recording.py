@@ -121,6 +121,7 @@ async def test_the_limit_that_bound_is_named(broker: Any) -> None:
         sequences=1,
         prompt_param="prompt",
         limit_sets=[tight],
+        charged=False,
         candidates=[SimpleNamespace(model=SimpleNamespace(context_length=100, default_max_output=10))],
     )
     await admission.admit(demand)

@@ -21,7 +21,7 @@ def test_defaults_hold_where_nothing_is_said() -> None:
     settings = load(config.PlatformSettings, GOOD)
     assert (settings.host, settings.port, settings.debug) == ("127.0.0.1", 8000, False)
     assert settings.allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
-    assert settings.max_body_bytes == 8 * 2**20
+    assert settings.max_body_bytes == 2 * 2**20
     assert settings.base_url == "http://127.0.0.1:8000"
 
 

@@ -48,6 +48,7 @@ class Demand:
     writes_5m: bool = False  # it may write to the prefix cache, for so long
     writes_1h: bool = False
     service_class: ServiceClass = ServiceClass.DEFAULT
+    charged: bool = False  # the request itself was counted before its body was read
 
     @property
     def limit_sets(self) -> list[LimitSet]:
@@ -87,6 +88,13 @@ class Admission(Protocol):
 
         Raises:
             ApiError: refused; says by which limit and when to come back.
+        """
+
+    async def charge(self, key: KeySnapshot) -> None:
+        """Count one request before its body is read and tokenized. It stays counted, whatever becomes of it.
+
+        Raises:
+            ApiError: 429, a limit on requests does not allow it.
         """
 
     async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
@@ -146,14 +154,27 @@ class LimitAdmission:
         sets = demand.limit_sets
         terms = Terms(_max_tokens(demand, sets))
         cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
-        checks = checks_of(demand.key.tenant_id, sets, cost)
-        _refuse_what_never_fits(demand, checks)
+        checks = checks_of(demand.key.tenant_id, sets, cost, charged=demand.charged)
+        _refuse_what_never_fits(demand.prompt_param, checks)
         taken, standings = await self._take(demand, checks, cost)
         if taken is None:
             raise _refusal(standings)
         if taken.places:
             self._held[demand.request_id] = taken
         return LimitTicket(self, terms, cost, taken, standings)
+
+    async def charge(self, key: KeySnapshot) -> None:
+        windows = [c for c in checks_of(key.tenant_id, key.limits.of(), Cost(1, 0, 0)) if c.counts == "requests"]
+        if not windows:
+            return
+        _refuse_what_never_fits("", windows)
+        try:
+            taken, standings = await self._store.take(key.tenant_id, "", windows)
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+        if taken is None:
+            raise _refusal(standings)
 
     async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
         checks = checks_of(key.tenant_id, key.limits.of(), _NOTHING)
@@ -253,13 +274,13 @@ def _least(sets: Iterable[LimitSet], *names: str) -> int | None:
     return min(found, default=None)
 
 
-def _refuse_what_never_fits(demand: Demand, checks: Iterable[Check]) -> None:
+def _refuse_what_never_fits(prompt_param: str, checks: Iterable[Check]) -> None:
     """Waiting would be in vain: say so at once.
 
     Raises:
         ApiError: 400, or 429 without a time to come back where the limit lets nothing pass at all.
     """
-    params = {"input": demand.prompt_param, "output": "max_tokens", "total": "max_tokens"}
+    params = {"input": prompt_param, "output": "max_tokens", "total": "max_tokens"}
     for check in checks:
         if check.group != ENFORCED or check.cost <= check.limit:
             continue

@@ -23,6 +23,7 @@ from millrace.gateway.admission import LimitAdmission
 from millrace.gateway.authentication import KeyStore
 from millrace.gateway.batch_lines import Lines
 from millrace.gateway.batch_runner import BatchRunner
+from millrace.gateway.body_memory import BodyMemory
 from millrace.gateway.catalogue import ServedModel, load_catalogue
 from millrace.gateway.disk import DiskWatch
 from millrace.gateway.dispatch import Dispatcher
@@ -31,6 +32,8 @@ from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.money import MoneyAdmission, Treasury
+from millrace.gateway.prompt_pool import PromptPool
+from millrace.gateway.prompt_reader import PromptReader
 from millrace.gateway.readers import Readers
 from millrace.gateway.recording import Recorder
 from millrace.gateway.replicas import read_present
@@ -95,10 +98,21 @@ class Gateway:
             JobMaker(self.id, settings.cache_secret, settings.request_seconds),
             self.disk,
         )
+        self.body_memory = BodyMemory()
+        self.prompt_pool = PromptPool(models, settings.prompt_processes)
+        self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_body_bytes)
         self.recorder = Recorder(self.rows, self.id, self.metrics)
         lines = Lines(self.rows, self.id)
         self.batches = BatchRunner(
-            lines, self.storage, self.keys, self.live, self.dispatcher, self.service, self.recorder
+            lines,
+            self.storage,
+            self.keys,
+            self.live,
+            self.dispatcher,
+            self.service,
+            self.recorder,
+            self.prompts,
+            self.body_memory,
         )
 
     async def start(self) -> None:
@@ -112,6 +126,7 @@ class Gateway:
         await self.admission.start()
         await self.idempotency.start()
         await self.recorder.start()
+        await self.prompt_pool.start()
         await self.batches.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
 
@@ -119,6 +134,7 @@ class Gateway:
         await self.disk.stop()
         await self.batches.stop()
         await self.service.drain()
+        await self.prompt_pool.stop()
         await self.idempotency.stop()
         await self.changes.stop()
         await self.admission.stop()

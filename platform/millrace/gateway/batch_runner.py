@@ -26,6 +26,7 @@ from millrace.gateway import tracing
 from millrace.gateway.anthropic import messages
 from millrace.gateway.authentication import KeyStore, dead, incorrect
 from millrace.gateway.batch_lines import LEASE_SECONDS, Line, Lines
+from millrace.gateway.body_memory import BodyMemory
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.dialects import ANTHROPIC, OPENAI
 from millrace.gateway.dispatch import Dispatcher
@@ -34,7 +35,9 @@ from millrace.gateway.following import Following, Gone
 from millrace.gateway.forms import InferenceRequest
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.prompt_reader import PromptReader
 from millrace.gateway.recording import Recorder, Trail
+from millrace.gateway.request_body import too_large
 from millrace.gateway.responses import body as responses
 from millrace.gateway.service import InferenceService
 from tenants.snapshot import KeySnapshot
@@ -47,13 +50,13 @@ TOGETHER_SECONDS = 0.05  # lines that end within this make room together
 STORE_AGAIN_SECONDS = 1.0
 FOLLOW_AGAIN_SECONDS = 1.0
 MOST_LOSSES = 5  # workers that may be lost with one line: then it is the line that kills them
-# Endpoint -> what reads a line's body, and its dialect.
-READERS: Mapping[str, tuple[Callable[[bytes], InferenceRequest], str]] = {
-    "/v1/chat/completions": (chat.read_chat, chat.DIALECT),
-    "/v1/completions": (completions.read_completion, completions.DIALECT),
-    "/v1/embeddings": (embeddings.read_embeddings, embeddings.DIALECT),
-    "/v1/responses": (responses.read_response, responses.DIALECT),
-    "/v1/messages": (messages.read_messages, messages.DIALECT),
+# Endpoint -> the dialect of a line's body.
+DIALECTS: Mapping[str, str] = {
+    "/v1/chat/completions": chat.DIALECT,
+    "/v1/completions": completions.DIALECT,
+    "/v1/embeddings": embeddings.DIALECT,
+    "/v1/responses": responses.DIALECT,
+    "/v1/messages": messages.DIALECT,
 }
 
 
@@ -76,6 +79,8 @@ class BatchRunner:
         dispatcher: Dispatcher,
         service: InferenceService,
         recorder: Recorder,
+        prompts: PromptReader,
+        memory: BodyMemory,
     ) -> None:
         self._lines = lines
         self._storage = storage
@@ -84,6 +89,8 @@ class BatchRunner:
         self._dispatcher = dispatcher
         self._service = service
         self._recorder = recorder
+        self._prompts = prompts
+        self._memory = memory
         self._running: dict[asyncio.Task[None], Line] = {}
         self._ended = asyncio.Event()  # of a line: there is room for another
         self._stopping = False
@@ -255,13 +262,23 @@ class BatchRunner:
                     raise
         raise died[0]
 
-    async def _generate(self, line: Line, key: KeySnapshot, died: Sequence[ApiError], trail: Trail | None) -> bytes:
-        read, dialect = READERS[line.batch.endpoint]
-        text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.place, line.size)
-        body = bytes(decode_request(text).body)
-        request = read(body)
+    async def _read(self, line: Line, key: KeySnapshot, dialect: str, trail: Trail | None) -> InferenceRequest:
+        """Read the line, within the same bounds as any other body of the key."""
+        with self._memory.lease(key.tenant_id) as lease:
+            lease.grow(line.size)
+            text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.place, line.size)
+            body = bytes(decode_request(text).body)
+            if len(body) > (most := self._prompts.max_body_bytes(key, dialect)):
+                raise too_large(most)
+            await self._prompts.charge(key, len(body))
+            request = await self._prompts.read(key, dialect, body)
         if trail is not None:
             trail.asked(request, body)
+        return request
+
+    async def _generate(self, line: Line, key: KeySnapshot, died: Sequence[ApiError], trail: Trail | None) -> bytes:
+        dialect = DIALECTS[line.batch.endpoint]
+        request = await self._read(line, key, dialect, trail)
         if request.stream:
             raise invalid("stream", "Requests of a batch are not streamed.")
         request = dataclasses.replace(request, service_class=ServiceClass.BATCH)

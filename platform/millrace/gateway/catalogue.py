@@ -26,6 +26,7 @@ class ServedModel:
     # Of a model that embeds, and does not answer: how many numbers a vector may have, the most last.
     vector_sizes: tuple[int, ...] = ()
     default_max_output: int = DEFAULT_MAX_OUTPUT
+    folder: Path = Path()  # of its files, for the prompt processes
 
 
 def load_catalogue(specs: Sequence[ModelSpec], state_dir: Path) -> Mapping[str, ServedModel]:
@@ -45,5 +46,6 @@ def _load(spec: ModelSpec, state_dir: Path, tokenizers: dict[Path, Tokenizer]) -
         context_length=min(config.max_model_len, spec.max_model_len or config.max_model_len),
         vocab_size=config.vocab_size,
         vector_sizes=(*config.shorter, config.hidden_size) if isinstance(config, EncoderConfig) else (),
+        folder=folder,
         created=int((folder / "config.json").stat().st_mtime),
     )

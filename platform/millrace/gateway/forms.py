@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.engine.request import CacheBreakpoint, SamplingParams, ServiceClass, StructuredSpec, TokenUsage
 from inference_worker.protocol import AnswerEvent
+
+if TYPE_CHECKING:
+    from millrace.gateway.catalogue import ServedModel
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,33 @@ class Breakpoint:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """A request's prompt in a model's tokens."""
+
+    ids: list[int]
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    input_lengths: tuple[int, ...] = ()  # of what is to be embedded, the inputs' parts of the ids
+
+
+class TokenizedPrompts(Protocol):
+    """The prompts of a request that was decoded and tokenized by a prompt process."""
+
+    async def prompt(self, model: ServedModel, number: int) -> Prompt:
+        """Return the prompt of this number in the model's tokens.
+
+        Raises:
+            ApiError: 400, it is no prompt for this model; 503, it cannot be tokenized now.
+        """
+
+
+@dataclass(frozen=True)
 class InferenceRequest:
     """What a caller wants, whatever API it was asked through."""
 
     model: str
     # Chat messages, text or token ids. A message has `role` and `content` (a string), an assistant's maybe
     # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool's its `tool_call_id`.
-    prompt: list[dict[str, Any]] | str | list[int]
+    prompt: list[Any] | str
     sampling: SamplingParams  # its max_tokens is not used: the admission decides
     max_tokens: int | None = None  # None: the caller did not say
     tools: tuple[Tool, ...] = ()
@@ -64,6 +87,15 @@ class InferenceRequest:
     more_prompts: tuple[str | list[int], ...] = ()  # answered after the first, as more answers of one request
     inputs: tuple[str | list[int], ...] = ()  # to be embedded, texts or token ids: then there is no prompt
     asked: dict[str, Any] = field(default_factory=dict)  # what else the dialect's answer repeats of the request
+    parts: int = 0  # content parts of all messages
+    # Of a request that a prompt process has read: then `prompt`, `more_prompts` and `inputs` are empty placeholders.
+    tokenized: TokenizedPrompts | None = None
+    number: int = 0  # of this prompt among the prompts of the caller's request
+
+    @property
+    def charged(self) -> bool:
+        """Whether its tenant's request limits were charged before it was read."""
+        return self.tokenized is not None and self.number == 0
 
     @property
     def prompt_param(self) -> str:

@@ -1,25 +1,25 @@
-"""HTTP at the gateway: one consumer per request, that notices at once when its client has gone.
+"""HTTP at the gateway: one consumer per request, which sees immediately that its client has gone.
 
-An `AsyncConsumer` whose `http_request` starts a task and returns: Channels' own `AsyncHttpConsumer` would see a
-disconnect only after its handler has returned.
+The request is answered by a task of its own, which authenticates its caller and then receives the body. After that the
+consumer watches the connection. Channels' own `AsyncHttpConsumer` would see a disconnect only after its handler has
+returned, and collects the body before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import redis
 import structlog
 from channels.consumer import AsyncConsumer
-from channels.exceptions import StopConsumer
 
 from millrace.gateway import tracing
 from millrace.gateway.app import Gateway, running_gateway
+from millrace.gateway.body_memory import BodyLease
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.dialects import OPENAI, Dialect
@@ -27,7 +27,9 @@ from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.idempotency import Answer, Once, Replay
 from millrace.gateway.ids import new_request_id
 from millrace.gateway.limits import Standing
+from millrace.gateway.prompt_bounds import FORM_BODY_BYTES
 from millrace.gateway.recording import Trail
+from millrace.gateway.request_body import ClientGone, RequestBody
 from tenants.snapshot import KeySnapshot
 
 log = structlog.get_logger(__name__)
@@ -51,10 +53,6 @@ class HttpConsumer(AsyncConsumer):
     recorded = False  # whether its requests have a record
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self._body: list[bytes] = []
-        self._size = 0
-        self._whole_body: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
         self._responding = False
         self._complete = False  # the response is
         self.told = "nothing"  # the status sent, or what went wrong after it
@@ -71,17 +69,15 @@ class HttpConsumer(AsyncConsumer):
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
+        self.body = RequestBody(self.http_method, self.headers, receive)
+        self.lease: BodyLease | None = None  # of a large body
         tracing.begin(self.request_id, self.headers.get(b"traceparent"))
-        with contextlib.suppress(StopConsumer):
-            while True:
-                await self.dispatch(await receive())
-
-    async def dispatch(self, message: dict[str, Any]) -> None:
-        """Without Channels' look, in a thread, at Django's database connections for each message: none is used here."""
-        if message["type"] == "http.request":
-            await self.http_request(message)
-        elif message["type"] == "http.disconnect":
-            await self.http_disconnect(message)
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda _: self.body.over.set())
+        await self.body.over.wait()
+        while not self.body.gone and (await receive())["type"] != "http.disconnect":
+            pass
+        await cancel_and_wait([self._task])
 
     @property
     def gateway(self) -> Gateway:
@@ -101,9 +97,22 @@ class HttpConsumer(AsyncConsumer):
         tracing.name_tenant(self.key)
         if self.recorded:
             self.trail = Trail(self.key, self.request_id, self.endpoint, self.started)
-        if self.http_method == "POST" and self._whole_body is not None:
-            await self.do_once(self._whole_body)
         return self.key
+
+    async def read_body(self) -> bytes:
+        """Receive the body, after `authenticate`. The first call under an Idempotency-Key continues.
+
+        Raises:
+            ApiError: 413, it is too large; others, it cannot be read now.
+            Replay: the call was made before.
+        """
+        body = b"".join([piece async for piece in self.pieces()])
+        await self.do_once(body)
+        return body
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Receive the body piece by piece, within the bounds of this endpoint."""
+        return self.body.pieces(FORM_BODY_BYTES)
 
     async def do_once(self, sent: bytes) -> None:
         """If the call has an Idempotency-Key, go on only if it is the first. `sent`: the body, or its hash.
@@ -116,31 +125,15 @@ class HttpConsumer(AsyncConsumer):
             call = self.scope["path"].encode() + b"\0" + sent
             self.once = await self.gateway.idempotency.begin(self.key, name, call, self.request_id)
 
-    async def handle(self, body: bytes) -> None:
-        """Answer the request."""
+    async def handle(self) -> None:
+        """Answer the request: authenticate its caller, and only then receive the body."""
         raise ApiError("not_found", "There is nothing here.")
 
-    async def http_request(self, message: dict[str, Any]) -> None:
-        chunk = message.get("body", b"")
-        self._size += len(chunk)
-        if self._task is not None:
-            return  # refused already; the rest of the body is of no interest
-        if self._size > self.gateway.settings.max_body_bytes:
-            self._body.clear()
-            self._task = asyncio.create_task(self._run(b"", too_large=True))
-            return
-        self._body.append(chunk)
-        if not message.get("more_body", False):
-            self._task = asyncio.create_task(self._run(b"".join(self._body)))
-
-    async def http_disconnect(self, message: dict[str, Any]) -> None:
-        if self._task is not None:
-            await cancel_and_wait([self._task])
-        raise StopConsumer
-
-    async def _run(self, body: bytes, too_large: bool = False) -> None:
+    async def _run(self) -> None:
         try:
-            await self._answer(body, too_large)
+            await self._answer()
+        except ClientGone:
+            pass
         except asyncio.CancelledError:
             if self.key_died is None:
                 raise
@@ -148,6 +141,7 @@ class HttpConsumer(AsyncConsumer):
             if not self._complete:
                 await self._tell(self.key_died)
         finally:
+            self.release_body()
             if self.logged:
                 took = round((time.monotonic() - self.started) * 1000)
                 log.info("request", request_id=self.request_id, endpoint=self.endpoint, status=self.told, ms=took)
@@ -158,15 +152,16 @@ class HttpConsumer(AsyncConsumer):
             if self.once is not None:
                 await asyncio.shield(self.once.end())
 
-    async def _answer(self, body: bytes, too_large: bool) -> None:
+    def release_body(self) -> None:
+        """Give the memory of a large body back: it is not needed any more."""
+        if self.lease is not None:
+            self.lease.release()
+
+    async def _answer(self) -> None:
         try:
-            if too_large:
-                limit = self.gateway.settings.max_body_bytes
-                raise ApiError("request_too_large", f"The request body is larger than {limit} bytes.")
             if self.http_method != self.method:
                 raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
-            self._whole_body = body
-            await self.handle(body)
+            await self.handle()
         except Replay as replay:
             await self._replay(replay.answer)
         except ApiError as fault:
@@ -174,6 +169,8 @@ class HttpConsumer(AsyncConsumer):
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))
             await self.respond_error(ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1))
+        except ClientGone:
+            raise
         except Exception:
             log.exception("request_failed", request_id=self.request_id, endpoint=self.endpoint)
             await self.respond_error(
@@ -187,7 +184,7 @@ class HttpConsumer(AsyncConsumer):
 
     async def _cancel_until_told(self) -> None:
         # Again and again: redis-py swallows a cancellation that arrives while it connects.
-        while self._task is not None and not self._task.done() and not self._telling:
+        while not self._task.done() and not self._telling:
             self._task.cancel()
             await asyncio.sleep(CANCEL_AGAIN_SECONDS)
 
@@ -281,6 +278,8 @@ class HttpConsumer(AsyncConsumer):
             (b"openai-processing-ms", str(took).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
+        if self.body.must_close:
+            common.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *rates, *common]})
 
     async def _send(self, message: Any) -> None:
@@ -289,14 +288,21 @@ class HttpConsumer(AsyncConsumer):
             self.once.sent(message["body"])
             if not message["more_body"]:
                 await self.once.keep(self.request_id)
+        last = message["type"] == "http.response.body" and not message["more_body"]
+        refused = last and self.body.unread  # the server must not end the request before its body was discarded
         try:
             async with asyncio.timeout(STALLED_SECONDS):
-                await self.base_send(message)
-            self._complete = message["type"] == "http.response.body" and not message["more_body"]
+                await self.base_send({**message, "more_body": True} if refused else message)
+            self._complete = last
         except TimeoutError:
             log.info("client_stalled", request_id=self.request_id)
             self._abort()
             raise asyncio.CancelledError from None  # as if it had gone
+        if refused:
+            await self.body.discard()
+            await self.base_send({"type": "http.response.body", "body": b"", "more_body": False})
+            if self.body.unread:
+                self._abort()
 
     def _abort(self) -> None:
         """Close the connection without waiting for the client to take what was sent."""

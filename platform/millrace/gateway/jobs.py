@@ -9,8 +9,7 @@ import hmac
 from inference_worker.protocol import Envelope, Job
 from millrace.gateway import tools, tracing
 from millrace.gateway.admission import Demand, Terms
-from millrace.gateway.forms import InferenceRequest
-from millrace.gateway.prompts import Prompt
+from millrace.gateway.forms import InferenceRequest, Prompt
 
 
 class JobMaker:

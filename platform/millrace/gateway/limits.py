@@ -172,15 +172,17 @@ class Standing:
         return -(-self.level // self.check.limit) * self.check.period[1] if self.check.limit else 0
 
 
-def checks_of(tenant_id: int, sets: Iterable[LimitSet], cost: Cost) -> list[Check]:
-    """Everything that must hold for a request of this cost, and is taken by it."""
+def checks_of(tenant_id: int, sets: Iterable[LimitSet], cost: Cost, *, charged: bool = False) -> list[Check]:
+    """Everything that must hold for a request of this cost, and is taken by it. `charged`: the request itself was
+    counted before, by all sets that are for every model."""
     checks: list[Check] = []
     for group, set_ in _grouped(sets):
         start = start_of(tenant_id, set_.id)
         for name, counts, period, short in WINDOWS:
             limit = getattr(set_, name)
             if limit is not None and limit <= MAX_LIMIT:
-                amount = getattr(cost, counts)
+                counted = charged and counts == "requests" and not set_.model
+                amount = 0 if counted else getattr(cost, counts)
                 checks.append(Check(start + short, group, _BUCKET, limit, amount, period, set_, name, counts))
         if set_.concurrency is not None:
             checks.append(_place(start + "c", group, set_.concurrency, set_, "concurrency"))
@@ -256,7 +258,7 @@ class LimitStore:
         """The request is over: its places are free, and `back` was not used."""
         keys, packed = [], []
         for check in taken.checks:
-            amount = 0 if check.kind == _PLACE else getattr(back, check.counts)
+            amount = 0 if check.kind == _PLACE else min(check.cost, getattr(back, check.counts))
             if amount or check.kind == _PLACE:
                 keys.append(check.key)
                 packed.append([check.kind, check.limit, amount, *check.period])

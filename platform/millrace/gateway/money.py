@@ -407,6 +407,9 @@ class MoneyAdmission:
             raise
         return ticket
 
+    async def charge(self, key: KeySnapshot) -> None:
+        await self._limits.charge(key)
+
     async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
         return await self._limits.standing(key)
 

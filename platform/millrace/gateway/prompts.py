@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from inference_worker.engine.chat_template import ChatTemplateError
@@ -11,57 +9,59 @@ from inference_worker.engine.request import CacheBreakpoint
 from millrace.gateway import tools
 from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.errors import ApiError, invalid
-from millrace.gateway.forms import Breakpoint, InferenceRequest
+from millrace.gateway.forms import Breakpoint, InferenceRequest, Prompt
+from millrace.gateway.prompt_bounds import max_characters, too_long
 
-LONG_PROMPT_CHARACTERS = 4_000  # above this, tokenising would hold up the event loop
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A request's prompt in a model's tokens."""
-
-    ids: list[int]
-    breakpoints: tuple[CacheBreakpoint, ...] = ()
-    input_lengths: tuple[int, ...] = ()  # of what is to be embedded, the inputs' parts of the ids
+PIECE_CHARACTERS = 2**16
+DENSE = 2  # a prompt whose first pieces have so many times the context's tokens is refused without the rest
 
 
 async def tokenise(model: ServedModel, request: InferenceRequest) -> Prompt:
-    """The prompt in the model's tokens.
+    """The prompt in the model's tokens: of a small request at once, of any other by a prompt process.
 
     Raises:
         ApiError: 400, it is no prompt for this model.
     """
+    if request.tokenized is not None:
+        return await request.tokenized.prompt(model, request.number)
+    return tokenize_here(model, request)
+
+
+def tokenize_here(model: ServedModel, request: InferenceRequest, longest: int | None = None) -> Prompt:
+    """Tokenize the prompt in this process.
+
+    Args:
+        longest: the number of tokens above which a prompt is refused; None for no such bound.
+
+    Raises:
+        ApiError: 400, it is no prompt for this model, or longer than `longest`.
+    """
     if request.inputs:
-        return await _tokenise_inputs(model, request)
+        return _tokenize_inputs(model, request)
     if model.vector_sizes:
         raise invalid("model", f"The model {model.name!r} embeds: it is for /v1/embeddings alone.")
     prompt = request.prompt
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
         ids = [item for item in prompt if isinstance(item, int)]
+        if longest is not None and len(ids) > longest:
+            raise too_long(longest, f"your prompt has {len(ids)} tokens", request.prompt_param)
         _check_ids(model, ids, "prompt")
         return Prompt(ids)
-    size = len(prompt) if isinstance(prompt, str) else sum(len(m["content"]) for m in prompt if isinstance(m, dict))
-    if size > LONG_PROMPT_CHARACTERS or request.tools or request.breakpoints:
-        return await asyncio.to_thread(_encode, model, request)
-    return _encode(model, request)
+    return _Encoding(model, request, longest).prompt()
 
 
-async def _tokenise_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:
+def _tokenize_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:
     if not model.vector_sizes:
         raise invalid("model", f"The model {model.name!r} does not embed.")
     wanted = request.asked.get("dimensions")
     if wanted is not None and wanted not in model.vector_sizes:
         sizes = " or ".join(map(str, model.vector_sizes))
         raise invalid("dimensions", f"Vectors of the model {model.name!r} have {sizes} dimensions, not {wanted}.")
-    if sum(map(len, request.inputs)) > LONG_PROMPT_CHARACTERS:
-        return await asyncio.to_thread(_encode_inputs, model, request.inputs)
-    return _encode_inputs(model, request.inputs)
-
-
-def _encode_inputs(model: ServedModel, inputs: tuple[str | list[int], ...]) -> Prompt:
     ids: list[int] = []
     lengths: list[int] = []
-    for index, each in enumerate(inputs):
+    for index, each in enumerate(request.inputs):
+        if isinstance(each, str) and len(each) > max_characters(model):
+            raise too_long(model.context_length, f"input {index} has {len(each)} characters", "input")
         found = model.tokenizer.encode(each) if isinstance(each, str) else each
         if not found:
             raise invalid("input", f"Input {index} is empty: it must hold at least one token.")
@@ -79,44 +79,82 @@ def _check_ids(model: ServedModel, ids: list[int], param: str) -> None:
         raise invalid(param, f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
 
 
-def _encode(model: ServedModel, request: InferenceRequest) -> Prompt:
-    if isinstance(request.prompt, str):
-        return Prompt(model.tokenizer.encode(request.prompt))
-    messages: list[dict[str, Any]] = request.prompt  # type: ignore[assignment]
-    told = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
-    try:
-        ids = _render(model, messages, told)
-    except ChatTemplateError as fault:
-        raise invalid("messages", str(fault)) from None
-    found = (_place(model, messages, told, ids, breakpoint) for breakpoint in request.breakpoints)
-    return Prompt(ids, tuple(place for place in found if place is not None))
+class _Encoding:
+    """One text prompt or conversation on its way to tokens."""
 
+    def __init__(self, model: ServedModel, request: InferenceRequest, longest: int | None) -> None:
+        self._model = model
+        self._request = request
+        self._longest = longest
+        self._param = request.prompt_param
 
-def _render(
-    model: ServedModel, messages: list[dict[str, Any]], told: list[dict[str, Any]], *, whole: bool = True
-) -> list[int]:
-    tokenizer = model.tokenizer
-    if not tokenizer.template_takes_tools:
-        return tokenizer.apply_chat_template(tools.in_words(messages, told), None, whole)
-    return tokenizer.apply_chat_template(messages, told or None, whole)
+    def prompt(self) -> Prompt:
+        request = self._request
+        if isinstance(request.prompt, str):
+            return Prompt(self._ids(request.prompt, special=True))
+        messages: list[dict[str, Any]] = request.prompt
+        told = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
+        try:
+            ids = self._render(messages, told)
+        except ChatTemplateError as fault:
+            raise invalid("messages", str(fault)) from None
+        found = (self._place(messages, told, ids, breakpoint) for breakpoint in request.breakpoints)
+        return Prompt(ids, tuple(place for place in found if place is not None))
 
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        """The text's tokens.
 
-def _place(
-    model: ServedModel, messages: list[dict[str, Any]], told: list[dict[str, Any]], ids: list[int], at: Breakpoint
-) -> CacheBreakpoint | None:
-    """The breakpoint in tokens: as far as the prompt agrees with one that ends, or goes on otherwise, there."""
-    if at.tools is not None and at.tools < len(told):
-        other = messages, told[: at.tools]
-    elif at.tools is not None or not at.messages:
-        other = [{**message, "content": "\0"} for message in messages], told
-    else:
-        kept = messages[: at.messages]
-        if at.characters is not None:
-            kept[-1] = {**kept[-1], "content": kept[-1]["content"][: at.characters]}
-        other = kept, told
-    try:
-        ending = _render(model, *other, whole=False)
-    except ChatTemplateError:
-        return None  # a template that wants the whole conversation: then there is no such place
-    same = next((n for n, (a, b) in enumerate(zip(ids, ending, strict=False)) if a != b), min(len(ids), len(ending)))
-    return CacheBreakpoint(same, at.seconds) if same else None
+        Raises:
+            ApiError: 400, they are more than the longest prompt's.
+        """
+        encode, longest = self._model.tokenizer.encode, self._longest
+        if longest is not None:
+            self._refuse_if_dense(text, longest)
+        ids = encode(text, add_special_tokens=special)
+        if longest is not None and len(ids) > longest:
+            raise too_long(longest, f"your prompt has {len(ids)} tokens", self._param)
+        return ids
+
+    def _refuse_if_dense(self, text: str, longest: int) -> None:
+        """Refuse a text of which a part is far too long, without the memory and the time that all of it takes.
+
+        The parts have a few more tokens than the text, where they meet: `DENSE` is beyond what this can make.
+        """
+        if len(text) > (most := max_characters(self._model, longest)):
+            raise too_long(longest, f"your prompt has {len(text)} characters, more than {most}", self._param)
+        count = 0
+        for start in range(0, len(text) - PIECE_CHARACTERS, PIECE_CHARACTERS):
+            count += len(self._model.tokenizer.encode(text[start : start + PIECE_CHARACTERS], add_special_tokens=False))
+            if count > DENSE * longest:
+                found = f"the first {start + PIECE_CHARACTERS} characters of your prompt have {count} tokens"
+                raise too_long(longest, found, self._param)
+
+    def _render(self, messages: list[dict[str, Any]], told: list[dict[str, Any]], *, whole: bool = True) -> list[int]:
+        tokenizer = self._model.tokenizer
+        if not tokenizer.template_takes_tools:
+            text = tokenizer.render_chat(tools.in_words(messages, told), None, whole)
+        else:
+            text = tokenizer.render_chat(messages, told or None, whole)
+        return self._ids(text, special=False)
+
+    def _place(
+        self, messages: list[dict[str, Any]], told: list[dict[str, Any]], ids: list[int], at: Breakpoint
+    ) -> CacheBreakpoint | None:
+        """The breakpoint in tokens: as far as the prompt agrees with one that ends, or goes on otherwise, there."""
+        if at.tools is not None and at.tools < len(told):
+            other = messages, told[: at.tools]
+        elif at.tools is not None or not at.messages:
+            other = [{**message, "content": "\0"} for message in messages], told
+        else:
+            kept = messages[: at.messages]
+            if at.characters is not None:
+                kept[-1] = {**kept[-1], "content": kept[-1]["content"][: at.characters]}
+            other = kept, told
+        try:
+            ending = self._render(*other, whole=False)
+        except ChatTemplateError:
+            return None  # a template that wants the whole conversation: then there is no such place
+        same = next(
+            (n for n, (a, b) in enumerate(zip(ids, ending, strict=False)) if a != b), min(len(ids), len(ending))
+        )
+        return CacheBreakpoint(same, at.seconds) if same else None

@@ -152,8 +152,8 @@ class Trail:
     def asked(self, request: InferenceRequest, body: bytes | None) -> None:
         """This is what the caller wants."""
         self._asked, self.stream = request.model, request.stream
-        if self.keeps_content:
-            self.body = body
+        if self.keeps_content and body is not None:
+            self.body = body[: 4 * MOST_CONTENT + 4]  # more cannot be kept, and would stay in memory for as long
 
     def record(self, gateway_id: str, status: str, *, complete: bool) -> Record:
         """`status` as in the log; `complete`: the whole answer was sent."""

@@ -51,6 +51,13 @@ class Router:
                 found[name] = min(served, key=lambda model: model.context_length)
         return {name: model for name, model in found.items() if key.models is None or name in key.models}
 
+    def usable_names(self, key: KeySnapshot) -> dict[str, list[ServedModel]]:
+        """Return the deployments behind each name that this key may use, as its policies list them."""
+        found = {name: [model] for name, model in self._models.items()}
+        for name, policy in key.policies.items():
+            found[name] = [self._models[model] for model in policy.models if model in self._models]
+        return {name: models for name, models in found.items() if models and (key.models is None or name in key.models)}
+
     def measure(self, key: KeySnapshot, name: str) -> ServedModel:
         """The model whose tokens a prompt is counted in before it is known where it goes.
 

@@ -17,13 +17,13 @@ from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.disk import DiskWatch
 from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.errors import OVERLOADED, ApiError
-from millrace.gateway.forms import Form, InferenceRequest, Writer, encode_form
+from millrace.gateway.forms import Form, InferenceRequest, Prompt, Writer, encode_form
 from millrace.gateway.generation import Errand, Generation
 from millrace.gateway.jobs import JobMaker
 from millrace.gateway.limits import is_long
 from millrace.gateway.live import LiveRequests
 from millrace.gateway.metrics import GatewayMetrics
-from millrace.gateway.prompts import Prompt, tokenise
+from millrace.gateway.prompts import tokenise
 from millrace.gateway.readers import Readers
 from millrace.gateway.recording import Trail
 from millrace.gateway.routing import Candidate, Route, Router
@@ -136,7 +136,7 @@ class InferenceService:
         call = await self._begin(key, request, dialect, request_id, trail)
         try:
             for number, prompt in enumerate(request.more_prompts, 1):
-                part = dataclasses.replace(request, prompt=prompt, more_prompts=())
+                part = dataclasses.replace(request, prompt=prompt, more_prompts=(), number=number)
                 call.more.append(await self._begin(key, part, dialect, part_id(request_id, number), trail))
         except BaseException as fault:
             if isinstance(fault, Exception):  # else its caller has gone
@@ -277,6 +277,7 @@ class InferenceService:
             writes_5m=any(each.seconds == 300 for each in call.prompt.breakpoints),
             writes_1h=any(each.seconds == 3600 for each in call.prompt.breakpoints),
             service_class=call.request.service_class,
+            charged=call.request.charged,
         )
         echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
@@ -294,7 +295,8 @@ class InferenceService:
 
     async def _echo(self, model: ServedModel, call: Call) -> list[list[int]]:
         """The prompts, for an answer that begins with them."""
-        others = [dataclasses.replace(call.request, prompt=prompt) for prompt in call.request.more_prompts]
+        more = enumerate(call.request.more_prompts, 1)
+        others = [dataclasses.replace(call.request, prompt=prompt, number=number) for number, prompt in more]
         return [call.prompt.ids, *[(await tokenise(model, other)).ids for other in others]]
 
     def _errand(

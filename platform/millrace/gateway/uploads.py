@@ -20,24 +20,9 @@ BUFFER_BYTES = 2**20
 
 
 class UploadConsumer(HttpConsumer):
-    """`handle` runs from the first part of the body on, and takes the body by `spooled`."""
+    """Its `handle` takes the body by `spooled`."""
 
     most_bytes = 0
-
-    async def http_request(self, message: dict[str, Any]) -> None:
-        if self._task is None:
-            self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-            self._task = asyncio.create_task(self._run(b""))
-        # Nothing more is received until this part is taken: so the client sends no faster than the disk writes.
-        putting = asyncio.create_task(self._put(message.get("body", b""), message.get("more_body", False)))
-        await asyncio.wait({putting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        putting.cancel()
-
-    async def _put(self, part: bytes, more: bool) -> None:
-        if part:
-            await self._parts.put(part)
-        if not more:
-            await self._parts.put(None)
 
     @asynccontextmanager
     async def spooled(self) -> AsyncIterator[Path]:
@@ -48,30 +33,17 @@ class UploadConsumer(HttpConsumer):
         """
         path = self.gateway.storage.part("body")
         try:
-            digest, size = hashlib.sha256(), 0
+            digest = hashlib.sha256()
             with await asyncio.to_thread(path.open, "wb", BUFFER_BYTES) as file:
-                while (part := await self._parts.get()) is not None:
+                # The client sends no faster than the disk writes: nothing more is received until a piece is written.
+                async for part in self.body.pieces(self.most_bytes):
                     self.gateway.disk.require_space()
-                    size += len(part)
-                    if size > self.most_bytes:
-                        raise ApiError("request_too_large", f"The body is larger than {self.most_bytes} bytes.")
                     digest.update(part)
                     await asyncio.to_thread(file.write, part)
             await self.do_once(digest.digest())
             yield path
         finally:
             path.unlink(missing_ok=True)
-
-    def start_upload(self) -> None:
-        """Call before `authenticate`: the body, and with it what an Idempotency-Key is compared by, is yet to come.
-
-        Raises:
-            ApiError: 413, from what the client says of its length.
-        """
-        self._whole_body = None
-        length = self.headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.most_bytes:
-            raise ApiError("request_too_large", f"The body is larger than {self.most_bytes} bytes.")
 
 
 class _ToFile(FileUploadHandler):

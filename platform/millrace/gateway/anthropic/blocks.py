@@ -63,7 +63,10 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.breakpoints: list[Breakpoint] = []
+        self.parts = 0  # blocks so far
         self._names: dict[str, str] = {}  # of the calls so far, by id
+        self._texts: list[str] = []  # of the last message, which become its content when it is complete
+        self._length = 0  # of these
 
     def add(self, path: str, role: str, content: str | list[Any]) -> None:
         """One message, whose blocks may become several.
@@ -74,6 +77,7 @@ class Conversation:
         blocks = [Text(content)] if isinstance(content, str) else content
         if not blocks:
             raise invalid(path, f"{path} must hold at least one block.")
+        self.parts += len(blocks)
         begun = False  # a message of this role that the next block belongs to
         for number, block in enumerate(blocks):
             here = f"{path}[{number}]"
@@ -82,13 +86,27 @@ class Conversation:
                 begun = False
                 continue
             if not begun:
-                self.messages.append({"role": role, "content": ""})
+                self._begin({"role": role})
                 begun = True
             if isinstance(block, ToolUse):
                 self._add_call(block)
             else:
-                self.messages[-1]["content"] += block.text
+                self._say(block.text)
             self._mark(here, block)
+        self._complete()
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        self._complete()
+        self.messages.append({**message, "content": ""})
+
+    def _say(self, text: str) -> None:
+        self._texts.append(text)
+        self._length += len(text)
+
+    def _complete(self) -> None:
+        if self._texts:
+            self.messages[-1]["content"] = "".join(self._texts)
+        self._texts, self._length = [], 0
 
     def _add_call(self, block: ToolUse) -> None:
         self._names[block.id] = block.name
@@ -102,9 +120,11 @@ class Conversation:
         parts = [Text(block.content)] if isinstance(block.content, str) else block.content
         said = "Error: " if block.is_error else ""  # templates have no other place for it
         name, id_ = self._names[block.tool_use_id], block.tool_use_id
-        self.messages.append({"role": "tool", "content": said, "tool_call_id": id_, "name": name})
+        self._begin({"role": "tool", "tool_call_id": id_, "name": name})
+        self._say(said)
+        self.parts += len(parts)
         for number, part in enumerate(parts):
-            self.messages[-1]["content"] += part.text
+            self._say(part.text)
             self._mark(f"{path}.content[{number}]", part)
         self._mark(path, block)
 
@@ -115,7 +135,7 @@ class Conversation:
             raise invalid(f"{path}.cache_control", "An empty text block cannot be cached.")
         last = self.messages[-1]
         # With calls, which come after the words, it reaches over all of the message.
-        characters = None if "tool_calls" in last else len(last["content"])
+        characters = None if "tool_calls" in last else self._length
         self.breakpoints.append(
             Breakpoint(block.cache_control.seconds, messages=len(self.messages), characters=characters)
         )

@@ -135,6 +135,7 @@ def _prompt(wanted: CountBody) -> dict[str, Any]:
         "parallel_tools": parallel,
         "structured": None if schema is None else StructuredSpec("json_schema", schema, "output_config.format.schema"),
         "breakpoints": _breakpoints(wanted, conversation),
+        "parts": conversation.parts,
     }
 
 

@@ -8,7 +8,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from millrace.batches.storage import new_name
-from millrace.gateway.batch_runner import READERS
+from millrace.gateway.batch_runner import DIALECTS
 from millrace.gateway.endpoints.files import check_seconds, no_file, page
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.http import HttpConsumer
@@ -17,7 +17,7 @@ from millrace.gateway.queries import read_limit, read_query
 from millrace.gateway.rows import Connection
 from tenants.snapshot import KeySnapshot
 
-ENDPOINTS = [endpoint for endpoint in READERS if endpoint != "/v1/messages"]
+ENDPOINTS = [endpoint for endpoint in DIALECTS if endpoint != "/v1/messages"]
 WINDOW_SECONDS = 24 * 3600
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 # While it runs its lines are counted, afterwards the counts are its own.
@@ -120,10 +120,10 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 class CreateBatch(HttpConsumer):
     endpoint = "batches"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         self.gateway.disk.require_space()
-        asked = read_body(body, BatchBody)
+        asked = read_body(await self.read_body(), BatchBody)
         if asked.endpoint not in ENDPOINTS:
             raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}.")
         check_metadata(asked.metadata or {})
@@ -156,7 +156,7 @@ class Batches(HttpConsumer):
     endpoint = "batches"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         query = read_query(self.scope, "after", "limit")
         limit = read_limit(query, 20, 100)
@@ -171,7 +171,7 @@ class Batch(HttpConsumer):
     endpoint = "batches"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         async with self.gateway.rows.of(key.tenant_id) as connection:
             row = await find(connection, key, "openai", self.path_arguments["batch_id"])
@@ -181,8 +181,9 @@ class Batch(HttpConsumer):
 class CancelBatch(HttpConsumer):
     endpoint = "batches"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
+        await self.read_body()
         async with self.gateway.rows.of(key.tenant_id) as connection:
             row = await cancel(connection, key, "openai", self.path_arguments["batch_id"])
         await self.respond_json(200, batch_object(row))

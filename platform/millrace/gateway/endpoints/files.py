@@ -96,8 +96,7 @@ class CreateFile(UploadConsumer):
     endpoint = "files"
     most_bytes = MOST_BYTES + 2**16  # and the form around it
 
-    async def handle(self, body: bytes) -> None:
-        self.start_upload()
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         await self._require_room(key)
         name, quota = new_name("file-"), self.gateway.settings.files_quota
@@ -158,7 +157,7 @@ class Files(HttpConsumer):
     endpoint = "files"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         query = read_query(self.scope, "after", "limit", "order", "purpose")
         limit, order = read_limit(query, 10_000, 10_000), query.get("order", "desc")
@@ -211,12 +210,12 @@ class _OneFile(HttpConsumer):
 
 
 class File(_OneFile):
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         await self.respond_json(200, file_object(await self.row()))
 
 
 class FileContent(_OneFile):
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         row = await self.row()
         await self.respond_file(row["name"], b"application/octet-stream")
 
@@ -224,7 +223,7 @@ class FileContent(_OneFile):
 class DeleteFile(_OneFile):
     method = "DELETE"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         row = await self.row()
         name = row["name"]
         async with self.gateway.rows.of(row["tenant_id"]) as connection:

@@ -17,7 +17,7 @@ class Healthz(HttpConsumer):
     method = "GET"
     logged = False
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         await self.respond_json(200, {"status": "ok"})
 
 
@@ -26,7 +26,7 @@ class Readyz(HttpConsumer):
     method = "GET"
     logged = False
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         checks = await self.gateway.readiness()
         ready = all(state == "ok" for state in checks.values())
         # A process that is down does not make this gateway unready by itself: `checks` covers what requests need.
@@ -41,7 +41,7 @@ class Metrics(HttpConsumer):
     method = "GET"
     logged = False
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         self._require_reader()
         await self.gateway.read_settler_status()
         await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")

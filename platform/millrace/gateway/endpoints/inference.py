@@ -15,22 +15,64 @@ from millrace.gateway.forms import InferenceRequest, Writer
 from millrace.gateway.http import Headers, HttpConsumer
 from millrace.gateway.idempotency import Once
 from millrace.gateway.openai import chat, completions, embeddings
+from millrace.gateway.prompt_bounds import SMALL_BODY_BYTES
+from millrace.gateway.request_body import too_large
 from millrace.gateway.service import Call
 from tenants.snapshot import KeySnapshot
 
 
-class InferenceConsumer(HttpConsumer):
+class PromptConsumer(HttpConsumer):
+    """POST a body with a prompt. A large one is bounded and charged before it is received, and read elsewhere."""
+
+    reader = ""  # of `dialect_readers.READERS`
+
+    async def read_request(self, key: KeySnapshot) -> InferenceRequest:
+        """Receive the body and read it.
+
+        Raises:
+            ApiError: 413, it is too large; 429, a limit does not allow it; others, it is no proper request.
+        """
+        body = await self.read_body()
+        request = await self.gateway.prompts.read(key, self.reader, body)
+        self.release_body()
+        if self.trail is not None:
+            self.trail.asked(request, body)
+        return request
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        most = self.gateway.settings.max_body_bytes
+        if self.body.declared is not None:
+            await self._admit(min(self.body.declared, most + 1))
+        async for piece in self.body.pieces(most):
+            await self._admit(self.body.received)
+            yield piece
+
+    async def _admit(self, size: int) -> None:
+        """Charge a large body, once, and count its memory.
+
+        Raises:
+            ApiError: 413, it is larger than this key's prompts can be; 429 or 503, it cannot be read now.
+        """
+        if size <= SMALL_BODY_BYTES or self.key is None:
+            return
+        if self.lease is None:
+            await self.gateway.prompts.charge(self.key, size)
+            self._most = self.gateway.prompts.max_body_bytes(self.key, self.reader)
+            self.lease = self.gateway.body_memory.lease(self.key.tenant_id)
+        if size > self._most:
+            raise too_large(self._most)
+        self.lease.grow(size)
+
+
+class InferenceConsumer(PromptConsumer):
     """POST a request, get its answer, streamed or whole."""
 
     dialect = ""
     recorded = True
-    read: Callable[[bytes], InferenceRequest]
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
-        request = type(self).read(body)
-        if self.trail is not None:
-            self.trail.asked(request, body)
+        request = await self.read_request(key)
         if self.once is None or not await self._go_on(key, self.once, request):
             await self._begin(key, request)
 
@@ -128,20 +170,17 @@ def _cost(call: Call) -> Headers:
 
 class ChatCompletions(InferenceConsumer):
     endpoint = "chat.completions"
-    dialect = chat.DIALECT
-    read = staticmethod(chat.read_chat)
+    dialect = reader = chat.DIALECT
 
 
 class Completions(InferenceConsumer):
     endpoint = "completions"
-    dialect = completions.DIALECT
-    read = staticmethod(completions.read_completion)
+    dialect = reader = completions.DIALECT
 
 
 class Embeddings(InferenceConsumer):
     endpoint = "embeddings"
-    dialect = embeddings.DIALECT
-    read = staticmethod(embeddings.read_embeddings)
+    dialect = reader = embeddings.DIALECT
 
 
 class Unknown(HttpConsumer):
@@ -149,6 +188,6 @@ class Unknown(HttpConsumer):
 
     endpoint = "unknown"
 
-    async def _run(self, body: bytes, too_large: bool = False) -> None:
+    async def handle(self) -> None:
         path = f"{self.http_method} {self.scope['path']}"
-        await self.respond_error(ApiError("not_found", f"Unknown request URL: {path}."))
+        raise ApiError("not_found", f"Unknown request URL: {path}.")

@@ -67,8 +67,7 @@ class CreateMessageBatch(UploadConsumer):
     words = ANTHROPIC
     most_bytes = MOST_BODY_BYTES
 
-    async def handle(self, body: bytes) -> None:
-        self.start_upload()
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         settings, storage = self.gateway.settings, self.gateway.storage
         name, batch = new_name("file-"), new_name("msgbatch_")
@@ -142,7 +141,7 @@ class MessageBatches(HttpConsumer):
     words = ANTHROPIC
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         query = read_query(self.scope, "after_id", "before_id", "limit")
         limit = read_limit(query, 20, 1000)
@@ -173,12 +172,12 @@ class _OneBatch(HttpConsumer):
 
 
 class MessageBatch(_OneBatch):
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         await self.respond_json(200, message_batch(await self.row(), self.gateway.settings.base_url))
 
 
 class MessageBatchResults(_OneBatch):
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         row = await self.row()
         if row["output_file"] is None:
             raise ApiError("not_found", f"The batch {row['name']!r} has no results yet.")
@@ -189,8 +188,9 @@ class CancelMessageBatch(HttpConsumer):
     endpoint = "messages.batches"
     words = ANTHROPIC
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
+        await self.read_body()
         async with self.gateway.rows.of(key.tenant_id) as connection:
             row = await cancel(connection, key, DIALECT, self.path_arguments["batch_id"])
         await self.respond_json(200, message_batch(row, self.gateway.settings.base_url))
@@ -199,7 +199,7 @@ class CancelMessageBatch(HttpConsumer):
 class DeleteMessageBatch(_OneBatch):
     method = "DELETE"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         row = await self.row()
         if row["status"] not in _ENDED:
             raise ApiError("conflict", f"The batch {row['name']!r} has not ended: cancel it first.")

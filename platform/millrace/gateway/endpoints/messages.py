@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millrace.gateway.anthropic import messages
+from millrace.gateway.dialect_readers import COUNT
 from millrace.gateway.dialects import ANTHROPIC
-from millrace.gateway.endpoints.inference import InferenceConsumer
+from millrace.gateway.endpoints.inference import InferenceConsumer, PromptConsumer
 from millrace.gateway.errors import invalid
 from millrace.gateway.http import HttpConsumer
 
@@ -15,22 +16,22 @@ VERSIONS = ("2026-10-21", "2023-06-01", "2023-01-01")
 class Messages(InferenceConsumer):
     endpoint = "messages"
     words = ANTHROPIC
-    dialect = messages.DIALECT
-    read = staticmethod(messages.read_messages)
+    dialect = reader = messages.DIALECT
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         _check_version(self)
-        await super().handle(body)
+        await super().handle()
 
 
-class CountTokens(HttpConsumer):
+class CountTokens(PromptConsumer):
     endpoint = "messages.count_tokens"
+    reader = COUNT
     words = ANTHROPIC
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         _check_version(self)
         key = await self.authenticate("inference")
-        count = await self.gateway.service.count(key, messages.read_count(body))
+        count = await self.gateway.service.count(key, await self.read_request(key))
         await self.respond_json(200, {"input_tokens": count})
 
 

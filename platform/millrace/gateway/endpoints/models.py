@@ -13,7 +13,7 @@ class Models(HttpConsumer):
     endpoint = "models"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("models")
         models = [_model_object(name, model) for name, model in self.gateway.router.visible(key).items()]
         await self.respond_json(200, {"object": "list", "data": models})
@@ -23,7 +23,7 @@ class Model(HttpConsumer):
     endpoint = "models"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("models")
         name = self.path_arguments["name"]
         if (model := self.gateway.router.visible(key).get(name)) is not None:

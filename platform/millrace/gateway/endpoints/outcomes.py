@@ -34,10 +34,10 @@ class OutcomeBody(msgspec.Struct, forbid_unknown_fields=True):
 class ReportOutcome(HttpConsumer):
     endpoint = "outcomes"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         request_id = self.path_arguments["request_id"]
-        outcome = _read(body)
+        outcome = _read(await self.read_body())
         await self._require_request(key, request_id)
         told = {name: getattr(outcome, name) for name in _TOLD}
         values = {**told, "tenant": key.tenant_id, "key": key.key_id, "request": request_id}

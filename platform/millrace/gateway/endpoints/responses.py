@@ -15,8 +15,7 @@ from millrace.gateway.responses import body
 class CreateResponse(InferenceConsumer):
     endpoint = "responses"
     words = RESPONSES
-    dialect = body.DIALECT
-    read = staticmethod(body.read_response)
+    dialect = reader = body.DIALECT
 
 
 class ResumeResponse(ResumeStream):

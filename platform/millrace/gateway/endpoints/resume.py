@@ -22,7 +22,7 @@ class ResumeStream(HttpConsumer):
     endpoint = "streams"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         self._following = Following(self.gateway.dispatcher, self.stream_id, key.tenant_id)
         try:

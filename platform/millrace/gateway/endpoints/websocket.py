@@ -22,12 +22,14 @@ from millrace.gateway import tracing
 from millrace.gateway.app import running_gateway
 from millrace.gateway.cancelling import AGAIN_SECONDS, cancel_and_wait
 from millrace.gateway.connections import mark_authenticated
+from millrace.gateway.dialect_readers import SOCKET
 from millrace.gateway.errors import OVERLOADED, ApiError, invalid
 from millrace.gateway.http import STALLED_SECONDS
 from millrace.gateway.ids import new_request_id
 from millrace.gateway.openai import chat
 from millrace.gateway.openai.writer import DONE
 from millrace.gateway.recording import Trail
+from millrace.gateway.request_body import too_large
 from millrace.gateway.service import Call
 from tenants import tickets
 from tenants.snapshot import KeySnapshot
@@ -38,9 +40,20 @@ log = structlog.get_logger(__name__)
 ENDPOINT = "realtime.chat"
 TICKET_CHECK_SECONDS = 1.0  # how often a socket with a ticket checks that its user still has access
 MOST_AT_ONCE = 64
+MOST_AUTH_BYTES = 4096
 MOST_ID_CHARACTERS = 64
 UNAUTHORISED, REFUSED = 4401, 1008  # close codes
 _encode = msgspec.json.Encoder().encode
+
+
+class Head(msgspec.Struct):
+    """The fields of a message that are not of its request."""
+
+    type: Any = "request"
+    id: Any = None
+
+
+_decode_head = msgspec.json.Decoder(Head).decode
 
 
 async def realtime_chat(scope: Any, receive: Any, send: Any) -> None:
@@ -63,6 +76,7 @@ class Socket:
         self._address = (scope["client"] or ("",))[0]
         self._receive, self._base_send = receive, send
         self._ticket: Ticket | None = None  # instead of a key
+        self._most = 0  # bytes of a message
         self._main = asyncio.current_task()
         self._sending = asyncio.Lock()
         self._generations: dict[str, asyncio.Task[None]] = {}
@@ -110,7 +124,7 @@ class Socket:
                     first = await self._next()
             except TimeoutError:
                 first = None
-            fields = {} if first is None else _object(first)
+            fields = {} if first is None or len(first) > MOST_AUTH_BYTES else _object(first)
             if fields.get("type") == "auth" and isinstance(fields.get("ticket"), str):
                 self._ticket = await self._take_ticket(fields["ticket"])
             elif fields.get("type") == "auth" and isinstance(fields.get("key"), str):
@@ -154,8 +168,11 @@ class Socket:
     async def _key(self) -> KeySnapshot:
         """As it is now."""
         if self._ticket is not None:
-            return await self._gateway.keys.authenticate_ticket(self._ticket, "inference", self._address)
-        return await self._gateway.keys.authenticate(self._headers, "inference", self._address)
+            key = await self._gateway.keys.authenticate_ticket(self._ticket, "inference", self._address)
+        else:
+            key = await self._gateway.keys.authenticate(self._headers, "inference", self._address)
+        self._most = self._gateway.prompts.max_body_bytes(key, SOCKET)
+        return key
 
     async def _next(self) -> bytes | None:
         """The next message; None: there comes no more."""
@@ -168,14 +185,14 @@ class Socket:
     async def _take(self, message: bytes) -> None:
         name = None
         try:
-            if len(message) > (most := self._gateway.settings.max_body_bytes):
-                raise ApiError("request_too_large", f"The message is larger than {most} bytes.")
-            fields = _object(message)
-            type_, name = fields.pop("type", "request"), _name(fields)
-            if type_ == "cancel":
+            if len(message) > self._most:
+                raise too_large(self._most)
+            head = _head(message)
+            name = _name(head)
+            if head.type == "cancel":
                 self._cancel(name)
-            elif type_ == "request":
-                self._begin(name, fields)
+            elif head.type == "request":
+                self._begin(name, message)
             else:
                 raise invalid("type", "type must be request or cancel.")
         except ApiError as fault:
@@ -198,16 +215,16 @@ class Socket:
             self._generations[name].cancel()
             await asyncio.sleep(AGAIN_SECONDS)
 
-    def _begin(self, name: str, fields: dict[str, Any]) -> None:
+    def _begin(self, name: str, message: bytes) -> None:
         if name in self._generations:
             raise ApiError("conflict", f"A request with the id {name!r} is under way.", "id")
         if len(self._generations) >= MOST_AT_ONCE:
             raise ApiError("rate_limit_exceeded", f"A socket takes {MOST_AT_ONCE} requests at once.", retry_after=1)
-        self._generations[name] = asyncio.create_task(self._run(name, fields))
+        self._generations[name] = asyncio.create_task(self._run(name, message))
 
     # One generation.
 
-    async def _run(self, name: str, fields: dict[str, Any]) -> None:
+    async def _run(self, name: str, message: bytes) -> None:
         request_id, told, complete = new_request_id(), "200", False
         arrived, trail = time.monotonic(), None
         tracing.begin(request_id, self._headers.get(b"traceparent"))
@@ -215,7 +232,7 @@ class Socket:
             key = await self._key()
             tracing.name_tenant(key)
             trail = Trail(key, request_id, ENDPOINT, arrived)
-            await self._generate(name, fields, trail)
+            await self._generate(name, message, trail)
             complete = True
         except asyncio.CancelledError:
             fault = self._ended.pop(name, None)
@@ -240,14 +257,14 @@ class Socket:
             if trail is not None:
                 self._gateway.recorder.end(trail, told, complete=complete)
 
-    async def _generate(self, name: str, fields: dict[str, Any], trail: Trail) -> None:
-        service, key = self._gateway.service, trail.key
-        if fields.setdefault("stream", True) is not True:
-            raise invalid("stream", "Answers on a socket are streamed.")
+    async def _generate(self, name: str, message: bytes, trail: Trail) -> None:
+        service, prompts, key = self._gateway.service, self._gateway.prompts, trail.key
         with self._gateway.live.listed(key, lambda fault: self._end(name, fault)):
-            body = _encode(fields)
-            request = chat.read_chat(body)
-            trail.asked(request, body)
+            with self._gateway.body_memory.lease(key.tenant_id) as lease:
+                await prompts.charge(key, len(message))
+                lease.grow(len(message))
+                request = await prompts.read(key, SOCKET, message)
+            trail.asked(request, message)
             call = await service.begin(key, request, chat.DIALECT, trail.request_id, trail)
             try:
                 await self._forward(name, call)
@@ -308,9 +325,16 @@ def _object(message: bytes) -> dict[str, Any]:
         raise ApiError("invalid_json", "A message must be a JSON object.") from None
 
 
-def _name(fields: dict[str, Any]) -> str:
+def _head(message: bytes) -> Head:
+    try:
+        return _decode_head(message)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise ApiError("invalid_json", "A message must be a JSON object.") from None
+
+
+def _name(head: Head) -> str:
     """What the client calls the request."""
-    name = fields.pop("id", None)
+    name = head.id
     if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
         raise invalid("id", f"id must be a text of 1 to {MOST_ID_CHARACTERS} characters, of your choice.")
     return name

@@ -15,7 +15,7 @@ class Why(HttpConsumer):
     endpoint = "why"
     method = "GET"
 
-    async def handle(self, body: bytes) -> None:
+    async def handle(self) -> None:
         key = await self.authenticate("inference")
         request_id = self.path_arguments["request_id"]
         kept: Any = await self.gateway.broker.get(why_key(request_id))

@@ -10,7 +10,14 @@ import msgspec
 from inference_worker.engine.request import StructuredSpec
 from millrace.gateway.errors import ApiError, invalid
 from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
-from millrace.gateway.openai.messages import CACHE_SECONDS, MAX_BREAKPOINTS, Message, marked, template_messages
+from millrace.gateway.openai.messages import (
+    CACHE_SECONDS,
+    MAX_BREAKPOINTS,
+    Message,
+    count_parts,
+    marked,
+    template_messages,
+)
 from millrace.gateway.openai.parameters import Common, common_fields, guided, read_body, sampling_params, within
 from millrace.gateway.tools import check_tools
 
@@ -98,6 +105,7 @@ def read_chat(body: bytes) -> InferenceRequest:
         parallel_tools=chat.parallel_tool_calls is not False,
         structured=_structured(chat),
         breakpoints=_breakpoints(chat),
+        parts=count_parts(chat.messages),
     )
 
 

@@ -80,6 +80,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_template_message(f"messages[{number}]", message, names) for number, message in enumerate(messages)]
 
 
+def count_parts(messages: Sequence[Message]) -> int:
+    """Return the number of content parts in all messages."""
+    return sum(len(message.content) for message in messages if isinstance(message.content, list))
+
+
 def marked(messages: Sequence[Message]) -> list[Breakpoint]:
     """Where the caller has marked the end of what is to stay cached."""
     found = []

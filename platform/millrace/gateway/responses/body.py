@@ -12,7 +12,7 @@ from inference_worker.engine.request import SamplingParams, StructuredSpec
 from millrace.gateway.errors import invalid
 from millrace.gateway.forms import InferenceRequest, Tool
 from millrace.gateway.openai.parameters import LABELS, MAX_TOKENS, TIERS, check_labels, check_ranges, read_body, within
-from millrace.gateway.responses.items import template_messages
+from millrace.gateway.responses.items import count_parts, template_messages
 from millrace.gateway.tools import check_tools
 
 DIALECT = "openai.responses"
@@ -118,6 +118,7 @@ def read_response(body: bytes) -> InferenceRequest:
         user=wanted.safety_identifier or wanted.user,
         stream=bool(wanted.stream),
         asked=_asked(wanted),
+        parts=count_parts(wanted.input),
     )
 
 

@@ -72,6 +72,12 @@ def template_messages(instructions: str | None, given: str | list[dict[str, Any]
     return messages
 
 
+def count_parts(given: str | list[dict[str, Any]]) -> int:
+    """Return the number of content parts in all items."""
+    contents = (item.get("content") or item.get("output") for item in given if isinstance(item, dict))
+    return sum(len(content) for content in contents if isinstance(content, list))
+
+
 def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str, str]) -> None:
     if isinstance(item, Message):
         messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})

@@ -1,0 +1,144 @@
+"""The pool of prompt processes: turns of the tenants, and processes that die, hang and grow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from inference_worker.settings import ModelSpec
+from millrace.gateway import prompt_pool
+from millrace.gateway.catalogue import ServedModel, load_catalogue
+from millrace.gateway.errors import ApiError
+from millrace.gateway.openai import chat
+from millrace.gateway.prompt_frames import Result, Target, Work
+from millrace.gateway.prompt_pool import PromptPool
+from millrace.gateway.tenant_queue import TenantQueue
+
+WORK = Work(chat.DIALECT, {"m": Target("m", 8192)})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
+    return dict(load_catalogue([ModelSpec("m", "embedded", "auto")], tmp_path_factory.mktemp("state")))
+
+
+@pytest_asyncio.fixture
+async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
+    found = PromptPool(models, 1)
+    await found.start()
+    yield found
+    await found.stop()
+
+
+def body(text: str = "Hello") -> bytes:
+    return msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": text}]})
+
+
+async def tokens(pool: PromptPool, tenant: int = 1, text: str = "Hello") -> int:
+    result = await pool.run(tenant, WORK, body(text))
+    (prompt,) = result.prompts
+    return len(prompt.unpack().ids)
+
+
+async def process_of(pool: PromptPool, *, other_than: int = 0) -> int:
+    async with asyncio.timeout(60):
+        while not pool.pids - {other_than}:
+            await asyncio.sleep(0.01)
+    return next(iter(pool.pids - {other_than}))
+
+
+async def test_tenants_take_turns() -> None:
+    queue: TenantQueue[str] = TenantQueue(3)
+    for tenant, job in ((1, "a1"), (1, "a2"), (1, "a3"), (2, "b1"), (3, "c1"), (2, "b2")):
+        assert queue.put(tenant, job)
+    assert not queue.put(1, "a4")
+    assert [await queue.get() for _ in range(6)] == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    assert queue.put(1, "a4")
+    assert await queue.get() == "a4"
+
+
+async def test_a_tenants_queue_is_bounded(pool: PromptPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool._queue = TenantQueue(1)
+    assert pool._queue.put(1, None)  # type: ignore[arg-type]
+    with pytest.raises(ApiError) as caught:
+        await pool.run(1, WORK, body())
+    assert (caught.value.status, caught.value.code, caught.value.retry_after) == (429, "rate_limit_exceeded", 1)
+
+
+async def test_who_waits_for_too_long_is_sent_away(
+    models: dict[str, ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_pool, "WAIT_SECONDS", 0.05)
+    with pytest.raises(ApiError) as caught:
+        await PromptPool(models, 1).run(1, WORK, body())  # not started
+    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_dies_or_hangs_costs_its_own_request_alone(
+    pool: PromptPool, monkeypatch: pytest.MonkeyPatch, death: signal.Signals
+) -> None:
+    assert await tokens(pool) > 1
+    monkeypatch.setattr(prompt_pool, "WORK_SECONDS", 0.5)
+    monkeypatch.setattr(prompt_pool, "WAIT_SECONDS", 60)
+    first = await process_of(pool)
+    os.kill(first, signal.SIGSTOP)
+    struck = asyncio.create_task(pool.run(1, WORK, body()))
+    others = [asyncio.create_task(tokens(pool, tenant)) for tenant in (1, 2)]
+    await asyncio.sleep(0.1)
+    os.kill(first, death)
+    with pytest.raises(ApiError) as caught:
+        await struck
+    assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
+    monkeypatch.setattr(prompt_pool, "WORK_SECONDS", 60)
+    assert len(set(await asyncio.gather(*others))) == 1
+    assert await process_of(pool, other_than=first) != first
+
+
+async def test_a_process_that_dies_idle_costs_nothing(pool: PromptPool) -> None:
+    assert await tokens(pool) > 1
+    first = await process_of(pool)
+    os.kill(first, signal.SIGKILL)
+    assert await process_of(pool, other_than=first)
+    assert await tokens(pool) > 1
+
+
+async def test_a_process_that_has_grown_is_replaced(pool: PromptPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await tokens(pool) > 1
+    first = await process_of(pool)
+    monkeypatch.setattr(prompt_pool, "MAX_GROWTH_BYTES", -(2**40))
+    assert await tokens(pool) > 1
+    monkeypatch.setattr(prompt_pool, "MAX_GROWTH_BYTES", 2**40)
+    assert await process_of(pool, other_than=first) != first
+    assert await tokens(pool) > 1
+
+
+async def test_a_caller_that_goes_away_frees_its_place(models: dict[str, ServedModel]) -> None:
+    pool = PromptPool(models, 1)  # not started yet
+    gone = asyncio.create_task(pool.run(1, WORK, b"x" * 1000))
+    await asyncio.sleep(0)
+    gone.cancel()
+    worked: list[Any] = []
+
+    class Idle:
+        resident_bytes = 0
+
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+        async def exchange(self, work: bytes, body: bytes) -> Result:
+            worked.append(body)
+            return Result(2**50)
+
+    next_ = asyncio.create_task(pool.run(1, WORK, b"y"))
+    await asyncio.sleep(0)
+    await pool._serve(Idle())  # type: ignore[arg-type]
+    assert (await next_).resident_bytes == 2**50
+    assert worked == [b"y"]
