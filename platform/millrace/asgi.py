@@ -12,10 +12,11 @@ from django.urls import re_path
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.settings")
 django_application = get_asgi_application()
 
-from millrace.gateway.app import lifespan  # noqa: E402 - Django is set up first
+from millrace.console_bodies import BoundedBodies  # noqa: E402 - Django is set up first
+from millrace.gateway.app import lifespan  # noqa: E402
 from millrace.gateway.routes import ROUTES, SOCKETS  # noqa: E402
 
-everything_else: Any = django_application
+everything_else: Any = BoundedBodies(django_application)
 application = ProtocolTypeRouter(
     {
         "http": URLRouter([*ROUTES, re_path("", everything_else)]),
