@@ -1,0 +1,321 @@
+"""What one tenant's most expensive request bodies cost another tenant's streams, and the gateway's memory.
+
+    python -m benchmarks.isolation
+
+One gateway, and a worker whose engine computes nothing, so that the gateway is what is measured. A tenant reads streams
+at a fixed pace. Beside it another tenant sends expensive bodies on 16 connections, from a process of its own, one kind
+after the other. Before each kind the streams are measured without it. Exits with status 1 if a bound does not hold:
+the 99th percentile of the gaps in a stream may rise by 50 ms, the memory of the gateway and its prompt processes by
+150 MB, and after a minute there must be no more than 50 MB left of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from benchmarks.gateway import MODEL, platform  # noqa: E402
+
+PACE = 50.0
+MAX_RISE_MS, MAX_GROWTH_MB, MAX_LEFT_MB = 50.0, 150.0, 50.0
+MB = 1_000_000
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_TOKEN = re.compile(rb"\d{11,} ")
+_SET_UP = f"""
+import contextlib
+from django.core.management import call_command
+from tenants import actions
+from tenants.actions.common import ActionRefused
+from tenants.models import Project
+from tenants.scoping import tenant_scope
+with contextlib.suppress(ActionRefused, SystemExit):
+    call_command("prices", "demo")
+tenant = actions.do_create_tenant("attacker", "Attacker")
+with tenant_scope(tenant):
+    project = Project.objects.for_tenant(tenant).get()
+print("KEY", actions.do_create_api_key(project, "Attacker")[1], "{MODEL}")
+"""
+
+
+def chat(messages: list[dict[str, Any]], **more: Any) -> bytes:
+    return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8, **more}).encode()
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def empty_messages(size: int) -> bytes:
+    one = len(json.dumps(said("")[0])) + 2
+    return chat(said("") * (size // one))
+
+
+def prompt(size: int) -> bytes:
+    words = "The quick brown fox jumps over the lazy dog. "
+    return chat(said(words * (size // len(words))))
+
+
+def nested(size: int) -> bytes:
+    inner = b'{"a": [[[[{"b": {}}]]]]},' * (size // 25)
+    return chat(said("Hello"), tools=[]).replace(b'"tools": []', b'"tools": [%s {}]' % inner)
+
+
+# Name -> (path, body, whether the key is right).
+KINDS: Mapping[str, tuple[str, Callable[[], bytes], bool]] = {
+    "empty messages, 7.4 MB": ("chat/completions", partial(empty_messages, 7_400_000), True),
+    "empty messages, 1.9 MB": ("chat/completions", partial(empty_messages, 1_900_000), True),
+    "empty messages, 16 KB": ("chat/completions", partial(empty_messages, 16_000), True),
+    "a prompt, 7 MB": ("chat/completions", partial(prompt, 7 * MB), True),
+    "a prompt, 680 KB": ("chat/completions", partial(prompt, 680_000), True),
+    "a prompt, 650 KB": ("chat/completions", partial(prompt, 650_000), True),
+    "650,000 blanks": ("chat/completions", lambda: chat(said(" " * 650_000)), True),
+    "a prompt, 30 KB": ("chat/completions", partial(prompt, 30_000), True),
+    "a prompt, 4 KB": ("chat/completions", partial(prompt, 3_900), True),
+    "nested JSON, 1.9 MB": ("chat/completions", partial(nested, 1_900_000), True),
+    "nested JSON, 7.4 MB": ("chat/completions", partial(nested, 7_400_000), True),
+    "count_tokens, 7 MB": ("messages/count_tokens", lambda: _counted(prompt(7 * MB)), True),
+    "count_tokens, 650 KB": ("messages/count_tokens", lambda: _counted(prompt(650_000)), True),
+    "a wrong key, 7.4 MB": ("chat/completions", partial(empty_messages, 7_400_000), False),
+}
+QUICK = ("empty messages, 1.9 MB", "a prompt, 7 MB", "a wrong key, 7.4 MB")
+
+
+def _counted(body: bytes) -> bytes:
+    return body.replace(b', "max_tokens": 8', b"")
+
+
+def main() -> int:
+    """Measure and print. Return 1 if a bound does not hold, else 0."""
+    options = parse_arguments()
+    if options.send:
+        return send(options)
+    import uvloop
+
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    report: dict[str, Any] = {}
+    with platform(pace=PACE) as (ours, processes):
+        gateway = processes["gateway"]
+        attacker = set_up(gateway)
+        asyncio.run(streams(ours.url, ours.request(stream=True, max_tokens=50), options.streams, 30))
+        print(f"{'':24} {'gap p99':>17} {'most':>8} {'memory':>18}  answers")
+        print(f"{'':24} {'idle':>8} {'loaded':>8} {'':>8} {'most':>9} {'left':>8}")
+        for name in options.kinds:
+            report[name] = row = measure(options, ours, gateway, name, attacker)
+            print(
+                f"{name:24} {row['idle_ms']:>5.0f} ms {row['loaded_ms']:>5.0f} ms {row['most_ms']:>5.0f} ms"
+                f" {row['grown_mb']:>+6.0f} MB {row['left_mb']:>+5.0f} MB  {row['answers']}",
+                flush=True,
+            )
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    return verdict(report, quick=options.quick)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, help="length of each measurement (default 10)")
+    parser.add_argument("--streams", type=int, default=8, help="streams of the other tenant (default 8)")
+    parser.add_argument("--connections", type=int, default=16, help="connections of the sender (default 16)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of bodies (default: all)")
+    parser.add_argument("--quick", action="store_true", help="three kinds, two seconds each, to see that it works")
+    parser.add_argument("--json", help="write the figures to this file too")
+    parser.add_argument("--send", nargs=3, metavar=("KIND", "URL", "KEY"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.seconds = options.seconds or (2.0 if options.quick else 10.0)
+    options.kinds = options.kinds or (QUICK if options.quick else list(KINDS))
+    return options
+
+
+def verdict(report: Mapping[str, Mapping[str, Any]], *, quick: bool) -> int:
+    """Print what is out of bounds. A quick run is too short for percentiles: it fails without answers alone."""
+    if quick:
+        return int(not all(row["answers"] for row in report.values()))
+    failed = 0
+    for name, row in report.items():
+        rise = row["loaded_ms"] - row["idle_ms"]
+        for told, value, most in (
+            ("gap p99 rises by", rise, MAX_RISE_MS),
+            ("memory grows by", row["grown_mb"], MAX_GROWTH_MB),
+            ("memory left is", row["left_mb"], MAX_LEFT_MB),
+        ):
+            if value > most:
+                failed = 1
+                print(f"! {name}: {told} {value:.0f}, more than {most:.0f}")
+    return failed
+
+
+def set_up(gateway: subprocess.Popen[bytes]) -> str:
+    """Make the sender's tenant, and prices; the sender's key."""
+    lines = Path(f"/proc/{gateway.pid}/environ").read_bytes().split(b"\0")
+    environ = dict(line.decode().split("=", 1) for line in lines if b"=" in line)
+    command = (sys.executable, "-m", "django", "shell", "-c", _SET_UP)
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=ROOT, check=True).stdout  # noqa: S603
+    return next(line.split()[1] for line in told.splitlines() if line.startswith("KEY"))
+
+
+def measure(
+    options: argparse.Namespace, ours: Any, gateway: subprocess.Popen[bytes], kind: str, key: str
+) -> dict[str, Any]:
+    """The streams' gaps without and with the sender, and the memory before, during and after."""
+    request = ours.request(stream=True, max_tokens=round(options.seconds * PACE))
+    seconds = options.seconds + 30
+    idle = asyncio.run(streams(ours.url, request, options.streams, seconds))
+    before = memory(gateway)
+    words = (kind, ours.url.rpartition("/chat/")[0], key, str(options.seconds), str(options.connections))
+    argv = [sys.executable, "-m", "benchmarks.isolation", "--send", *words[:3], "--seconds", words[3]]
+    sender = subprocess.Popen([*argv, "--connections", words[4]], cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
+    assert sender.stdout is not None
+    sender.stdout.readline()  # it begins
+    grown: list[float] = []
+    loaded = asyncio.run(streams(ours.url, request, options.streams, seconds, lambda: grown.append(memory(gateway))))
+    answers = json.loads(sender.communicate(timeout=options.seconds + 120)[0].splitlines()[-1])
+    left = after(gateway, before, 5.0 if options.quick else 60.0)
+    return {
+        "idle_ms": percentile(idle, 0.99),
+        "loaded_ms": percentile(loaded, 0.99),
+        "idle_p50_ms": statistics.median(idle),
+        "loaded_p50_ms": statistics.median(loaded),
+        "most_ms": max(loaded),
+        "grown_mb": max(grown) - before,
+        "left_mb": left,
+        "answers": " ".join(f"{count}x {what}" for what, count in sorted(answers.items())),
+    }
+
+
+def after(gateway: subprocess.Popen[bytes], before: float, seconds: float) -> float:
+    """What memory is left of the load, within so many seconds."""
+    until = time.monotonic() + seconds
+    while (left := memory(gateway) - before) > MAX_LEFT_MB / 2 and time.monotonic() < until:
+        time.sleep(1)
+    return left
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def memory(gateway: subprocess.Popen[bytes]) -> float:
+    """MB of the gateway and of its children: private pages, and a share of those that several have."""
+    return sum(_memory(pid) for pid in [gateway.pid, *_children(gateway.pid)])
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield from map(int, (task / "children").read_text(encoding="ascii").split())
+
+
+def _memory(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        return int(text.partition("\nPss:")[2].split()[0]) * 1024 / MB
+    return 0.0
+
+
+async def streams(
+    url: str, request: bytes, count: int, seconds: float, look: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Read streams to their ends; the gaps between their tokens, in milliseconds. The last gap of a stream that fails,
+    or does not end in time, lasts until then."""
+    gaps: list[float] = []
+
+    async def read() -> None:
+        parts, last, ended = urlsplit(url), time.perf_counter(), False
+        try:
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.write(request)
+            first = True
+            while data := await reader.read(2**16):
+                if _TOKEN.search(data):
+                    now = time.perf_counter()
+                    gaps.extend([] if first else [1000 * (now - last)])
+                    last, first = now, False
+                if ended := b"data: [DONE]" in data:
+                    break
+            writer.close()
+        finally:
+            if not ended:
+                gaps.append(1000 * (time.perf_counter() - last))
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(0.25)
+
+    watching = asyncio.create_task(watch())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*(read() for _ in range(count)), return_exceptions=True)
+    watching.cancel()
+    return gaps
+
+
+def send(options: argparse.Namespace) -> int:
+    """Send bodies of one kind on many connections, and print how often each status came."""
+    kind, url, key = options.send
+    path, make, right = KINDS[kind]
+    body, parts = make(), urlsplit(url)
+    head = (
+        f"POST {parts.path}/{path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {key if right else 'sk-mr-wrong'}\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode()
+    answers: Counter[str] = Counter()
+
+    async def call(until: float) -> None:
+        while time.monotonic() < until:
+            try:
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            except OSError:
+                answers["refused"] += 1
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                while time.monotonic() < until:
+                    writer.writelines([head, body])
+                    answer, _ = await asyncio.gather(_answer(reader), writer.drain())
+                    answers[answer] += 1
+            except (OSError, asyncio.IncompleteReadError):
+                answers["cut"] += 1
+            finally:
+                writer.close()
+
+    async def run() -> None:
+        until = time.monotonic() + options.seconds
+        print("begins", flush=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(options.seconds + 30):
+                await asyncio.gather(*(call(until) for _ in range(options.connections)))
+        print(json.dumps(answers))
+
+    asyncio.run(run())
+    return 0
+
+
+async def _answer(reader: asyncio.StreamReader) -> str:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    await reader.readexactly(int(length.group(1)) if length else 0)
+    return head.split(b" ", 2)[1].decode()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())
