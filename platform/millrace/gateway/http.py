@@ -292,7 +292,7 @@ class HttpConsumer(AsyncConsumer):
         refused = last and self.body.unread  # the server must not end the request before its body was discarded
         try:
             async with asyncio.timeout(STALLED_SECONDS):
-                await self.base_send({**message, "more_body": True} if refused else message)
+                await self.base_send(dict(message, more_body=True) if refused else message)  # type: ignore[arg-type]
             self._complete = last
         except TimeoutError:
             log.info("client_stalled", request_id=self.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -51,8 +52,9 @@ def message_count(request: InferenceRequest) -> int:
 
 def characters(request: InferenceRequest) -> int:
     """Return the number of characters, or of token ids, in all of the request's prompts."""
+    prompt: Any = request.prompt
     if message_count(request):
-        return sum(len(message["content"]) for message in request.prompt)
+        return sum(len(message["content"]) for message in prompt)
     return sum(map(len, (request.prompt, *request.more_prompts, *request.inputs)))
 
 

@@ -52,9 +52,9 @@ class PromptReader:
             ApiError: 400, it is no proper request; 429 or 503, it cannot be read now.
         """
         if len(body) <= SMALL_BODY_BYTES:
-            request = READERS[reader](body)
-            if prompt_cost(request, len(body)) <= SMALL_PROMPT_COST:
-                return request
+            small = READERS[reader](body)
+            if prompt_cost(small, len(body)) <= SMALL_PROMPT_COST:
+                return small
             await self._admission.charge(key)
         names = self._router.usable_names(key)
         longest = {name: max(model.context_length for model in models) for name, models in names.items()}

@@ -11,7 +11,9 @@ from millrace.gateway.errors import ApiError
 # What is discarded of a body after its request was refused, so that clients that send before they read get the answer.
 DISCARD_BYTES = 16 * 2**20
 DISCARD_SECONDS = 10.0
-DISCARD_PAUSE_SECONDS = 0.01  # between the pieces: discarding must not keep the event loop busy
+DISCARD_PAUSE_SECONDS = 0.01  # between two pieces of a body: discarding must not keep the event loop busy
+DISCARDED_PER_SECOND = 400  # pieces of all bodies together
+_discarding: set[RequestBody] = set()
 
 
 class ClientGone(Exception):
@@ -55,14 +57,17 @@ class RequestBody:
     async def discard(self) -> None:
         """Receive what is left, and keep none of it: for a few seconds, and not without bound."""
         end = self.received + DISCARD_BYTES
+        _discarding.add(self)
         try:
             async with asyncio.timeout(DISCARD_SECONDS):
                 while self.unread and self.received < end:
                     await self._next()
                     if self.unread:
-                        await asyncio.sleep(DISCARD_PAUSE_SECONDS)
+                        await asyncio.sleep(max(DISCARD_PAUSE_SECONDS, len(_discarding) / DISCARDED_PER_SECOND))
         except (TimeoutError, ClientGone):
             pass
+        finally:
+            _discarding.discard(self)
 
     async def _next(self) -> bytes:
         message = await self._receive()
