@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 import structlog
-from django.db import DataError, IntegrityError, connection
+from django.db import DataError, IntegrityError, OperationalError, connection
 
 from billing import holds
 from billing.arrays import array, text_array
@@ -75,10 +75,17 @@ _COLUMNS = {
 _MAKERS = [text_array if kind == "text" else array for kind in _COLUMNS.values()]
 _ARRAYS = ", ".join(f"%s::{kind}[]" for kind in _COLUMNS.values())
 _VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for name in _COLUMNS)
+# A reservation is released early by a gateway or when it is settled: see billing_release_unused and billing_settle.
+_RELEASED_BY = """
+CASE WHEN new.slice_id IS NULL THEN NULL WHEN EXISTS (
+    SELECT FROM billing_earlyrelease r
+    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.leg = new.leg
+) THEN 'gateway' ELSE 'settler' END
+"""
 # NOTE: a value too wide for its column must be refused, not cut: assignment does so, a cast to varchar(n) would not.
 _INSERT = f"""
-INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at)
-SELECT {_VALUES}, statement_timestamp() FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
+INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at, released_by)
+SELECT {_VALUES}, statement_timestamp(), {_RELEASED_BY} FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
 ON CONFLICT (admitted_at, request_id, leg) DO NOTHING
 RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
 """  # noqa: S608  (column names from above, nothing from outside)
@@ -216,6 +223,11 @@ def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
         else:
             reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(fault) else UsageQuarantine.Reason.REFUSED
             _quarantine(rows[0].message, reason, _explain(fault), outcome)
+        return
+    except OperationalError as fault:
+        if not isinstance(fault.__cause__, psycopg.errors.SerializationFailure):
+            raise
+        _store_or_split(rows, outcome)  # a gateway released early between the insert and the settlement
         return
     outcome.settled += len(new)
     if len(new) < len(rows):

@@ -32,6 +32,16 @@ SELECT * FROM billing_lease(%s, %s, %s::bigint[], %s::bigint[], %s::bigint[], %s
 _RETURN: LiteralString = """
 SELECT billing_return(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::boolean[])
 """
+_RELEASE: LiteralString = """
+SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[], %s::smallint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[])
+"""
+_RELEASABLE: LiteralString = """
+SELECT w.id, CASE w.unit WHEN 'requests' THEN 0 ELSE w.held - coalesce((
+    SELECT sum(CASE w.unit WHEN 'money' THEN r.kept_money ELSE r.kept_tokens END)::bigint
+    FROM billing_earlyrelease r JOIN billing_slice s ON s.id = r.slice_id WHERE w.id = ANY(s.windows)), 0) END
+FROM billing_window w WHERE w.id = ANY(%s)
+"""
 _SHEETS: LiteralString = """
 SELECT id, tenant_id, model, tier, effective_from, rates FROM billing_pricesheet WHERE id > %s ORDER BY id
 """
@@ -99,6 +109,20 @@ class Shortage(NamedTuple):
         return self.room + self.elsewhere >= self.needed
 
 
+class UnusedPart(NamedTuple):
+    """The unused part of an ended execution's reservation, and what its settlement needs of the rest."""
+
+    slice_id: int
+    fence: int
+    admitted_at: datetime
+    request_id: str
+    leg: int
+    money: int  # nano-USD, as in Amount
+    tokens: int
+    kept_money: int
+    kept_tokens: int
+
+
 @dataclass
 class Path:
     """The windows that count for some keys: all of them are taken together."""
@@ -106,6 +130,7 @@ class Path:
     tenant_id: int
     windows: tuple[Window, ...]
     slice: Slice | None = None
+    recalled_at: float = float("-inf")  # monotonic: what other gateways could release was waited for then
     scarce_until: float = 0.0  # monotonic: others need what there is, so nothing is leased beyond what a request needs
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one lease at a time
     ids: list[int] = field(init=False)
@@ -174,6 +199,14 @@ class SliceStore:
         """Return what is left of slices that nothing is admitted from any more."""
         rows = [(each.id, each.fence, *each.left, each.left == each.granted) for each in slices]
         await self._ask(_RETURN, [list(column) for column in zip(*rows, strict=True)])
+
+    async def release_unused(self, parts: Sequence[UnusedPart]) -> None:
+        """Release the unused parts of reservations before their settlement. A part that was released is skipped."""
+        await self._ask(_RELEASE, [list(column) for column in zip(*parts, strict=True)])
+
+    async def releasable(self, windows: Sequence[int]) -> dict[int, int]:
+        """Return what is reserved of each window and may be more than what will be used."""
+        return dict(await self._ask(_RELEASABLE, [list(windows)]))
 
     async def load_prices(self, index: PriceIndex) -> None:
         """Add the price sheets that are new."""

@@ -2,7 +2,7 @@
 
 from billing.models.archives import UsageArchive
 from billing.models.budgets import Budget, BudgetAlert
-from billing.models.holds import Adjustment, Correction, Reconciliation, Slice, Window
+from billing.models.holds import Adjustment, Correction, EarlyRelease, Reconciliation, Slice, Window
 from billing.models.invoicing import (
     ADDRESS,
     BillingEntity,
@@ -48,6 +48,7 @@ __all__ = [
     "Correction",
     "CreditGrant",
     "CreditUse",
+    "EarlyRelease",
     "ExchangeRate",
     "Invoice",
     "InvoiceFile",

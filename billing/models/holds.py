@@ -97,6 +97,35 @@ class Slice(models.Model):
         return f"slice {self.pk} of {self.gateway_id}"
 
 
+class EarlyRelease(models.Model):
+    """The unused part of a reservation that a gateway released when the execution ended, before its settlement.
+
+    The settlement deletes the row and releases only the rest of the reservation. Reclaiming the lease deletes it too.
+    """
+
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")
+    admitted_at = models.DateTimeField()
+    request_id = models.CharField(max_length=64)
+    leg = models.SmallIntegerField()
+    slice_id = models.BigIntegerField()
+    money = models.BigIntegerField(help_text="released, in nano-USD")
+    tokens = models.BigIntegerField(help_text="released")
+    kept_money = models.BigIntegerField(help_text="what settlement will use at most, in nano-USD")
+    kept_tokens = models.BigIntegerField(help_text="what settlement will use at most")
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["slice_id"], name="early_release_slice")]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="early_release_counts",
+                condition=Q(money__gte=0, tokens__gte=0, kept_money__gte=0, kept_tokens__gte=0),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.leg}"
+
+
 class Adjustment(models.Model):
     """A correction of a usage event: what it says is added to what the event says. Never changed.
 

@@ -31,6 +31,13 @@ def _counts() -> Q:
     return tokens & times & Q(leg__gte=0, attempt__gte=0, block_size__gte=0)
 
 
+class ReleasedBy(models.TextChoices):
+    """What released the unused part of a reservation: a gateway before the settlement, or the settlement itself."""
+
+    GATEWAY = "gateway"
+    SETTLER = "settler"
+
+
 class UsageEvent(models.Model):
     """What one leg of one request used. Written by the settler alone, never changed (triggers see to that).
 
@@ -81,6 +88,12 @@ class UsageEvent(models.Model):
     changed_at = models.IntegerField(null=True, help_text="the prompt's first token that differs from a known prefix")
     unpinned_tokens = models.IntegerField(db_default=0, help_text="asked to be kept, and not, for want of room")
     settled_at = models.DateTimeField()
+    released_by = models.CharField(
+        max_length=8,
+        choices=ReleasedBy,
+        null=True,
+        help_text="what released the unused part of its reservation; None: nothing was reserved",
+    )
 
     objects = TenantManager()
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ import redis
 from django.db import connection
 
 from billing import holds
-from billing.models import Adjustment, UsageEvent, UsageQuarantine, Window
+from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
 from billing.reconciler import reconcile
 from billing.settler import Settler
 from inference_worker.protocol import USAGE_STREAM
@@ -80,6 +80,22 @@ def lease(cursor: Any, key: KeySnapshot, lasting: timedelta) -> tuple[int, int]:
     return found
 
 
+def release(legs: Sequence[Told]) -> int:
+    """Release early what these legs do not use; how many such releases are not settled."""
+    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+        for leg in legs:
+            envelope = leg.envelope
+            nano = COST, leg.usage.prompt + leg.usage.output
+            at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=envelope.admitted_at)
+            unused = [HOLD - nano[0]], [(envelope.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
+            cursor.execute(
+                """SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[],
+                %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])""",
+                [[envelope.slice_id], [envelope.fence], [at], [envelope.request_id], [envelope.leg], *unused],
+            )
+        return EarlyRelease.objects.count()
+
+
 def die(step: str, time: int) -> int:
     """Run a settler that is killed there; its exit status."""
     parts = urlsplit(os.environ["MILLRACE_DATABASE_URL"])
@@ -105,6 +121,8 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
     )
     refused = [books.leg(books.alive, block_size=-1), books.leg(books.alive, output=5000), b"poison"]
     messages = [*legs, failed, *legs[:3], books.leg(books.reaped), *refused, known[1]]
+    released = release([*legs[::3], known[0]])  # the last one is settled: nothing of it is released
+    assert released == len(legs[::3])
     send(*messages)
     assert die(step, time) == -signal.SIGKILL
     check_invariants()
@@ -117,6 +135,9 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
         assert [each.verdict for each in Everybody(Adjustment).all()] == ["failed"]
         assert {each.used for each in Everybody(Window).all()} == {(LEGS + 2) * COST * 10**6}
         assert broker.xlen(USAGE_STREAM) == 0
+        by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
+        assert by_gateway == {leg.envelope.request_id for leg in legs[::3]}
+        assert release([]) == 0
         send(*messages, *known)
     assert {each.held for each in Everybody(Window).all()} == {(64 - LEGS - 2) * HOLD}
     report = reconcile()

@@ -33,6 +33,7 @@ from inference_worker.protocol import (
     request_log,
 )
 from millrace.cli.stack import HTTP_PROTOCOL
+from millrace.gateway import money, revocation
 from millrace.gateway.cancelling import cancel_and_wait
 from millrace.services.program import die_with_parent, free_port
 from tests.gateway.test_dispatch import Replica
@@ -129,6 +130,7 @@ class Worker:
 class House:
     gateways: dict[str, GatewayProcess]
     worker: Worker
+    settler: subprocess.Popen[bytes]
 
 
 @asynccontextmanager
@@ -140,15 +142,19 @@ async def house(
     *,
     lease: float = LEASE_SECONDS,
     longest: int = REQUEST_SECONDS,
+    recall: float | None = None,
+    poll: float | None = None,
     **kill_at: str,
 ) -> AsyncIterator[House]:
     """Gateways of these names, ready; some die at a step. One settler, and the test's worker. No request runs for
-    more than `longest` seconds."""
+    more than `longest` seconds, a recall waits `recall` seconds, and without a push a change is read after `poll`."""
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
         "MILLRACE_MODELS": f"{MODEL}=embedded",
         "MILLRACE_REQUEST_SECONDS": str(longest),
         "HOUSE_LEASE": str(lease),
+        "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
+        "HOUSE_RECALL": str(recall or money.RECALL_SECONDS),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
     }
     started: dict[str, GatewayProcess] = {}
@@ -170,7 +176,7 @@ async def house(
             for gateway in started.values():
                 while not await gateway.ready():
                     await asyncio.sleep(0.1)
-        yield House(started, worker)
+        yield House(started, worker, settler)
     finally:
         await cancel_and_wait([working, worker.replica._task])
         for process in (settler, *(each.process for each in started.values())):

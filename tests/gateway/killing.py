@@ -10,6 +10,7 @@ from typing import Any
 
 from billing.slices import SliceStore
 from millrace.gateway.dispatch import Dispatcher
+from millrace.gateway.early_release import EarlyReleases
 from millrace.gateway.money import Treasury
 
 # Step -> what is patched, and whether the process dies before it does anything or after it has.
@@ -20,9 +21,12 @@ STEPS: dict[str, tuple[type, str, str]] = {
     "held": (Treasury, "take", "after"),
     "dispatching": (Dispatcher, "_write", "before"),
     "dispatched": (Dispatcher, "_write", "after"),
+    "ended": (EarlyReleases, "end", "before"),
     "recalled": (Treasury, "_recalled", "before"),
     "returning": (SliceStore, "give_back", "before"),
     "returned": (SliceStore, "give_back", "after"),
+    "releasing": (SliceStore, "release_unused", "before"),
+    "released": (SliceStore, "release_unused", "after"),
 }
 
 

@@ -77,6 +77,12 @@ class Purse:
         except ApiError as fault:
             return fault
 
+    async def end(self, admitted: Admitted, **usage: int) -> UsageEvent:
+        """Let a request end; its usage event, not settled yet."""
+        event = admitted.event(**usage)
+        await self.treasury.early.end(event.envelope, admitted.terms, event.usage)
+        return event
+
     async def admit_when_told(self, **asked: Any) -> Admitted | ApiError:
         """The same of a caller that comes again, as SDKs do, while it is told to come later."""
         while isinstance(found := await self.admit(**asked), ApiError) and found.status == 503:
@@ -117,6 +123,7 @@ async def purse(url: str, key: KeySnapshot, name: str = "gw-a") -> AsyncIterator
         store = SliceStore(pool, name, REQUEST_SECONDS)
         treasury = Treasury(store, broker, broker)
         await store.load_prices(treasury.prices)
+        treasury.polled(float("inf"))  # tests apply changes themselves
         await treasury.start()
         await asyncio.sleep(0.05)  # it listens now, or when it is asked again
         try:

@@ -19,6 +19,7 @@ from billing.pricing import Component, PriceSheet, Rate, Tier
 from billing.slices import Amount
 from millrace.gateway import money
 from millrace.gateway.admission import Demand
+from millrace.gateway.bills import Bill
 from millrace.gateway.errors import ApiError
 from millrace.gateway.routing import Candidate
 from tenants import actions
@@ -78,7 +79,7 @@ def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
         for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
     )
     demand = Demand("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
-    assert money.Bill(demand, prices[::order]).amount(4096).money == 10 * HOLD
+    assert Bill(demand, prices[::order]).amount(4096).money == 10 * HOLD
 
 
 # Periods.

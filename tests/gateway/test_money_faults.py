@@ -62,6 +62,9 @@ class World:
         self.chance.shuffle(self.flying)
         ended = [self.flying.pop() for _ in range(min(len(self.flying), self.chance.randint(1, 6)))]
         events = [self._end(each) for each in ended]
+        for each, event in zip(ended, events, strict=True):
+            if self.chance.random() < 0.7:
+                await self._release(each, event)
         again = self.chance.sample(self.told, min(2, len(self.told)))
         self.told += events
         messages = [*events, *again, *self.chance.sample(events, len(events) // 2)]
@@ -74,6 +77,33 @@ class World:
             self.told.append(admitted.event(uncached=10_000, output=output))  # a completed one that loses
             return admitted.event("failed", uncached=0)
         return admitted.event(uncached=10_000, output=output)
+
+    async def _release(self, admitted: Admitted, event: Any) -> None:
+        """Its gateway, or one that has forgotten a lost answer, sees the end and releases what is not used."""
+        gateway = self.chance.choice(self.gateways)
+        if event.verdict == "failed":  # it had ended well, and then its caller got an error
+            event = admitted.event(uncached=10_000, output=min(admitted.terms.max_tokens, 500))
+        if self.chance.random() < 0.5:
+            gateway.treasury.early.contend(admitted.terms.windows)
+        await gateway.treasury.early.end(event.envelope, admitted.terms, event.usage)
+
+    async def end(self) -> None:
+        """Some end, are released and not settled, some of them twice; then their messages come in any order."""
+        self.chance.shuffle(self.flying)
+        ended = [self.flying.pop() for _ in range(min(len(self.flying), self.chance.randint(1, 6)))]
+        events = [self._end(each) for each in ended]
+        pairs = list(zip(ended, events, strict=True))
+        for each, event in [*pairs, *self.chance.sample(pairs, len(pairs) // 2)]:
+            await self._release(each, event)
+        await see()
+        self.told += events
+        if self.chance.random() < 0.5:  # the settlement and the release of the same, at the same time
+            windows = {window for each in ended for window in each.terms.windows}
+            releases = [gateway.treasury.early.release(windows) for gateway in self.gateways]
+            await asyncio.gather(sync_to_async(tell, thread_sensitive=False)(*events), *releases)
+
+    async def settle_what_was_told(self) -> None:
+        await sync_to_async(tell)(*self.chance.sample(self.told, len(self.told)))
 
     async def lose(self) -> None:
         """A gateway dies with what it holds; another takes its place."""
@@ -120,7 +150,7 @@ class World:
         await sync_to_async(reap_all)()
 
 
-OFTEN = ("admit", "admit", "admit", "settle", "settle")
+OFTEN = ("admit", "admit", "admit", "settle", "settle", "end", "end", "settle_what_was_told")
 STEPS = (*OFTEN, "lose", "forget_requests", "break_database", "kill_settler", "reap")
 
 

@@ -18,6 +18,7 @@ from django.db import connection
 
 from billing.actions.budgets import do_make_budget, do_remove_budget
 from billing.models import Budget, Slice, UsageEvent, Window
+from millrace.gateway.early_release import CONTENDED_SECONDS
 from tenants import actions
 from tenants.models import Tenant
 from tests.balance import assert_books_balance
@@ -124,6 +125,65 @@ async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
             await eventually(lambda: is_held(0))
             await see()
             await sync_to_async(do_remove_budget)(budget)
+
+
+async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
+    broker: redis.Redis, tenant: Tenant, secret: str, database: str
+) -> None:
+    """The budget has room for one reservation beside what the others used. Nothing is settled meanwhile, and the
+    requests go to two gateways in turn, each after the last byte of the one before."""
+    async with house(broker, database, secret, "ab") as inside:
+        hold = await hold_of_one(inside)
+        a, b = inside.gateways.values()
+        await all_settled(inside)
+        inside.settler.send_signal(signal.SIGSTOP)
+        usage = inside.worker.answered[-1].usage
+        cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
+        number = 20
+        budget = await set_budget(tenant, hold + (number - 1) * cost)
+        await all_know(budget, hold, a, b)
+        for count in range(number):
+            answer = await (a, b)[count % 2].ask()
+            assert answer is not None
+            assert answer.status_code == 200, (count, answer.text)
+            await see()
+        refused = await a.ask()
+        assert refused is not None
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
+        assert int(refused.headers["retry-after"]) > 60  # nothing but the next month makes room
+        inside.settler.send_signal(signal.SIGCONT)
+        await all_settled(inside)
+        await eventually(lambda: is_held(0))
+        assert await used() == number * (usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000)
+        events = [each for each in await settled_events() if each.slice_id is not None]
+        assert [each.released_by for each in events] == ["gateway"] * number
+        await see()
+
+
+async def test_what_another_gateway_has_not_released_is_recalled(
+    broker: redis.Redis, tenant: Tenant, secret: str, database: str
+) -> None:
+    """While there is room, a gateway leaves the unused part to the settlement. It releases it before another gateway
+    rejects a request, though nothing is settled."""
+    async with house(broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
+        hold = await hold_of_one(inside)
+        a, b = inside.gateways.values()
+        await all_settled(inside)
+        inside.settler.send_signal(signal.SIGSTOP)
+        limit = 60 * hold
+        budget = await set_budget(tenant, limit)
+        await all_know(budget, hold, a, b)
+        await asyncio.sleep(CONTENDED_SECONDS + 1)  # it was contended just now
+        for _ in range(10):
+            assert await passes(await a.ask_until_told())
+        usage = inside.worker.answered[-1].usage
+        cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
+        assert await held() > 10 * cost + 10 * (hold - cost) // 2  # the unused parts are reserved still
+        assert await passes(await b.ask_until_told(_tokens(limit - 10 * cost, hold)))
+        await see()
+        inside.settler.send_signal(signal.SIGCONT)
+        await all_settled(inside)
+        await see()
 
 
 async def done(asked: list[asyncio.Task[Any]], number: int) -> bool:
@@ -261,12 +321,12 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
     async with house(broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
         hold = await hold_of_one(inside)
         budget = await set_budget(tenant, limit := 60 * hold)
+        assert budget.pending_gateways == ()
         healthy = inside.gateways["healthy"]
-        await all_know(budget, hold, healthy)  # the others have not looked yet
         for name, step in kill_at.items():
             victim = inside.gateways[name]
             answer = await victim.ask_until_told()
-            if step in ("recalled", "returning", "returned"):
+            if step in ("recalled", "returning", "returned", "releasing", "released"):
                 assert answer is not None, step
                 assert answer.status_code == 200, answer.text
                 await all_settled(inside)

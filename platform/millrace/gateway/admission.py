@@ -17,6 +17,7 @@ import structlog
 
 from billing.pricing import PriceSheet
 from inference_worker.engine.request import ServiceClass, TokenUsage
+from inference_worker.protocol import Envelope
 from millrace.gateway import rates
 from millrace.gateway.errors import OVERLOADED, ApiError, invalid
 from millrace.gateway.limits import ENFORCED, LEASE_MS, Check, Cost, LimitStore, Standing, Taken, checks_of
@@ -96,6 +97,9 @@ class Admission(Protocol):
         Raises:
             ApiError: 429, a limit on requests does not allow it.
         """
+
+    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+        """Release what an execution with this usage leaves of its reservation. Call it before its end is sent."""
 
     async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
         """How the limits stand, for an answer to which nothing was admitted."""
@@ -186,6 +190,9 @@ class LimitAdmission:
         except redis.RedisError:
             return []  # the answer itself matters more
         return standings
+
+    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+        return  # rate limits are refunded when the ticket is closed
 
     async def give_back(self, taken: Taken, unused: Cost) -> None:
         """Return what a request did not use, and its places. Lost with the broker: buckets drain, leases end."""

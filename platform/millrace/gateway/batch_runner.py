@@ -215,8 +215,9 @@ class BatchRunner:
             raise NotNow(1) from None
         except ApiError as fault:
             lost = fault.code == "worker_lost"
-            if fault.retry_after is not None and not (lost and line.losses + 1 >= MOST_LOSSES):
-                raise NotNow(fault.retry_after, lost=lost) from None
+            retryable = fault.retry_after is not None and fault.type != "insufficient_quota"
+            if retryable and not (lost and line.losses + 1 >= MOST_LOSSES):
+                raise NotNow(fault.retry_after or 1, lost=lost) from None
             return _told(line, fault, trail)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)

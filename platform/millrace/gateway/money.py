@@ -5,7 +5,8 @@ gateways are asked to return what they have not admitted (`RECALL`); they do so 
 does not answer might have admitted stays held until nothing of it can run any more: if only that is in the way, the
 answer is "later" (503) and not "no" (429).
 
-The gateway never gives a hold back: the usage event of the leg, whoever writes it, lets the settler do that.
+The usage event of an execution releases its reservation when the settler settles it. While a budget is contended the
+gateway releases the unused part before: see early_release.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
@@ -24,12 +24,16 @@ import redis.asyncio as redis
 import structlog
 from psycopg_pool import PoolTimeout
 
-from billing.pricing import PriceIndex, PriceSheet, Tier, UnknownPriceError, affordable_output, hold_nano
+from billing.pricing import PriceIndex, Tier, UnknownPriceError
 from billing.slices import UNITS, Amount, Path, Shortage, Slice, SliceStore
-from inference_worker.engine.request import ServiceClass
+from inference_worker.engine.request import ServiceClass, TokenUsage
+from inference_worker.protocol import Envelope
 from millrace.gateway import refusals
 from millrace.gateway.admission import Admission, Demand, Terms, Ticket
+from millrace.gateway.authentication import FRESH_SECONDS
+from millrace.gateway.bills import Bill
 from millrace.gateway.cancelling import cancel_and_wait
+from millrace.gateway.early_release import EarlyReleases
 from millrace.gateway.errors import OVERLOADED, ApiError
 from millrace.gateway.limits import Standing
 from tenants.changes import Change
@@ -41,6 +45,7 @@ RECALL = "millrace:recall"  # a channel in Valkey: the ids of windows that are s
 RECALL_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
 LEASE_ANSWER_SECONDS = 2.0  # a database that does not say in so long is as good as away
+RECALLED_SECONDS = 5.0  # so long after a recall the other gateways keep nothing that they could release
 PRICES_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
 TIERS = {
@@ -53,48 +58,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
-@dataclass(frozen=True)
-class Bill:
-    """What a request may cost, for a number of output tokens."""
-
-    demand: Demand
-    sheets: tuple[PriceSheet, ...]  # of each candidate that has one; the first is pinned
-
-    def amount(self, max_tokens: int) -> Amount:
-        """What must be held so that no candidate can cost more."""
-        demand = self.demand
-        money = max(
-            hold_nano(
-                sheet,
-                demand.prompt_tokens,
-                max_tokens,
-                demand.admitted_at,
-                n=demand.sequences,
-                writes_5m=demand.writes_5m,
-                writes_1h=demand.writes_1h,
-            )
-            for sheet in self.sheets
-        )
-        return Amount(money, demand.prompt_tokens + max_tokens * demand.sequences, 1)
-
-    def affordable(self, left: Amount) -> int:
-        """How many output tokens what is left is enough for."""
-        demand = self.demand
-        money = min(
-            affordable_output(
-                sheet,
-                demand.prompt_tokens,
-                left.money,
-                demand.admitted_at,
-                n=demand.sequences,
-                writes_5m=demand.writes_5m,
-                writes_1h=demand.writes_1h,
-            )
-            for sheet in self.sheets
-        )
-        return min(money, (left.tokens - demand.prompt_tokens) // demand.sequences)
-
-
 class Treasury:
     """The prices, paths and slices of one gateway."""
 
@@ -103,12 +66,15 @@ class Treasury:
         self._broker = broker
         self._patient = patient
         self.prices = PriceIndex()
+        self.early = EarlyReleases(store)
+        self._polled_at = float("-inf")  # monotonic
         self._by_key: dict[int, Path] = {}  # key -> its path
         self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
         self._unreturned: list[tuple[Path, Slice]] = []
         self._to_return = asyncio.Event()
         self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
         self._changes = 0
+        self._listening = False  # whether recalls reach this gateway
         self._tasks: list[asyncio.Task[None]] = []
         self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
         self._given_up: dict[asyncio.Task[Slice | list[Shortage]], Path] = {}  # those nobody waits for any more
@@ -130,25 +96,33 @@ class Treasury:
         self._by_key = {key: path for key, path in self._by_key.items() if path.tenant_id not in tenants}
         self._seal([path for path in self._paths.values() if path.tenant_id in tenants])
 
+    def polled(self, at: float) -> None:
+        """Remember that all changes up to the monotonic time `at` were read and applied."""
+        self._polled_at = at
+
     def forget(self) -> None:
         """Changes may have gone by unseen."""
         self._changes += 1
         self._by_key.clear()
         self._seal(list(self._paths.values()))
 
-    def bill(self, demand: Demand) -> Bill:
+    def bill(self, demand: Demand, *, all_billed: bool = False) -> Bill:
         """Pin the price.
 
+        Args:
+            all_billed: every candidate runs and is billed; else one of them is.
+
         Raises:
-            ApiError: 503, nobody has set one. It is never free.
+            ApiError: 503, a price that is needed is missing. It is never free.
         """
         find, tenant, at = self.prices.find, demand.key.tenant_id, demand.admitted_at
         sheets = [
             find(tenant, candidate.model.name, TIERS[demand.service_class], at) for candidate in demand.candidates
         ]
-        if sheets[0] is None:
-            raise refusals.unpriced(demand.candidates[0].model.name)
-        return Bill(demand, tuple(sheet for sheet in sheets if sheet is not None))
+        needed = sheets if all_billed else sheets[:1]
+        if None in needed:
+            raise refusals.unpriced(demand.candidates[needed.index(None)].model.name)
+        return Bill(demand, tuple(sheet for sheet in sheets if sheet is not None), all_billed=all_billed)
 
     async def take(self, bill: Bill, max_tokens: int) -> Terms:
         """Hold what the request may cost.
@@ -181,8 +155,15 @@ class Treasury:
         return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows)
 
     def _known(self, demand: Demand) -> Path | None:
+        """Return the key's windows if no change of budgets can have been missed."""
         path = self._by_key.get(demand.key.key_id)
-        return path if path is not None and path.starts <= demand.admitted_at < path.ends else None
+        if path is None or self._is_stale():
+            return None
+        return path if path.starts <= demand.admitted_at < path.ends else None
+
+    def _is_stale(self) -> bool:
+        """Return whether changes may have been missed, such as after a pause of this process."""
+        return time.monotonic() - self._polled_at >= FRESH_SECONDS
 
     async def _open(self, demand: Demand) -> Path:
         """Find the windows on the key's way at that instant."""
@@ -200,6 +181,8 @@ class Treasury:
                 if known is not None:
                     known.windows = windows  # their names and modes may have changed
                     path = known
+                    if self._is_stale():
+                        self._seal([path])  # leased under limits that may have been lowered
                 else:
                     self._paths[ids] = path
             if changes == self._changes:
@@ -227,7 +210,14 @@ class Treasury:
             found = leased
         if in_doubt or self._is_in_doubt(path):
             raise _unavailable(TimeoutError("a lease was given up, and may be what is in the way"))
-        raise refusals.refusal(found)
+        raise await self._refusal(found)
+
+    async def _refusal(self, shortages: Sequence[Shortage]) -> ApiError:
+        try:
+            releasable = await self._store.releasable([each.window.id for each in shortages])
+        except _UNREACHABLE as fault:
+            return _unavailable(fault)
+        return refusals.refusal(shortages, releasable)
 
     def _is_in_doubt(self, path: Path) -> bool:
         """Whether the part of a request that did not wait for it, or not long enough, is not back in these windows."""
@@ -235,27 +225,42 @@ class Treasury:
         return any(not set(path.ids).isdisjoint(each.ids) for each in out)
 
     async def _recall_until(self, path: Path, amount: Amount, floor: Amount) -> Slice | list[Shortage]:
-        """Take the amount, once others have given back what is short of it; or what still is short then. Where `floor`
-        would do as well, all is waited for that may come back."""
+        """Take the amount, once this gateway and the others have released what they can; or return what is short then.
+
+        If `floor` would do as well, wait for everything that other gateways may return.
+        """
         ends = asked = 0.0
         while True:
             found = await self._lease(path, amount, amount, take=True)
-            if isinstance(found, Slice) or not _recallable(found, floor):
+            if isinstance(found, Slice):
                 return found
+            if await self.early.release(path.ids):
+                continue
             now = time.monotonic()
-            ends = ends or now + RECALL_SECONDS
-            if now >= ends:
+            wait = _recallable(found, floor) or now - path.recalled_at > RECALLED_SECONDS
+            if not wait or (ends and now >= ends):
                 return found
+            ends = ends or now + RECALL_SECONDS
             if now - asked > RECALL_SECONDS / 3:
                 asked = now
-                await self._ask_for(found)
+                others = await self._ask_for(found)
+                if not (others or _recallable(found, floor)):
+                    path.recalled_at = now
+                    return found
             await asyncio.sleep(ASK_AGAIN_SECONDS)
+            if time.monotonic() >= ends:
+                path.recalled_at = time.monotonic()
 
-    async def _ask_for(self, shortages: Sequence[Shortage]) -> None:
+    async def _ask_for(self, shortages: Sequence[Shortage]) -> bool:
+        """Recall what the other gateways can return or release of these windows. False: there are no others."""
+        windows = [each.window.id for each in shortages]
+        self.early.contend(windows)
         try:
-            await self._broker.publish(RECALL, msgspec.msgpack.encode([each.window.id for each in shortages]))
+            heard = int(await self._broker.publish(RECALL, msgspec.msgpack.encode(windows)))
+            return heard > int(self._listening)
         except redis.RedisError as fault:
             log.warning("recall_not_sent", error=str(fault))
+            return False
 
     async def _lease(self, path: Path, amount: Amount, floor: Amount, *, take: bool) -> Slice | list[Shortage]:
         """Lease a slice, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
@@ -282,6 +287,8 @@ class Treasury:
             if isinstance(found, Slice) and time.monotonic() >= found.until:  # this process was stopped meanwhile
                 self._return_later(path, found)
                 raise _unavailable(TimeoutError("the lease had ended when it was told"))
+            if isinstance(found, list) or found.sealed:
+                self.early.contend(path.ids)
             if isinstance(found, Slice) and take:
                 self._keep(path, found, amount)
             return found
@@ -355,11 +362,13 @@ class Treasury:
             try:
                 async with self._patient.pubsub(ignore_subscribe_messages=True) as pubsub:
                     await pubsub.subscribe(RECALL)
+                    self._listening = True
                     while True:
                         message = await pubsub.get_message(timeout=30)
                         if message is not None:
                             await self._recalled(set(msgspec.msgpack.decode(message["data"], type=list[int])))
             except (redis.RedisError, OSError) as fault:
+                self._listening = False
                 log.warning("broker_unreachable", error=str(fault))
                 await asyncio.sleep(1)
 
@@ -369,7 +378,8 @@ class Treasury:
         for path in paths:
             path.scarce_until = time.monotonic() + RECALL_SECONDS
         self._seal(paths)
-        await self._return_all()
+        self.early.contend(windows)
+        await asyncio.gather(self._return_all(), self.early.release(windows))
 
     async def _keep_prices(self) -> None:
         while True:
@@ -409,6 +419,9 @@ class MoneyAdmission:
 
     async def charge(self, key: KeySnapshot) -> None:
         await self._limits.charge(key)
+
+    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+        await self._treasury.early.end(envelope, terms, usage)
 
     async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
         return await self._limits.standing(key)

@@ -1,12 +1,12 @@
-"""Refusals for want of money: by which budget, how much was left, when that changes."""
+"""Rejections by budgets and quotas: which one, what it has left, and what would let the request pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from billing.amounts import decimal
-from billing.slices import Shortage
+from billing.slices import Shortage, Window
 from millrace.gateway.errors import OVERLOADED, ApiError
 
 _PERIODS = {"day": "daily ", "month": "monthly ", "lifetime": ""}
@@ -16,9 +16,12 @@ def unpriced(model: str) -> ApiError:
     return ApiError("model_not_priced", f"The model {model!r} has no price yet; please contact the operator.", "model")
 
 
-def refusal(shortages: Sequence[Shortage]) -> ApiError:
-    """Why these windows do not let the request pass. Where something is only held by a gateway that does not answer, it
-    may pass later."""
+def refusal(shortages: Sequence[Shortage], releasable: Mapping[int, int]) -> ApiError:
+    """Build the rejection of a request that these windows have no room for.
+
+    Args:
+        releasable: what running requests reserve of each window and may not use.
+    """
     final = [shortage for shortage in shortages if not shortage.recallable]
     if not final:
         now = datetime.now(UTC)
@@ -27,13 +30,15 @@ def refusal(shortages: Sequence[Shortage]) -> ApiError:
         return ApiError(OVERLOADED, text, retry_after=max(1.0, seconds))
     worst = final[0]
     window, left = worst.window, max(0, worst.room)
-    resets = f" It resets at {window.ends.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}." if window.ends else ""
+    reserved = releasable.get(window.id, 0)
+    may_settle = worst.room + reserved >= worst.needed
     code = "budget_exceeded" if window.unit == "money" else "quota_exceeded"
     kind = "budget" if window.unit == "money" else f"{window.unit} quota"
     return ApiError(
         code,
         f"The {_PERIODS[window.period]}{kind} {window.name!r} does not allow this request: {_amount(window.unit, left)}"
-        f" left, up to {_amount(window.unit, worst.needed)} needed.{resets}",
+        f" left, up to {_amount(window.unit, worst.needed)} needed. {_advice(window, reserved if may_settle else 0)}",
+        retry_after=1 if may_settle else _seconds_until(window.ends),
         bound={
             "kind": "budget",
             "id": window.budget_id,
@@ -45,6 +50,28 @@ def refusal(shortages: Sequence[Shortage]) -> ApiError:
             "resets_at": window.ends and window.ends.astimezone(UTC).isoformat(),
         },
     )
+
+
+def _advice(window: Window, reserved: int) -> str:
+    """Describe what would let the request pass. `reserved`: what running requests reserve, if it would be enough."""
+    texts = []
+    if reserved:
+        texts.append(
+            f"Running requests reserve {_amount(window.unit, reserved)} and release what they do not use when they end."
+        )
+    if window.unit != "requests":
+        texts.append("A smaller request needs less.")
+    if window.ends:
+        texts.append(f"The {'quota' if window.unit != 'money' else 'budget'} resets at {_time(window.ends)}.")
+    return " ".join(texts) or "It does not reset. Raise the quota."
+
+
+def _seconds_until(at: datetime | None) -> float | None:
+    return None if at is None else (at - datetime.now(UTC)).total_seconds()
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _amount(unit: str, amount: int) -> str:

@@ -219,7 +219,7 @@ class InferenceService:
                 self._metrics.time_to_first_token.labels(call.model).observe(call.first_at - call.started)
             if isinstance(event, End):
                 call.generation.ended = True
-                call.usage = event.usage
+                await self._record_usage(call, event.usage)
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
             elif isinstance(event, Tokens):
@@ -229,6 +229,11 @@ class InferenceService:
             yield event
             if isinstance(event, End):
                 return
+
+    async def _record_usage(self, call: Call, usage: TokenUsage) -> None:
+        """Record what the execution used, and release the rest of its reservation."""
+        call.usage = usage
+        await self._admission.end(call.generation.job.envelope, call.ticket.terms, usage)
 
     def writer(self, form: Form) -> Writer:
         """For an answer that is followed.
@@ -388,7 +393,7 @@ class InferenceService:
             async with asyncio.timeout(END_SECONDS if coming else 0):
                 while not isinstance(event := await call.generation.next_event(), Failed):
                     if isinstance(event, End):
-                        call.usage = event.usage
+                        await self._record_usage(call, event.usage)
                         return
                     if isinstance(event, Tokens):
                         call.tokens_seen += len(event.token_ids)
