@@ -23,6 +23,8 @@ from typing import Any, LiteralString, NamedTuple
 
 CHANNEL = "millrace:changes"  # in Valkey: a message says that a poll now is worth it
 RETENTION_SECONDS = 3600
+GATEWAYS_KEY = "gateways"  # in Valkey: a set of the ids of gateways; each that lives has its `presence_key` too
+APPLIED_SECONDS = 60
 
 NOW: LiteralString = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 # One parameter: the horizon. The last row is always the next horizon, with nulls for a change.
@@ -44,6 +46,16 @@ WHERE tenants_keyuse.last_used_at < excluded.last_used_at
 
 # Parameters: the hash a key is stored under, the one under the newest pepper, and that pepper's id.
 REHASH: LiteralString = "SELECT tenants_rehash_key(%s, %s, %s)"
+
+
+def presence_key(gateway_id: str) -> str:
+    """Return the key in Valkey that exists while the gateway lives."""
+    return f"gateway:{gateway_id}"
+
+
+def applied_key(change_id: int) -> str:
+    """Return the key in Valkey of the set of gateways that have applied a change of limits or budgets."""
+    return f"changes:applied:{change_id}"
 
 
 class Change(NamedTuple):

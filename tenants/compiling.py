@@ -43,9 +43,9 @@ def recompile(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -
     transaction.on_commit(partial(tell_gateways, compiled, tenant.pk))
 
 
-def note(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -> None:
+def note(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -> ChangeLog:
     """Write a row of the change log."""
-    ChangeLog.objects.create(kind=kind, tenant_id=tenant.pk, key_id=None if key is None else key.pk)
+    return ChangeLog.objects.create(kind=kind, tenant_id=tenant.pk, key_id=None if key is None else key.pk)
 
 
 def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:

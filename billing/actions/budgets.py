@@ -1,8 +1,13 @@
-"""Verbs on budgets and quotas. What they say holds in every gateway within a second, as do limits."""
+"""Actions on budgets and quotas.
+
+A new or changed budget has taken effect in every live gateway when its action returns, but for `pending_gateways`. In
+an outer transaction that is so when that transaction has been committed.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from billing.models import Budget
@@ -10,6 +15,7 @@ from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
 from tenants.compiling import note
 from tenants.models import ApiKey, ChangeLog, Membership, Project, Tenant, User
+from tenants.propagation import Pending, after_commit
 
 CHANGEABLE = (
     *("name", "amount", "mode", "clamp", "raise_amount", "raise_until", "rollover_cap"),
@@ -40,7 +46,7 @@ def do_make_budget(
         _check(budget)
         budget.save(force_insert=True)
         audit.record("budget.make", budget, tenant_id=locked.pk, after=audit.described(budget))
-        note(locked, ChangeLog.Kind.LIMITS)
+        after_commit(note(locked, ChangeLog.Kind.LIMITS), partial(_report, budget))
     return budget
 
 
@@ -60,7 +66,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
         _check(found)
         found.save(update_fields=list(fields))
         audit.record("budget.change", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
-        note(tenant, ChangeLog.Kind.LIMITS)
+        after_commit(note(tenant, ChangeLog.Kind.LIMITS), partial(_report, found))
     return found
 
 
@@ -76,6 +82,10 @@ def do_remove_budget(budget: Budget) -> bool:
         audit.record("budget.remove", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
         note(tenant, ChangeLog.Kind.LIMITS)
     return True
+
+
+def _report(budget: Budget, pending: Pending) -> None:
+    budget.pending_gateways = pending
 
 
 def _active(tenant: Tenant, budget: Budget) -> Budget:

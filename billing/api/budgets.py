@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from django.db import transaction
 from django.db.models import Q
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -62,7 +63,7 @@ class BudgetOut(serializers.ModelSerializer[Budget]):
 
     class Meta:
         model = Budget
-        fields = (
+        fields: tuple[str, ...] = (
             *("id", "name", "project_id", "key_id", "member_id", "unit", "period", "amount", "mode", "clamp"),
             *("raise_amount", "raise_until", "rollover_cap", "thresholds", "alert_forecast", "active"),
             *("created_at", "window"),
@@ -73,6 +74,21 @@ class BudgetOut(serializers.ModelSerializer[Budget]):
         """The period under way; null until a request has needed it."""
         found = self.context["windows"].get(budget.pk)
         return None if found is None else dict(WindowOut(found, context={"budget": budget}).data)
+
+
+class BudgetSaved(BudgetOut):
+    pending_gateways = serializers.ListField(
+        child=serializers.CharField(),
+        allow_null=True,
+        help_text=(
+            "Gateways in which the change has not taken effect within a second. Null: it is not known, as in an answer"
+            " that is repeated for its Idempotency-Key."
+        ),
+    )
+
+    class Meta(BudgetOut.Meta):
+        fields = (*BudgetOut.Meta.fields, "pending_gateways")
+        read_only_fields = fields
 
 
 class BudgetChange(Strict):
@@ -134,6 +150,18 @@ def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
     return [dict(BudgetOut(each, context={"windows": windows}).data) for each in budgets]
 
 
+def _saved(view: TenantView, budget: Budget, status: int) -> Response:
+    """The budget, and once it is committed the gateways in which it has not taken effect."""
+    with view.scope():
+        fields: dict[str, Any] = _out([budget])[0] | {"pending_gateways": None}
+
+    def add_pending() -> None:
+        fields["pending_gateways"] = None if budget.pending_gateways is None else list(budget.pending_gateways)
+
+    transaction.on_commit(add_pending)
+    return Response(fields, status=status)
+
+
 @extend_schema(tags=["budgets"])
 class Budgets(TenantView):
     serializer_class = BudgetOut
@@ -148,7 +176,7 @@ class Budgets(TenantView):
             found = self.paginate_queryset(self.rows(Budget).filter(**asked.filters()).order_by("-pk"))
             return self.get_paginated_response(_out(list(found or [])))
 
-    @extend_schema(operation_id="budgets_make", parameters=[HEADER], request=BudgetIn, responses={201: BudgetOut})
+    @extend_schema(operation_id="budgets_make", parameters=[HEADER], request=BudgetIn, responses={201: BudgetSaved})
     @idempotent
     def post(self, request: Request) -> Response:
         """Make one. It counts from now on."""
@@ -161,8 +189,7 @@ class Budgets(TenantView):
             member=None if membership is None else membership.user,
             **fields,
         )
-        with self.scope():
-            return Response(_out([budget])[0], status=201)
+        return _saved(self, budget, 201)
 
     def _named(self, model: Any, field: str, pk: int | None) -> Any:
         if pk is None:
@@ -188,10 +215,11 @@ class BudgetDetail(TenantView):
     def get(self, request: Request, pk: int) -> Response:
         return self._answer(self.find(Budget, pk))
 
-    @extend_schema(operation_id="budget_change", request=BudgetChange)
+    @extend_schema(operation_id="budget_change", request=BudgetChange, responses=BudgetSaved)
     def patch(self, request: Request, pk: int) -> Response:
         """Change it, for the period under way too."""
-        return self._answer(do_change_budget(self.find(Budget, pk), **given(BudgetChange, request.data, partial=True)))
+        changed = do_change_budget(self.find(Budget, pk), **given(BudgetChange, request.data, partial=True))
+        return _saved(self, changed, 200)
 
     @extend_schema(operation_id="budget_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:

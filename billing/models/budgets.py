@@ -74,6 +74,7 @@ class Budget(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
+    pending_gateways: tuple[str, ...] | None = None  # those that have not applied the last change; None: not known
 
     class Meta:
         constraints: ClassVar = [

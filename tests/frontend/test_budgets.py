@@ -17,7 +17,8 @@ from billing.alerts import check_thresholds
 from billing.models import Budget, BudgetAlert, UsageEvent, Window
 from frontend.screens.budgets.alerts import how_told
 from frontend.screens.budgets.amounts import MOST, Amount, parse, typed
-from tenants import actions
+from frontend.screens.budgets.effect import effect_of
+from tenants import actions, propagation
 from tenants.actions.webhooks import do_create_endpoint
 from tenants.mails import send_mails
 from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
@@ -73,6 +74,23 @@ def test_what_is_no_amount_of_money_is_refused(text):
 
 def test_parts_of_a_token_count_as_one():
     assert Amount("tokens", 1_000_001).text == "2 tokens"
+
+
+def test_the_toast_says_where_a_change_has_taken_effect():
+    budget = Budget()
+    assert effect_of(budget) == "The change takes effect in every gateway within a second."
+    budget.pending_gateways = ()
+    assert effect_of(budget) == "The change has taken effect in every gateway."
+    budget.pending_gateways = ("gw-a", "gw-b")
+    assert "do not respond: gw-a, gw-b." in effect_of(budget)
+
+
+@db
+def test_a_new_budget_names_the_gateways_that_have_not_applied_it(client, acme, monkeypatch):
+    monkeypatch.setattr(propagation, "wait_for_gateways", lambda _: ("gw-silent",))
+    assert "do not respond: gw-silent." in client.post("/t/acme/budgets/new", NEW, follow=True).content.decode()
+    path = f"/t/acme/budgets/{Everybody(Budget).get().pk}"
+    assert "gw-silent" in client.post(f"{path}/edit", NEW | {"amount": "0.02"}, follow=True).content.decode()
 
 
 @db

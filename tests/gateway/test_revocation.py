@@ -39,7 +39,7 @@ class Watched:
     def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
         self.live = LiveRequests()
         self.keys = KeyStore(broker, database, platform_settings().key_peppers)
-        self.watcher = ChangeWatcher(database, broker, self.keys, self.live)
+        self.watcher = ChangeWatcher(database, broker, self.keys, self.live, gateway_id="gw-test")
 
     async def fault(self, secret: str) -> str | None:
         """Why the key may not be used; None if it may."""

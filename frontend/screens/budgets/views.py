@@ -18,6 +18,7 @@ from frontend.metering import metering
 from frontend.panels import Panel, Panels
 from frontend.screens.budgets import alerts, limits, one, page, sets, trying
 from frontend.screens.budgets.amounts import Amount, typed
+from frontend.screens.budgets.effect import effect_of
 from frontend.screens.budgets.forms import BudgetForm, NewBudget, RaiseForm
 from frontend.screens.budgets.scopes import choices, whose
 from frontend.shell import Crumb
@@ -78,7 +79,7 @@ def new_budget(visit: Visit) -> HttpResponse:
 
     if visit.request.method == "POST":
         if carried := carry_out(form, make):
-            return done(visit, visit.url("budgets"), f"{carried.value.name} holds from now on.")
+            return done(visit, visit.url("budgets"), f"{carried.value.name} was created. {effect_of(carried.value)}")
         return refused(visit, "budgets/form.html", "New budget", form, **given)
     return show(visit, "budgets/form.html", "New budget", form=form, **given)
 
@@ -91,7 +92,7 @@ def edit_budget(visit: Visit) -> HttpResponse:
     given = _given(visit, "Save", back, row) | {"try_url": f"{visit.url('budgets-try')}?budget={row.pk}"}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: do_change_budget(row, **form.chosen())):
-            return done(visit, back, f"{carried.value.name} was changed.")
+            return done(visit, back, f"{carried.value.name} was changed. {effect_of(carried.value)}")
         return refused(visit, "budgets/form.html", f"Edit {row.name}", form, **given)
     return show(visit, "budgets/form.html", f"Edit {row.name}", form=form, **given)
 
@@ -116,7 +117,8 @@ def raise_budget(visit: Visit) -> HttpResponse:
     if visit.request.method == "POST":
         if carried := carry_out(form, raise_it):
             more = Amount.whole(row.unit, carried.value.raise_amount).text
-            return done(visit, visit.url("budgets"), f"{row.name} is raised by {more}, within a second everywhere.")
+            said = f"{row.name} is raised by {more}. {effect_of(carried.value)}"
+            return done(visit, visit.url("budgets"), said)
         return refused(visit, "budgets/raise.html", f"Raise {row.name} for a while", form, **given)
     return show(visit, "budgets/raise.html", f"Raise {row.name} for a while", form=form, **given)
 
@@ -130,8 +132,8 @@ def lower_budget(visit: Visit) -> HttpResponse:
     effect = f"The limit of {row.name} is {Amount.whole(row.unit, row.amount).text} again, within a second everywhere."
     given = _given(visit, "End the raise", back, row) | {"effect": effect}
     if visit.request.method == "POST":
-        if carry_out(form, lambda data: do_change_budget(row, raise_amount=0, raise_until=None)):
-            return done(visit, back, f"{row.name} is as it was.")
+        if carried := carry_out(form, lambda data: do_change_budget(row, raise_amount=0, raise_until=None)):
+            return done(visit, back, f"The raise of {row.name} has ended. {effect_of(carried.value)}")
         return refused(visit, "frontend/form.html", "End the raise", form, **given)
     return show(visit, "frontend/form.html", "End the raise", form=form, **given)
 

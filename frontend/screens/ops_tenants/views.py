@@ -17,6 +17,7 @@ from frontend.asking import ask, posted
 from frontend.confirming import Confirm
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
+from frontend.screens.budgets.effect import effect_of
 from frontend.screens.ops_tenants import forms, one, page
 from frontend.shell import Crumb
 from frontend.showing import carry_out, done, refused, show
@@ -145,7 +146,7 @@ def raise_budget(visit: Visit) -> HttpResponse:
         forms.Raise(budget.unit, posted(visit)),
         lambda data: do_change_budget(budget, raise_amount=data["raise_amount"], raise_until=data["raise_until"]),
         submit="Raise",
-        said=lambda _: f"“{budget.name}” is raised.",
+        said=lambda changed: f"“{budget.name}” is raised. {effect_of(changed)}",
         effect="It holds within a second. A raise that it has now is replaced.",
     )
 

@@ -70,7 +70,9 @@ class Gateway:
         self.live = LiveRequests()
         slices = SliceStore(self.database, self.id, settings.request_seconds)
         self.treasury = Treasury(slices, self.broker, self.patient_broker)
-        self.changes = ChangeWatcher(self.database, self.patient_broker, self.keys, self.live, self.treasury)
+        self.changes = ChangeWatcher(
+            self.database, self.patient_broker, self.keys, self.live, self.treasury, gateway_id=self.id
+        )
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,

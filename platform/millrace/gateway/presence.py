@@ -10,8 +10,9 @@ import msgspec
 import redis.asyncio as redis
 
 from inference_worker.protocol import encode
+from tenants.changes import GATEWAYS_KEY as GATEWAYS_KEY
+from tenants.changes import presence_key as presence_key
 
-GATEWAYS_KEY = "gateways"
 KEPT_SECONDS = 5
 
 
@@ -32,10 +33,6 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 decode_presence = msgspec.msgpack.Decoder(Presence).decode
-
-
-def presence_key(gateway_id: str) -> str:
-    return f"gateway:{gateway_id}"
 
 
 def tell(pipe: redis.client.Pipeline, gateway_id: str, presence: Presence) -> None:

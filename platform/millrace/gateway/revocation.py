@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 0.5  # a poll that takes longer has failed
+LIMITS = "limits"  # the kind of a change of limits or budgets
 USES_SECONDS = 10.0  # how often the keys' last uses are written down
 
 
@@ -37,6 +38,8 @@ class Remembers(Protocol):
     def drop(self, changes: Collection[Change]) -> None: ...
 
     def forget(self) -> None: ...
+
+    def polled(self, at: float) -> None: ...
 
 
 class ChangeWatcher:
@@ -49,9 +52,11 @@ class ChangeWatcher:
         keys: KeyStore,
         live: LiveRequests,
         *others: Remembers,
+        gateway_id: str,
     ) -> None:
         """`others` remember things of tenants and keys as well."""
         self._others = others
+        self._gateway_id = gateway_id
         self._database = database
         self._broker = broker
         self._keys = keys
@@ -59,6 +64,8 @@ class ChangeWatcher:
         self._cursor: Cursor | None = None
         self._polled_at = time.monotonic()
         self._open: list[Change] = []  # read from the log, and not yet done
+        self._applied: list[int] = []  # ids of changes of limits and budgets, not yet acknowledged
+        self._acknowledging: set[asyncio.Task[None]] = set()
         self._hint = asyncio.Event()
         self._uses_at = time.monotonic() + USES_SECONDS
         self._failing = False
@@ -77,8 +84,10 @@ class ChangeWatcher:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._poll()
-                self._keys.polled(began)
+                for each in (self._keys, *self._others):
+                    each.polled(began)
                 self._failing = False
+                self._acknowledge()
                 await self._write_uses()
                 await self._store_anew()
             except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as fault:
@@ -108,7 +117,26 @@ class ChangeWatcher:
             for each in (self._keys, *self._others):
                 each.drop(self._open)
             await self._end_the_dead()
+            self._applied += [change.id for change in self._open if change.kind == LIMITS]
             self._open = []
+
+    def _acknowledge(self) -> None:
+        """Name this gateway among those that have applied the changes. NOTE: no poll waits for Valkey."""
+        if self._applied:
+            applied, self._applied = self._applied, []
+            task = asyncio.create_task(self._write_applied(applied))
+            self._acknowledging.add(task)
+            task.add_done_callback(self._acknowledging.discard)
+
+    async def _write_applied(self, applied: list[int]) -> None:
+        try:
+            async with self._broker.pipeline(transaction=False) as pipe:
+                for change_id in applied:
+                    pipe.sadd(changes.applied_key(change_id), self._gateway_id)
+                    pipe.expire(changes.applied_key(change_id), changes.APPLIED_SECONDS)
+                await pipe.execute()
+        except (redis.RedisError, OSError) as exc:
+            log.warning("changes_not_acknowledged", changes=len(applied), error=str(exc))
 
     async def _end_the_dead(self) -> None:
         """End the requests of keys that are no more."""
