@@ -19,10 +19,10 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test browser fault lint types imports check docs screenshots lock clean
+.PHONY: help up setup test browser fault bench-quick lint types imports check docs screenshots lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up, test, browser, fault'
 
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
@@ -43,6 +43,9 @@ browser: $(VENV)/installed-dev ## run the tests of the console in a real browser
 fault: $(VENV)/installed-dev ## run the tests that kill and cut real processes
 	@exec $(PYTEST) -m fault $(ARGS)
 
+bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
+	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
+
 lint: $(VENV)/installed-dev ## check style and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -53,7 +56,7 @@ types: $(VENV)/installed-dev ## check types (mypy, strict)
 imports: $(VENV)/installed-dev ## check which part imports which
 	PYTHONPATH=.:platform $(BIN)/lint-imports
 
-check: lint types imports test browser fault ## all of the above
+check: lint types imports test browser fault bench-quick ## all of the above
 
 docs: setup ## write the settings' table in docs/configuration.md anew
 	$(BIN)/millrace settings --write docs/configuration.md

@@ -1,11 +1,11 @@
-"""Embedding beside transformers: the same weights and texts, in turn.
+"""Embedding beside transformers (the package `transformers` is needed): the same weights and texts, in turn.
 
     python -m benchmarks.embeddings [--threads 1] [--rounds 5]
 
 The texts are those of `tests/data/embeddings`, 6 to 251 tokens each. transformers gets batches of 32, padded to the
 longest in each, in the texts' order and sorted by length (which is what sentence-transformers does). The engine gets
 all in one request, and as requests of one text each, in steps of the size that the worker's profile has. Of the rounds
-the least time counts.
+the least time counts. With --quick the engine embeds a few texts, and transformers is not needed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import BertModel
 
+from benchmarks.options import parse
 from inference_worker.engine.config import PROFILES, EngineConfig
 from inference_worker.engine.embedding_engine import EmbeddingEngine
 from inference_worker.engine.request import Request
@@ -28,10 +29,11 @@ from tests.engine.make_embeddings import MINILM, texts
 
 BATCH = 32
 Inputs = list[list[int]]
+SORTED = "transformers, sorted by length"
 
 
 @torch.inference_mode()
-def padded(model: BertModel, inputs: Inputs) -> None:
+def padded(model: Any, inputs: Inputs) -> None:
     for start in range(0, len(inputs), BATCH):
         batch = inputs[start : start + BATCH]
         ids = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64)
@@ -50,21 +52,31 @@ def packed(engine: EmbeddingEngine, requests: Sequence[Inputs]) -> None:
         engine.step()
 
 
+def _peers(folder: Path, inputs: Inputs) -> dict[str, Callable[[], None]]:
+    """Return what transformers does, by name."""
+    try:
+        from transformers import BertModel
+    except ImportError:
+        raise SystemExit("the package `transformers` is not installed: run `make lint` once, or use --quick") from None
+    ordered = sorted(inputs, key=len, reverse=True)
+    model = BertModel.from_pretrained(folder).eval()
+    return {
+        "transformers, in the texts' order": lambda: padded(model, inputs),
+        SORTED: lambda: padded(model, ordered),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the least time counts (default 5)")
+    parser.add_argument("--texts", type=int, default=500, help="texts to embed (default 500, which are all)")
+    options = parse(parser, {"rounds": 1, "texts": 20})
     torch.set_num_threads(options.threads)
     folder = ensure_model(MINILM, Path())
     tokenizer = Tokenizer.from_dir(folder)
-    inputs = [tokenizer.encode(text) for text in texts()]
-    ordered = sorted(inputs, key=len, reverse=True)
-    model = BertModel.from_pretrained(folder).eval()
-    ways: dict[str, Callable[[], None]] = {
-        "transformers, in the texts' order": lambda: padded(model, inputs),
-        "transformers, sorted by length": lambda: padded(model, ordered),
-    }
+    inputs = [tokenizer.encode(text) for text in texts()[: options.texts]]
+    ways = {} if options.quick else _peers(folder, inputs)
     for name, profile in PROFILES.items():
         engine = EmbeddingEngine(EngineConfig(folder, step_tokens=profile.step_tokens, max_batch=profile.max_batch))
         ways[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
@@ -75,9 +87,9 @@ def main() -> None:
             started = time.perf_counter()
             way()
             seconds[name] = min(seconds[name], time.perf_counter() - started)
-    tokens, least = sum(map(len, inputs)), seconds["transformers, sorted by length"]
+    tokens, least = sum(map(len, inputs)), seconds.get(SORTED, min(seconds.values()))
     print(f"{len(inputs)} texts, {tokens} tokens, {options.threads} threads, best of {options.rounds}\n")
-    print("| | seconds | tokens/s | of transformers sorted |\n|---|---|---|---|")
+    print(f"| | seconds | tokens/s | of {SORTED if SORTED in seconds else 'the quickest'} |\n|---|---|---|---|")
     for name, took in seconds.items():
         print(f"| {name} | {took:.2f} | {tokens / took:,.0f} | {least / took:.2f} × |")
 

@@ -6,7 +6,10 @@ Ours: one gateway process with authentication, limits, metering and settlement o
 Celery worker whose engine answers at once. The peer's: one process with a master key; behind it a server that answers
 at once. Both with one and with 16 connections, in turns, and the medians of the rounds. Then many streams at 50 tokens
 a second each through one gateway: every token must come, on time, and readers that stopped reading must cost the others
-nothing. Everything runs on this machine: the load, the databases and the peers share its cores.
+nothing. Everything runs on this machine: the load, the databases and the peers share its cores. Exits with status 1 if
+a request failed.
+
+The peer is optional: `pip install 'litellm[proxy]'` into a virtual environment of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
 from benchmarks.gateway_load import Closed, Streams, closed_loop, many_streams, request_bytes  # noqa: E402
+from benchmarks.options import parse  # noqa: E402
 from millrace.cli.stack import Stack  # noqa: E402
 from millrace.services.program import Program, free_port  # noqa: E402
 
@@ -61,24 +65,30 @@ class Server:
         return request_bytes(self.url, self.key, BODY | more)
 
 
-def main() -> None:
+def main() -> int:
+    """Measure and print. Return 1 if a request failed, else 0."""
     options = parse_arguments()
     asyncio.set_event_loop_policy(_fastest_loop())
     report: dict[str, Any] = {}
     with ExitStack() as running:
         if not options.litellm:
-            print("LiteLLM is absent: give the python of its virtual environment as --litellm. Ours alone:\n")
-        report |= compare(options, running)
-    if options.streams:
-        with ExitStack() as running:
-            report |= stream(options, running)
+            print("Without LiteLLM: --litellm names the python of its virtual environment.\n")
+        ours, processes = running.enter_context(platform(pace=options.pace if options.quick else 0))
+        report |= compare(options, ours, running)
+        if options.quick:  # one platform is enough to see that everything works
+            report |= stream(options, ours, processes)
+    if options.streams and not options.quick:
+        with platform(pace=options.pace) as (ours, processes):
+            report |= stream(options, ours, processes)
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    rows = [*report["compared"].values(), *report.get("streams", {}).values()]
+    return int(any(row.get("faults") for row in rows))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--litellm", help="the python of a virtual environment with litellm[proxy]")
+    parser.add_argument("--litellm", help="the python of a virtual environment with the package litellm[proxy]")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement (default 8)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default 3)")
     parser.add_argument("--streams", type=int, default=256, help="parallel streams; 0: none (default 256)")
@@ -86,11 +96,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream (default 1000: 20 seconds)")
     parser.add_argument("--pace", type=float, default=50.0, help="tokens a second of each stream (default 50)")
     parser.add_argument("--json", help="write the figures to this file too")
-    return parser.parse_args()
+    return parse(parser, {"seconds": 1.0, "rounds": 1, "streams": 4, "stalled": 1, "tokens": 20})
 
 
-def compare(options: argparse.Namespace, running: ExitStack) -> dict[str, Any]:
-    ours, _ = running.enter_context(platform(pace=0))
+def compare(options: argparse.Namespace, ours: Server, running: ExitStack) -> dict[str, Any]:
     servers = [ours]
     mock = running.enter_context(upstream())
     if options.litellm:
@@ -138,9 +147,8 @@ def table(figures: dict[str, dict[int, list[Closed]]], names: list[str]) -> dict
     return rows
 
 
-def stream(options: argparse.Namespace, running: ExitStack) -> dict[str, Any]:
+def stream(options: argparse.Namespace, ours: Server, processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, Any]:
     """Many streams at once; then the same with readers that stop."""
-    ours, processes = running.enter_context(platform(pace=options.pace))
     request = ours.request(stream=True, max_tokens=options.tokens)
     seconds = options.tokens / options.pace + 30
     asyncio.run(many_streams(ours.url, ours.request(stream=True, max_tokens=50), 16, 50, 0, 30))
@@ -227,7 +235,7 @@ def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[b
 
 def set_up(stack: Stack, state: Path) -> str:
     """Make the tables and a tenant whose key, project and account all have limits; the key."""
-    for words in (("migrate", "--no-input"), ("bootstrap",), ("shell", "-c", _SET_LIMITS)):
+    for words in (("migrate", "--no-input"), ("shell", "-c", _SET_UP)):
         command = stack.command("django", *words)
         with (state / "django.log").open("ab") as log:
             subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
@@ -235,7 +243,10 @@ def set_up(stack: Stack, state: Path) -> str:
     return str(credentials["demo_key"])
 
 
-_SET_LIMITS = f"""
+_SET_UP = f"""
+from django.core.management import call_command
+call_command("bootstrap")
+call_command("prices", "demo")
 from tenants import actions
 from tenants.models import ApiKey, Project, Tenant
 from tenants.roles import SystemUse
@@ -319,4 +330,4 @@ def _fastest_loop() -> asyncio.AbstractEventLoopPolicy:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

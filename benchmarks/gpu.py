@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -71,6 +72,14 @@ class Report:
 def main(arguments: list[str] | None = None) -> int:
     """Run the sections. Returns 0 if all went well, 1 if one failed or a check was wrong, 2 without a GPU."""
     options = _parse(arguments)
+    if options.out is not None:
+        return _measure(options)
+    with tempfile.TemporaryDirectory() as folder:
+        options.out = Path(folder)
+        return _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -133,11 +142,16 @@ def machine(bench: Any) -> dict[str, Any]:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results file <date>-<device>.json")
+    parser.add_argument("--out", type=Path, help="directory for the results file <date>-<device>.json (--quick: none)")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: shows that everything runs")
+    parser.add_argument("--quick", action="store_true", help="the same as --dry-run; keeps no results without --out")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="only these; all by default")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for the whole run (%(default)s)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.dry_run |= options.quick
+    if options.out is None and not options.quick:
+        parser.error("the following arguments are required: --out")
+    return options
 
 
 if __name__ == "__main__":

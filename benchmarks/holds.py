@@ -1,4 +1,4 @@
-"""What budgets cost an admission, in CPU time of the gateway: `python benchmarks/holds.py`.
+"""What budgets cost an admission, in CPU time of the gateway: `python -m benchmarks.holds`.
 
 One treasury on a PostgreSQL and a Valkey of its own, in a temporary folder. The same requests are admitted without any
 budget and with three (a day's, a month's, a lifetime's); slices are leased as they are spent. Then, with four gateways
@@ -7,6 +7,7 @@ that hold slices, how long a request waits that needs all they hold.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
 import sys
@@ -19,27 +20,31 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
-from benchmarks.settler import set_up  # noqa: E402  (after the path it needs)
+from benchmarks.options import parse  # noqa: E402  (after the path it needs)
+from benchmarks.settler import set_up  # noqa: E402
 
-REQUESTS = 20_000
-ROUNDS = 10
 DOLLAR = 10**9
 RECALLED = 100 * DOLLAR
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000, help="admissions measured (default 20,000)")
+    parser.add_argument("--rounds", type=int, default=10, help="of admissions, and of recalls (default 10)")
+    options = parse(parser, {"requests": 200, "rounds": 2})
     with ExitStack() as running:
         set_up(running)
         url, key = _prepare(), _make_key("bench")
-        without = asyncio.run(_admissions(url, key))
+        without = asyncio.run(_admissions(url, key, options))
         _set_budgets(key.tenant_id, 90_000_000 * DOLLAR)
-        budgeted = asyncio.run(_admissions(url, key))
+        budgeted = asyncio.run(_admissions(url, key, options))
         print(f"CPU an admission, us: {without:.1f} without budgets, {budgeted:.1f} with three")
-        keys = [_make_key(f"bench-{number}") for number in range(ROUNDS)]
+        keys = [_make_key(f"bench-{number}") for number in range(options.rounds)]
         for each in keys:
             _set_budgets(each.tenant_id, RECALLED)
         waits = [wait * 1000 for wait in asyncio.run(_recalls(url, keys))]
-        print(f"recall from 4 gateways, ms: median {statistics.median(waits):.1f}, worst of {ROUNDS} {max(waits):.1f}")
+        median, worst = statistics.median(waits), max(waits)
+        print(f"recall from 4 gateways, ms: median {median:.1f}, worst of {options.rounds} {worst:.1f}")
 
 
 def _prepare() -> str:
@@ -74,17 +79,17 @@ def _set_budgets(tenant_id: int, amount: int) -> None:
             Budget.objects.create(tenant_id=tenant_id, name=period, unit="money", period=period, amount=amount)
 
 
-async def _admissions(url: str, key: Any) -> float:
+async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
     from tests.gateway.purse import purse
 
     async with purse(url, key) as gateway:
         await gateway.admit()
-        rounds = []
-        for _ in range(ROUNDS):
+        rounds, each = [], options.requests // options.rounds
+        for _ in range(options.rounds):
             began = time.process_time()
-            for _ in range(REQUESTS // ROUNDS):
+            for _ in range(each):
                 await gateway.admit()
-            rounds.append((time.process_time() - began) / (REQUESTS // ROUNDS) * 1e6)
+            rounds.append((time.process_time() - began) / each * 1e6)
         await gateway.treasury.stop()
     return statistics.median(rounds)
 

@@ -1,4 +1,7 @@
-"""An OpenAI-compatible server that answers at once: what stands behind the peer. Raw ASGI, nothing else."""
+"""An OpenAI-compatible server that answers at once: the upstream of the peer, and the server of `serve --quick`.
+
+Raw ASGI, nothing else. Chat completions come in one piece, completions as a stream of eight tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,29 @@ _HEAD = {
 }
 
 
+_STREAM = b"".join(
+    b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    for chunk in [
+        *({"choices": [{"index": 0, "text": f" {word}"}]} for word in range(_USAGE["completion_tokens"])),
+        {"choices": [], "usage": _USAGE},
+    ]
+)
+_STREAM_HEAD = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream")],
+}
+
+
 async def application(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] != "http":
         return
     while (await receive()).get("more_body"):
         pass
+    if scope["path"] == "/v1/completions":
+        await send(_STREAM_HEAD)
+        await send({"type": "http.response.body", "body": _STREAM, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        return
     await send(_HEAD)
     await send({"type": "http.response.body", "body": _ANSWER})

@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
-from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
+from benchmarks.options import parse  # noqa: E402  (after the path it needs)
+from millrace.services.postgres import Postgres  # noqa: E402
 
 MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
 COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million
@@ -46,10 +47,10 @@ WHERE p.late = (at >= %(change)s)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--tenants", type=int, default=200)
-    options = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000, help="usage events of the month (default 1,000,000)")
+    parser.add_argument("--tenants", type=int, default=200, help="tenants that used something (default 200)")
+    options = parse(parser, {"events": 600, "tenants": 3})
     with ExitStack() as running:
         _set_up(running)
         _timed("fill", lambda: _fill(options.events, options.tenants))

@@ -4,9 +4,10 @@
     python -m benchmarks.profiles --add small=64,32,16    # step_tokens, long_prompt_tokens, max_batch
 
 One engine at a time, in this process, without a platform around it. So many streams decode, each going on with a new
-short prompt when its answer is complete; beside them so many callers send prompts of 512 tokens, each the next one when
-its answer of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is of the long prompts, ITL of the
-streams, tokens/s of all. The profiles are measured in turn in each round, and the figures are medians over the rounds.
+short prompt when its answer is complete; beside them so many callers send prompts of 512 tokens (--long-prompt), each
+the next one when its answer of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is of the long prompts,
+ITL of the streams, tokens/s of all. The profiles are measured in turn in each round, and the figures are medians over
+the rounds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.options import parse
 from inference_worker.engine.config import PROFILES, EngineConfig, ModelConfig, Profile
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
@@ -30,7 +32,7 @@ from inference_worker.engine.request import Request, SamplingParams
 from inference_worker.model_source import ensure_model
 from inference_worker.settings import ModelSpec
 
-LONG_PROMPT, LONG_ANSWER = 512, (16, 48)  # tokens; lengths are drawn, so that callers do not march in step
+LONG_ANSWER = (16, 48)  # tokens; lengths are drawn, so that callers do not march in step
 SHORT_PROMPT, SHORT_ANSWER = 32, 128
 
 
@@ -53,17 +55,18 @@ class Round:
 class Load:
     """The callers of one round."""
 
-    def __init__(self, engine: LLMEngine, draw: random.Random, streams: int, senders: int) -> None:
+    def __init__(self, engine: LLMEngine, draw: random.Random, wanted: argparse.Namespace) -> None:
         self._engine = engine
+        self._long_prompt = wanted.long_prompt
         self._draw = draw
         self._names: Iterator[int] = iter(range(1 << 30))
         self._fresh: set[str] = set()  # requests without a token yet
         self._last: dict[str, float] = {}  # when a request was sent, or its last token came
         self.found = Round()
-        for _ in range(streams):
+        for _ in range(wanted.streams):
             self._send("stream", SHORT_PROMPT, draw.randint(1, SHORT_ANSWER))  # so that they do not end together
-        for _ in range(senders):
-            self._send("long", LONG_PROMPT, self._draw.randint(*LONG_ANSWER))
+        for _ in range(wanted.senders):
+            self._send("long", self._long_prompt, self._draw.randint(*LONG_ANSWER))
 
     def run(self, prompts: int) -> Round:
         """Step until so many long prompts have their first token; those sent at the start are not counted."""
@@ -79,7 +82,7 @@ class Load:
                     if name.startswith("stream"):
                         self._send("stream", SHORT_PROMPT, SHORT_ANSWER)
                     else:
-                        self._send("long", LONG_PROMPT, self._draw.randint(*LONG_ANSWER))
+                        self._send("long", self._long_prompt, self._draw.randint(*LONG_ANSWER))
             if len(self.found.ttft) < ignored:  # the start is no steady state
                 self.found.gaps.clear()
                 self.found.tokens, started = 0, now
@@ -125,30 +128,33 @@ def measure(profiles: dict[str, Profile], wanted: argparse.Namespace) -> dict[st
             for name, profile in profiles.items():
                 engine = LLMEngine(replace(config, **asdict(profile)), runner=runner, model_config=model)
                 draw = random.Random(number)  # noqa: S311 (prompts, not secrets)
-                this[name] = Load(engine, draw, wanted.streams, wanted.senders).run(wanted.prompts)
+                this[name] = Load(engine, draw, wanted).run(wanted.prompts)
             for name, found in this.items():
                 done[name].append(found)
     return done
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="of which the median counts (default 7)")
     parser.add_argument("--prompts", type=int, default=8, help="long prompts counted in a round")
-    parser.add_argument("--streams", type=int, default=12)
-    parser.add_argument("--senders", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--streams", type=int, default=12, help="streams that decode (default 12)")
+    parser.add_argument("--senders", type=int, default=2, help="callers that send long prompts (default 2)")
+    parser.add_argument("--long-prompt", type=int, default=512, help="tokens of a long prompt (default 512)")
+    parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: as many as there are cores (default)")
     parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
     parser.add_argument("--only", action="store_true", help="no profiles but those added")
-    wanted = parser.parse_args()
+    wanted = parse(parser, {"rounds": 1, "prompts": 2, "streams": 2, "senders": 2, "long_prompt": 32})
     profiles: dict[str, Profile] = {} if wanted.only else dict(PROFILES)
     for text in wanted.add:
         name, _, figures = text.partition("=")
         profiles[name] = Profile(*map(int, figures.split(",")))
     logging.disable(logging.INFO)
     rounds = measure(profiles, wanted)
+    if not all(rounds.values()):
+        raise SystemExit("interrupted before the first round was over")
     sys.stdout.write(
-        f"{wanted.streams} streams, {wanted.senders} senders of prompts of {LONG_PROMPT}; milliseconds;"
+        f"{wanted.streams} streams, {wanted.senders} senders of prompts of {wanted.long_prompt}; milliseconds;"
         f" medians of {len(next(iter(rounds.values())))} rounds\n"
         f"{'profile':<12}{'step':>6}{'chunk':>6}{'batch':>6}"
         f"{'TTFT p50':>10}{'p95':>8}{'ITL p50':>9}{'p95':>7}{'p99':>7}{'tokens/s':>10}\n"

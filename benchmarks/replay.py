@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmarks.options import parse
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.tokenizer import Tokenizer
 from inference_worker.model_source import ensure_model
@@ -67,7 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=10, help="takes each so many-th Azure request (default 10)")
     parser.add_argument("--block-sizes", type=numbers, default=[8, 16, 32, 64, 128, 256], help="for the waste")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256], help="for the overhead")
-    return parser.parse_args()
+    pools = {"pools": [1_000], "block_sizes": [32], "batches": [1, 8]}
+    return parse(parser, {"requests": 100, "conversations": 1, "every": 400, **pools})
 
 
 def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:

@@ -14,6 +14,7 @@ import time
 
 import torch
 
+from benchmarks.options import parse
 from inference_worker.engine.request import Request, SamplingParams
 from inference_worker.engine.sampler import Sampler
 from inference_worker.engine.sequence import Sequence
@@ -67,12 +68,13 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=10, help="of which the least time counts (default 10)")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="sequences in a step (default 1 32 200)")
+    options = parse(parser, {"rounds": 1, "rows": (1, 8)})
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"{'':18}" + "".join(f"{rows:>12} rows      " for rows in ROWS))
-    columns = [measure(rows, rounds) for rows in ROWS]
+    print(f"{'':18}" + "".join(f"{rows:>12} rows      " for rows in options.rows))
+    columns = [measure(rows, options.rounds) for rows in options.rows]
     for kind in KINDS:
         cells = (f"{best[kind] * 1e3:10.2f} ms {best[kind] / best['greedy']:6.1f} x" for best in columns)
         print(f"{kind:18}" + " ".join(cells))

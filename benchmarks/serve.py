@@ -5,7 +5,8 @@
 
 For each number of streams and each server, that many callers each send the next request as soon as their last one has
 ended. With several servers they are measured in turn within each round, so that a machine whose speed drifts slows them
-alike; the figures are medians over the rounds, and the last column the first server's rate over this one's.
+alike; the figures are medians over the rounds, and the last column the first server's rate over this one's. It exits
+with status 1 if a request failed. --quick without a server starts one that answers immediately.
 
 Prompts are random common words, different for each request, so that no prefix cache helps, unless --shared-prefix puts
 the same words before each. Answers are greedy and ignore the end token, so that all have the length asked for.
@@ -15,19 +16,25 @@ TTFT: from sending to the first text. ITL: between two texts of one stream.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import http.client
 import itertools
 import json
 import random
 import re
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+from benchmarks.options import parse
 
+ANSWER_SECONDS = 600.0
 WORDS = re.findall(
     r"\w+",
     """time year people way day man thing woman life child world school state family student group country problem hand
@@ -60,19 +67,26 @@ class Sample:
         return self.output_tokens / self.seconds if self.seconds else 0.0
 
 
-def main() -> None:
+def main() -> int:
+    """Measure and print. Return 1 if a request failed, else 0."""
     arguments = parse_arguments()
-    rows = asyncio.run(measure(arguments))
+    with ExitStack() as running:
+        if not arguments.servers:
+            from benchmarks.gateway import upstream
+
+            url = running.enter_context(upstream()).url.removesuffix("/chat/completions")
+            arguments.servers = [Server("instant", url, "bench", "")]
+        rows = measure(arguments)
     print(table(rows, [server.name for server in arguments.servers]))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
             json.dump({"arguments": describe(arguments), "rows": rows}, out, indent=2)
+    return int(any(row["faults"] for row in rows))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="+", metavar="[NAME=]URL", help="base URLs that end in /v1")
-    parser.add_argument("model", help="the model's name, at all of them")
+    parser.add_argument("words", nargs="*", metavar="[NAME=]URL … MODEL", help="base URLs (…/v1), and the model's name")
     parser.add_argument("--key", action="append", default=[], help="API key; one for each server, or one for all")
     parser.add_argument("--streams", type=numbers, default=[1, 8, 32], help="numbers of callers (default 1,8,32)")
     parser.add_argument("--requests", type=int, default=3, help="requests of each caller in a round (default 3)")
@@ -82,11 +96,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--shared-prefix", type=int, default=0, help="words of the prompt that all share (default 0)")
     parser.add_argument("--seed", type=int, default=1, help="draws the prompts (default 1)")
     parser.add_argument("--json", help="write the figures to this file too")
-    arguments = parser.parse_args()
+    arguments = parse(parser, {"streams": [1, 4], "requests": 2, "rounds": 1, "output": 8})
+    if len(arguments.words) < 2 and not (arguments.quick and not arguments.words):
+        parser.error("at least one URL and the name of a model are required")
+    *urls, model = arguments.words or [""]
     keys = arguments.key or [""]
     arguments.servers = [
-        make_server(text, arguments.model, keys[n] if n < len(keys) else keys[-1])
-        for n, text in enumerate(arguments.servers)
+        make_server(text, model, keys[n] if n < len(keys) else keys[-1]) for n, text in enumerate(urls)
     ]
     return arguments
 
@@ -103,26 +119,39 @@ def make_server(text: str, model: str, key: str) -> Server:
 
 
 def describe(arguments: argparse.Namespace) -> dict[str, Any]:
-    shown = {name: value for name, value in vars(arguments).items() if name not in ("servers", "key", "json")}
+    shown = {name: value for name, value in vars(arguments).items() if name not in ("servers", "words", "key", "json")}
     return shown | {"servers": [server.name for server in arguments.servers]}
 
 
-async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    prompts = make_prompts(arguments)
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    prompts = Prompts(arguments)
     for server in arguments.servers:
-        await load(server, 2, 1, prompts, min(8, arguments.output))  # warm up
+        load(server, 2, 1, prompts, min(8, arguments.output))  # warm up
     rows = []
     for streams in arguments.streams:
         samples: dict[str, list[Sample]] = {server.name: [] for server in arguments.servers}
         for round_ in range(arguments.rounds):
             for server in arguments.servers:
-                sample = await load(server, streams, arguments.requests, prompts, arguments.output)
+                sample = load(server, streams, arguments.requests, prompts, arguments.output)
                 samples[server.name].append(sample)
                 print(
                     f"  {streams:>3} streams, round {round_ + 1}, {server.name}: {sample.rate:.0f} tokens/s", flush=True
                 )
         rows += [figures(name, streams, taken, samples) for name, taken in samples.items()]
     return rows
+
+
+class Prompts:
+    """An endless sequence of prompts that several threads may read."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._made = make_prompts(arguments)
+        self._lock = threading.Lock()
+
+    def next(self) -> str:
+        """Return a prompt that no other caller gets."""
+        with self._lock:
+            return next(self._made)
 
 
 def make_prompts(arguments: argparse.Namespace) -> Iterator[str]:
@@ -133,50 +162,72 @@ def make_prompts(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{shared} {n} {' '.join(own)}".strip()
 
 
-async def load(server: Server, streams: int, requests: int, prompts: Iterator[str], output: int) -> Sample:
-    sample = Sample()
-    limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
-    headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
-    async with httpx.AsyncClient(headers=headers, timeout=600, limits=limits) as client:
+def load(server: Server, streams: int, requests: int, prompts: Prompts, output: int) -> Sample:
+    """Let `streams` callers send `requests` requests each, one after the other."""
+    samples = [Sample() for _ in range(streams)]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(streams) as callers:
+        done = [callers.submit(_call, server, requests, prompts, output, sample) for sample in samples]
+    for each in done:
+        each.result()
+    return Sample(
+        time.perf_counter() - started,
+        sum(sample.output_tokens for sample in samples),
+        *(list(itertools.chain.from_iterable(lists)) for lists in zip(*map(_lists, samples), strict=True)),
+    )
 
-        async def caller() -> None:
-            for _ in range(requests):
-                await ask(client, server, next(prompts), output, sample)
 
-        started = time.perf_counter()
-        await asyncio.gather(*(caller() for _ in range(streams)))
-        sample.seconds = time.perf_counter() - started
-    return sample
+def _lists(sample: Sample) -> tuple[list[Any], ...]:
+    return sample.first, sample.gaps, sample.faults
 
 
-async def ask(client: httpx.AsyncClient, server: Server, prompt: str, output: int, sample: Sample) -> None:
-    body = {
-        "model": server.model,
-        "prompt": prompt,
-        "max_tokens": output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    sent, last = time.perf_counter(), 0.0
-    async with client.stream("POST", f"{server.base_url}/completions", json=body) as response:
-        if response.status_code != 200:
-            sample.faults.append(f"{response.status_code} {(await response.aread())[:200]!r}")
+def _call(server: Server, requests: int, prompts: Prompts, output: int, sample: Sample) -> None:
+    url = urlsplit(server.base_url)
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = kind(url.hostname or "", url.port, timeout=ANSWER_SECONDS)
+    headers = {"content-type": "application/json"}
+    if server.key:
+        headers["authorization"] = f"Bearer {server.key}"
+    try:
+        for _ in range(requests):
+            body = {
+                "model": server.model,
+                "prompt": prompts.next(),
+                "max_tokens": output,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            sent = time.perf_counter()
+            connection.request("POST", f"{url.path}/completions", json.dumps(body), headers)
+            with connection.getresponse() as response:
+                _read(response, sent, sample)
+    except (OSError, http.client.HTTPException) as exc:
+        sample.faults.append(str(exc) or type(exc).__name__)
+    finally:
+        connection.close()
+
+
+def _read(response: http.client.HTTPResponse, sent: float, sample: Sample) -> None:
+    """Read one answer to its end, and note when its texts came."""
+    if response.status != 200:
+        sample.faults.append(f"{response.status} {response.read()[:200]!r}")
+        return
+    last = 0.0
+    for line in response:
+        if not line.startswith(b"data:") or line.rstrip() == b"data: [DONE]":
+            continue
+        chunk = json.loads(line[5:])
+        if "error" in chunk:
+            sample.faults.append(str(chunk["error"]))
             return
-        async for line in response.aiter_lines():
-            if not line.startswith("data:") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line[5:])
-            if "error" in chunk:
-                sample.faults.append(str(chunk["error"]))
-                return
-            if chunk.get("usage"):
-                sample.output_tokens += chunk["usage"]["completion_tokens"]
-            if chunk["choices"] and chunk["choices"][0].get("text"):
-                now = time.perf_counter()
-                (sample.gaps if last else sample.first).append(now - (last or sent))
-                last = now
+        if chunk.get("usage"):
+            sample.output_tokens += chunk["usage"]["completion_tokens"]
+        if chunk["choices"] and chunk["choices"][0].get("text"):
+            now = time.perf_counter()
+            (sample.gaps if last else sample.first).append(now - (last or sent))
+            last = now
 
 
 def figures(name: str, streams: int, taken: Sequence[Sample], all_: dict[str, list[Sample]]) -> dict[str, Any]:
@@ -224,4 +275,4 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

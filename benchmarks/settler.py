@@ -27,23 +27,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
-from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
+from benchmarks.options import parse  # noqa: E402  (after the path it needs)
+from millrace.services.postgres import Postgres  # noqa: E402
 from millrace.services.valkey import Valkey  # noqa: E402
 
 TENANTS = 200
 SLICES = 4  # of each tenant
 LIST_A = {"uncached": 3000, "cache_write_5m": 3750, "cache_write_1h": 6000, "cache_read": 300, "output": 15000}
-SAMPLES = 100
 CHANCE = random.Random(7)  # noqa: S311  (nothing secret)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=40_000, help="events for each row of the table")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 200, 1000], help="batch sizes")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="settlers side by side in the process")
     parser.add_argument("--rounds", type=int, default=1, help="of which the median counts")
-    options = parser.parse_args()
+    parser.add_argument("--samples", type=int, default=100, help="events sent alone, each until its row is there")
+    options = parse(parser, {"events": 400, "batches": [200], "threads": [2], "samples": 3})
     with ExitStack() as running:
         set_up(running)
         sheet = _set_up_money()
@@ -56,7 +57,7 @@ def main() -> None:
             first, cpu, again = (statistics.median(column) for column in zip(*taken, strict=True))
             figures = f"{events / first:>9.0f} {cpu / events * 1e6:>7.1f} {events / again:>9.0f}"
             print(f"{threads:>7} {batch:>6} {events:>8} {figures}", flush=True)
-        times = sorted(_until_rows(sheet))
+        times = sorted(_until_rows(sheet, options.samples))
         print(
             f"until its row: {statistics.median(times) * 1e3:.1f} ms, p95 {times[len(times) * 95 // 100] * 1e3:.1f} ms"
         )
@@ -183,7 +184,7 @@ def _message(sheet: int) -> bytes:
     return encode(UsageEvent(envelope, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
 
 
-def _until_rows(sheet: int) -> list[float]:
+def _until_rows(sheet: int, samples: int) -> list[float]:
     """Seconds from sending an event until its row is there, one after another."""
     from django.db import connection
 
@@ -196,7 +197,7 @@ def _until_rows(sheet: int) -> list[float]:
     own = connect(os.environ["MILLRACE_BROKER_URL"])
     thread = threading.Thread(target=Settler(broker, consumer="benchmark", stopping=stopping).run)
     thread.start()
-    for _ in range(SAMPLES):
+    for _ in range(samples):
         time.sleep(CHANCE.uniform(0.05, 0.15))
         message = _message(sheet)
         name = decode_usage(message).envelope.request_id

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from benchmarks.options import parse
 from inference_worker.engine.kv_cache import KVCacheManager
 from inference_worker.engine.request import Request, RequestOutput, SamplingParams
 from inference_worker.engine.roofline import Peaks, Roofline
@@ -66,10 +67,10 @@ def measure(call: Callable[[int], object], rounds: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=21)
-    wanted = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int, default=64, help="in a step (default 64)")
+    parser.add_argument("--rounds", type=int, default=21, help="of which the median counts (default 21)")
+    wanted = parse(parser, {"sequences": 8, "rounds": 2})
     metrics, sequences, batch = prepare(wanted.sequences)
     groups: list[RequestGroup] = [seq.group for seq in sequences]
     end = RequestOutput("r", finish_reason="length")

@@ -1,0 +1,21 @@
+"""Command-line options that all benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def parse(
+    parser: argparse.ArgumentParser, quick: Mapping[str, Any], arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Add `--quick` to the parser, and parse: with it, `quick` replaces defaults, not what the caller gives."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser.add_argument(
+        "--quick", action="store_true", help="run for a few seconds with tiny defaults: checks that the benchmark works"
+    )
+    if "--quick" in arguments:
+        parser.set_defaults(**quick)
+    return parser.parse_args(arguments)

@@ -1,0 +1,89 @@
+"""Runs every benchmark with `--quick`, one after the other, and fails if one fails: `python -m benchmarks.run_quick`.
+
+A benchmark is a module of this directory that can be run (`if __name__ == "__main__":`). New ones are found without an
+edit here. The figures of a quick run are worthless: it shows that the benchmarks still work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+NOT_BENCHMARKS = {"instant_worker", "run_quick"}  # programs: part of a benchmark's set-up, and this runner
+LIMIT_SECONDS = 180.0  # of one benchmark; each takes a few on a quiet machine
+STOP_SECONDS = 30.0
+
+
+def discover(folder: Path = FOLDER) -> list[str]:
+    """Return the names of all benchmarks, sorted."""
+    return [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in NOT_BENCHMARKS and _runs(path)]
+
+
+def _runs(path: Path) -> bool:
+    """Return true if the module has a part that runs when it is the main program."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tests = (node.test for node in tree.body if isinstance(node, ast.If))
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in ast.walk(test))
+
+
+def run(name: str, limit_seconds: float = LIMIT_SECONDS, folder: Path = FOLDER) -> str | None:
+    """Run one benchmark quickly. Return None, or why it failed, with what it printed."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")])}
+    environ.setdefault("OMP_NUM_THREADS", "1")  # so that it takes as long on a busy machine
+    command = [sys.executable, "-m", f"{folder.name}.{name}", "--quick"]
+    with subprocess.Popen(  # noqa: S603  (our own module)
+        command, cwd=folder.parent, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # so that it stops the services that it has started
+            try:
+                printed, _ = process.communicate(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                printed, _ = process.communicate()
+            return f"{printed}\nnot finished after {limit_seconds:.0f} s"
+    return f"{printed}\nexit status {process.returncode}" if process.returncode else None
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
+    """Run the benchmarks. Return 0 if all of them succeeded, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run_quick",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", help="benchmarks to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the benchmarks and exit")
+    options = parser.parse_args(arguments)
+    found = discover(folder)
+    if options.list:
+        print("\n".join(found))
+        return 0
+    if unknown := sorted(set(options.names) - set(found)):
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(found)}")
+    failed = []
+    for name in options.names or found:
+        began = time.monotonic()
+        failure = run(name, folder=folder)
+        print(f"{name:12} {'failed' if failure else 'ok':6} {time.monotonic() - began:6.1f} s", flush=True)
+        if failure:
+            print(failure, flush=True)
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
