@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from tenants.actions import ActionRefused, Conflict
+from tenants.actions.common import FieldRefused
 
 
 class StateConflict(exceptions.APIException):
@@ -23,6 +24,14 @@ class StateConflict(exceptions.APIException):
     default_code = "conflict"
 
 
+class InvalidField(exceptions.ValidationError):
+    """400: the value of one field was refused, for the reason that `code` names."""
+
+    def __init__(self, fault: FieldRefused) -> None:
+        super().__init__({fault.field: [str(fault)]})
+        self.default_code = fault.code
+
+
 def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's EXCEPTION_HANDLER. None lets Django's own 500 handling take over."""
     if isinstance(fault, Http404):
@@ -31,6 +40,8 @@ def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | Non
         fault = exceptions.PermissionDenied()
     elif isinstance(fault, Conflict):
         fault = StateConflict(str(fault))
+    elif isinstance(fault, FieldRefused):
+        fault = InvalidField(fault)
     elif isinstance(fault, ActionRefused):
         fault = exceptions.ValidationError(str(fault))
     if not isinstance(fault, exceptions.APIException):

@@ -16,6 +16,20 @@ class ActionRefused(Exception):
     """The change cannot be made; the message says why, for the person who asked."""
 
 
+class FieldRefused(ActionRefused):
+    """The value of one field cannot be accepted."""
+
+    def __init__(self, field: str, code: str, message: str) -> None:
+        """
+        Args:
+            field: its name in the API and in forms.
+            code: names the reason to programs.
+        """
+        super().__init__(message)
+        self.field = field
+        self.code = code
+
+
 class Conflict(ActionRefused):
     """It cannot be made as things stand: what it needs is taken, gone, or not to be given up."""
 

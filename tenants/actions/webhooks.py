@@ -9,13 +9,13 @@ from django.conf import settings
 
 from millrace.config import platform_settings
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.actions.common import ActionRefused, Conflict, FieldRefused, changing, check
 from tenants.mails import enqueue_mail
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.models.webhooks import new_nonce, new_uid
 from tenants.webhooks.kinds import KINDS, TEST
 from tenants.webhooks.signing import secret_of
-from tenants.webhooks.targets import TargetRefused, parse
+from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 
 State = WebhookDelivery.State
 OVERLAP = timedelta(hours=24)  # both secrets are valid for so long after a rotation
@@ -31,6 +31,7 @@ def do_create_endpoint(
     Raises:
         ActionRefused: the URL may not be called, or there is no such kind. Conflict: they have very many.
     """
+    url = check_endpoint_url(url)
     with changing(tenant) as locked:
         if WebhookEndpoint.objects.for_tenant(locked).count() >= MOST_ENDPOINTS:
             raise Conflict(f"There are {MOST_ENDPOINTS} endpoints already.")
@@ -49,6 +50,8 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
     """
     if unknown := sorted(set(fields) - set(CHANGEABLE)):
         raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
+    if "url" in fields:
+        fields["url"] = check_endpoint_url(fields["url"])
     with changing(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
         before = audit.described(row)
@@ -62,6 +65,20 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
             _drop_pending(row)
         audit.record("webhook.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
     return row
+
+
+def check_endpoint_url(url: str) -> CheckedUrl:
+    """Check a URL before the transaction that stores it, as this may wait for a name server.
+
+    Raises:
+        FieldRefused: it may not be called.
+    """
+    if isinstance(url, CheckedUrl):
+        return url
+    try:
+        return check_url(url, platform_settings().webhook_private_hosts)
+    except TargetRefused as fault:
+        raise FieldRefused("url", "webhook_url_refused", str(fault)) from fault
 
 
 def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
@@ -168,10 +185,6 @@ def _check(endpoint: WebhookEndpoint) -> None:
     check(endpoint)
     if unknown := sorted(set(endpoint.kinds) - set(KINDS)):
         raise ActionRefused(f"There is no kind of event {', '.join(unknown)}.")
-    try:
-        parse(endpoint.url, platform_settings().webhook_private_hosts)
-    except TargetRefused as fault:
-        raise ActionRefused(str(fault)) from fault
 
 
 def _secret(endpoint: WebhookEndpoint) -> str:

@@ -51,12 +51,17 @@ class StillRunning(StateConflict):
 
 
 def idempotent(handler: H) -> H:
-    """Decorates the `post` of a view that has a `scope()`."""
+    """Decorates the `post` of a view that has a `scope()`.
+
+    What must not happen in the transaction, since it may take seconds, is done by the view's `prepare`, if it has one.
+    """
 
     @wraps(handler)
     def once(self: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
         name = request.headers.get("Idempotency-Key")
+        prepare = getattr(self, "prepare", lambda _: None)
         if name is None:
+            prepare(request)
             return handler(self, request, *args, **kwargs)
         if not 0 < len(name) <= 255:
             raise exceptions.ValidationError({"Idempotency-Key": ["Give 1 to 255 characters."]})
@@ -66,6 +71,7 @@ def idempotent(handler: H) -> H:
         if (stored := call.begin()) is not None:
             return stored
         try:
+            prepare(request)
             with transaction.atomic():
                 return call.end(handler(self, request, *args, **kwargs))
         except BaseException:

@@ -38,7 +38,9 @@ class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
 
 
 class EndpointIn(Strict):
-    url = serializers.CharField(max_length=500, help_text="https://, at a public address.")
+    url = serializers.CharField(
+        max_length=500, help_text="https://, at a public address. A host that is internal is refused."
+    )
     description = serializers.CharField(max_length=200, allow_blank=True, required=False)
     kinds = serializers.ListField(
         child=serializers.ChoiceField(list(KINDS)), required=False, help_text="Empty: every kind."
@@ -125,13 +127,19 @@ class Endpoints(EndpointView):
         with self.scope():
             return self.page(endpoints_with_last(self.access.tenant.pk), EndpointOut)
 
+    def prepare(self, request: Request) -> None:
+        """Check the URL before the transaction, as this may wait for a name server."""
+        if request.method == "POST":
+            self._url = verbs.check_endpoint_url(given(EndpointIn, request.data)["url"])
+
     @extend_schema(
         operation_id="webhooks_create", parameters=[HEADER], request=EndpointIn, responses={201: EndpointMade}
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Have events sent there from now on."""
-        made, secret = verbs.do_create_endpoint(self.access.tenant, **given(EndpointIn, request.data))
+        fields = given(EndpointIn, request.data) | {"url": self._url}
+        made, secret = verbs.do_create_endpoint(self.access.tenant, **fields)
         return Response(self.out(made.pk) | {"secret": secret}, status=201)
 
 

@@ -6,19 +6,32 @@ cloud's metadata service. Hosts that the operator names may lie inside and speak
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
 from collections.abc import Collection
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+LOOKUP_SECONDS = 2.0  # to resolve a name while an endpoint is created or changed
+_MOST_LOOKUPS = 16  # at the same time
 _NAT64 = IPv6Network("64:ff9b::/96")
 # Azure's wire server answers virtual machines at an address that is public by its number.
 _METADATA = frozenset({ip_address("168.63.129.16")})
+_LOCALHOST = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+_ADVICE = "Use a host with a public address, or have the operator add this host to MILLRACE_WEBHOOK_PRIVATE_HOSTS."
+_lookups = threading.BoundedSemaphore(_MOST_LOOKUPS)
 
 
 class TargetRefused(ValueError):
     """A webhook may not go there; the message is for the tenant."""
+
+
+class CheckedUrl(str):
+    """A URL that `check_url` has let pass."""
+
+    __slots__ = ()
 
 
 class Target(NamedTuple):
@@ -50,9 +63,52 @@ def parse(url: str, private_hosts: Collection[str]) -> Target:
         raise TargetRefused("The URL must name a host, and neither a user nor a fragment.")
     literal = _literal(host)
     if literal is not None and not inside and not is_public(literal):
-        raise TargetRefused("The address is not public.")
+        raise TargetRefused(f"The address {host} is internal. {_ADVICE}")
+    if not inside and _is_localhost(host):
+        raise TargetRefused(f"The host {host} is internal. {_ADVICE}")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
+
+
+def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_SECONDS) -> CheckedUrl:
+    """Check a URL that a tenant sets. A name that does not resolve in time is accepted: delivery checks it again.
+
+    Call it outside of transactions: it waits up to `seconds` for the name server.
+
+    Raises:
+        TargetRefused: it is no https URL, or its host is internal.
+    """
+    target = parse(url, private_hosts)
+    if target.host not in private_hosts and not all(map(_is_public_text, _resolve(target, seconds))):
+        raise TargetRefused(f"The host {target.host} has an internal address. {_ADVICE}")
+    return CheckedUrl(url)
+
+
+def _resolve(target: Target, seconds: float) -> list[str]:
+    """Return the host's addresses, or none if the name server does not give them in time."""
+    if not _lookups.acquire(timeout=seconds):
+        return []
+    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            found.put(_look_up(target))
+        except (OSError, UnicodeError):
+            found.put([])
+        finally:
+            _lookups.release()
+
+    # A look-up cannot be interrupted. A daemon thread does not delay the end of the process.
+    threading.Thread(target=look_up, name="webhook-lookup", daemon=True).start()
+    try:
+        return found.get(timeout=seconds)
+    except queue.Empty:
+        return []
+
+
+def _look_up(target: Target) -> list[str]:
+    infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 def addresses(target: Target, private_hosts: Collection[str]) -> list[str]:
@@ -62,11 +118,10 @@ def addresses(target: Target, private_hosts: Collection[str]) -> list[str]:
         TargetRefused: it has none, or one of them is not public.
     """
     try:
-        infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = _look_up(target)
     except (OSError, UnicodeError) as fault:
         raise TargetRefused("The host's name has no address.") from fault
-    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
-    if target.host not in private_hosts and not all(is_public(ip_address(each)) for each in found):
+    if target.host not in private_hosts and not all(map(_is_public_text, found)):
         raise TargetRefused("The host's address is not public.")
     return found
 
@@ -81,8 +136,18 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved or address in _METADATA)
 
 
+def _is_public_text(address: str) -> bool:
+    return is_public(ip_address(address))
+
+
+def _is_localhost(host: str) -> bool:
+    name = host.rstrip(".")
+    return name in _LOCALHOST or name.endswith(".localhost")
+
+
 def _literal(host: str) -> IPv4Address | IPv6Address | None:
     """The address, if the host is given as one, also in the odd forms that resolvers take (127.1, 0x7f000001)."""
+    host = host.rstrip(".")  # of a name that is complete
     try:
         return ip_address(host)
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 import ssl
+import threading
 import time
 from http.server import ThreadingHTTPServer
 from ipaddress import ip_address
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tenants.webhooks import posting, targets
 from tenants.webhooks.posting import post
-from tenants.webhooks.targets import TargetRefused, addresses, is_public, parse
+from tenants.webhooks.targets import TargetRefused, addresses, check_url, is_public, parse
 from tests.tenants.receiving import receiving
 
 INSIDE = [
@@ -70,6 +71,55 @@ def test_a_name_that_leads_inside_is_refused(monkeypatch, address):
 def test_odd_forms_of_addresses_are_seen_through(host):
     with pytest.raises(TargetRefused):
         parse(f"https://{host}/", ())
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST", "localhost.", "a.localhost", "localhost.localdomain", "ip6-localhost"),
+        *("127.0.0.1.", "10.0.0.1", "0x7f.1", "0", "[::1]", "[fe80::1%25eth0]", "169.254.169.254", "[::ffff:7f00:1]"),
+    ],
+)
+def test_a_host_that_is_internal_by_its_name_is_refused_without_a_look_up(monkeypatch, host):
+    asked = resolving(monkeypatch, ["93.184.215.14"])
+    with pytest.raises(TargetRefused, match="is internal"):
+        check_url(f"https://{host}/", ())
+    assert asked == []
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_a_name_that_leads_inside_is_refused_when_the_url_is_set(monkeypatch, address):
+    resolving(monkeypatch, ["93.184.215.14", address])
+    with pytest.raises(TargetRefused, match=r"hooks\.example has an internal address"):
+        check_url("https://hooks.example/", ())
+
+
+def test_names_that_are_public_or_do_not_resolve_yet_are_accepted(monkeypatch):
+    resolving(monkeypatch, ["93.184.215.14", "2606:4700::1111"], [])
+    assert check_url("https://hooks.example/", ()) == "https://hooks.example/"
+    assert check_url("https://hooks.example/", ()) == "https://hooks.example/"
+    with pytest.raises(TargetRefused, match="no address"):  # delivery checks again
+        addresses(parse("https://hooks.example/", ()), ())
+
+
+def test_a_host_that_the_operator_allows_is_not_looked_up(monkeypatch):
+    asked = resolving(monkeypatch, ["10.0.0.1"])
+    check_url("http://hooks.internal/", ("hooks.internal",))
+    check_url("https://localhost/", ("localhost",))
+    assert asked == []
+
+
+def test_a_name_server_that_does_not_answer_delays_nobody_for_long(monkeypatch):
+    """More look-ups hang than may run, and still each call returns in time, with no thread more."""
+    answered = threading.Event()
+    monkeypatch.setattr(targets, "_lookups", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(targets, "_look_up", lambda target: answered.wait(60) and ["10.0.0.1"])
+    for _ in range(5):
+        check_url("https://slow.example/", (), seconds=0.05)
+    assert sum(thread.name == "webhook-lookup" for thread in threading.enumerate()) == 2
+    answered.set()
+    with pytest.raises(TargetRefused):
+        check_url("https://slow.example/", (), seconds=30)
 
 
 def test_only_hosts_that_the_operator_names_may_be_inside():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
+from django.test import Client
 
 from millrace.config import platform_settings
 from tenants import actions
@@ -27,6 +28,7 @@ from tenants.actions.webhooks import (
 from tenants.models import (
     AuditEntry,
     Mail,
+    Project,
     Tenant,
     WebhookAttempt,
     WebhookDelivery,
@@ -36,7 +38,7 @@ from tenants.models import (
 from tenants.roles import SystemUse
 from tenants.scoping import system, tenant_scope
 from tenants.tasks import EVENTS_KEPT, send_webhooks, sweep
-from tenants.webhooks import sending
+from tenants.webhooks import sending, targets
 from tenants.webhooks.kinds import KINDS
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
@@ -273,6 +275,52 @@ def test_what_may_not_be_called_is_refused(tenant, fields):
     with pytest.raises(ActionRefused):
         do_create_endpoint(tenant, **fields)
     assert of(WebhookEndpoint, tenant) == []
+
+
+@pytest.fixture
+def inside(monkeypatch) -> list[bool]:
+    """Let every name lead to an internal address. Gives, for each look-up, whether a transaction was open."""
+    open_then: list[bool] = []
+    look_up = targets.check_url
+
+    def noted(url: str, private_hosts: tuple[str, ...]) -> str:
+        open_then.append(connection.in_atomic_block)
+        return look_up(url, private_hosts)
+
+    monkeypatch.setattr("tenants.actions.webhooks.check_url", noted)
+    monkeypatch.setattr(targets, "_look_up", lambda target: ["10.0.0.1"])
+    return open_then
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_url_of_an_internal_host_is_refused_when_it_is_set(tenant, server, inside):
+    with pytest.raises(ActionRefused, match=r"hooks\.example has an internal address\. Use a host"):
+        do_create_endpoint(tenant, "https://hooks.example/")
+    endpoint, _ = do_create_endpoint(tenant, server[1])
+    with pytest.raises(ActionRefused, match=r"hooks\.example has an internal address"):
+        do_update_endpoint(endpoint, url="https://hooks.example/")
+    do_update_endpoint(endpoint, active=False)
+    assert [row.url for row in of(WebhookEndpoint, tenant)] == [server[1]]
+    assert inside == [False] * 3
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "once"}])
+def test_the_api_refuses_it_with_a_typed_400(tenant, server, inside, headers):
+    with tenant_scope(tenant):
+        project = Project.objects.for_tenant(tenant).get()
+    _, secret = actions.do_create_api_key(project, "k", scopes=("manage",))
+    client = Client(headers={"Authorization": f"Bearer {secret}"} | headers)
+    body = {"url": "https://hooks.example/", "kinds": ["invoice.paid"]}
+    answer = client.post("/api/webhooks", body, content_type="application/json")
+    assert (answer.status_code, answer.json()["code"]) == (400, "webhook_url_refused")
+    assert "Use a host with a public address" in answer.json()["errors"]["url"][0]
+    made = client.post("/api/webhooks", body | {"url": server[1]}, content_type="application/json")
+    assert made.status_code == 201
+    changed = client.patch(f"/api/webhooks/{made.json()['id']}", body, content_type="application/json")
+    assert (changed.status_code, changed.json()["code"]) == (400, "webhook_url_refused")
+    assert [row.url for row in of(WebhookEndpoint, tenant)] == [server[1]]
+    assert inside == [False] * 3
 
 
 def test_each_verb_is_audited_without_secrets(tenant, server):
