@@ -135,7 +135,7 @@ class ResidentEngine:
     def submit(self, live: Live) -> None:
         structured = live.job.structured
         grammars = self._engine.grammars
-        known = structured is None or grammars is None or grammars.knows(structured)
+        known = structured is None or grammars is None or grammars.knows(_tenant(live), structured)
         with self._wake:
             (self._submitted if known else self._preparing).append(live)
             self._wake.notify()
@@ -159,7 +159,7 @@ class ResidentEngine:
         structured, grammars = live.job.structured, self._engine.grammars
         if structured is not None and grammars is not None:
             with contextlib.suppress(RequestRejected):
-                grammars.start(structured)
+                grammars.start(_tenant(live), structured)
         with self._wake:
             self._prepared(live)
             self._wake.notify()
@@ -257,6 +257,11 @@ class ResidentEngine:
         self._deliver(deliveries)
 
 
+def _tenant(live: Live) -> str:
+    """Return the engine's name for the tenant: the id that the gateway found by the API key."""
+    return str(live.job.envelope.tenant_id)
+
+
 def _engine_request(live: Live) -> Request:
     job = live.job
     return Request(
@@ -265,7 +270,7 @@ def _engine_request(live: Live) -> Request:
         params=job.params,
         cache_salt=job.cache_salt,
         arrival=live.claimed_at,
-        tenant=str(job.envelope.tenant_id),
+        tenant=_tenant(live),
         weight=job.weight,
         service_class=job.service_class,
         priority=job.priority,

@@ -106,7 +106,8 @@ class LLMEngine:
         """
         self._check(request)
         answers = range(request.params.n)
-        grammars = [self.grammars.start(request.structured) if request.structured else None for _ in answers]
+        form, tenant = request.structured, request.tenant
+        grammars = [self.grammars.start(tenant, form) if form else None for _ in answers]
         group = self._groups[request.request_id] = RequestGroup(request)
         self.metrics.arrived(group, self._clock())
         for index in answers:

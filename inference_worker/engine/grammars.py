@@ -1,7 +1,8 @@
 """Answers held to a grammar: compiled grammars, and where each answer stands in its own. Free of torch.
 
-A grammar is compiled once and copied for each answer. What it allows next is a mask over the vocabulary, computed while
-the device runs the forward pass. The library is loaded when first needed: an engine without it serves all else.
+A grammar is compiled once for each tenant and copied for each answer. What it allows next is a mask over the
+vocabulary, computed while the device runs the forward pass. The library is loaded when first needed: an engine without
+it serves all else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from inference_worker.engine.grammar_cache import Limits, TenantCache
 from inference_worker.engine.grammar_probe import Probe, Vocabulary, compile_grammar
 from inference_worker.engine.grammar_text import each_tool, grammar_text
 from inference_worker.engine.request import RequestRejected, StructuredSpec
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CACHE_BYTES = 256 << 20
-_CACHE_ENTRIES = 1024
+CACHE = Limits(256 << 20, 1024)  # of all tenants
+TENANT_CACHE = Limits(64 << 20, 256)  # of one tenant
 _ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
 _MOST_MESSAGE = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token
@@ -106,7 +107,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class Grammars:
-    """A model's compiled grammars, those used last. May be called from any thread."""
+    """A model's compiled grammars, cached for each tenant. May be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         """
@@ -115,28 +116,29 @@ class Grammars:
             vocab_size: the width of the model's logits, which may be more than the tokenizer knows, or less.
         """
         self._model = tokenizer, vocab_size
-        self._found: OrderedDict[StructuredSpec, tuple[Grammar | RequestRejected, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()  # of what is cached
+        self._cache: TenantCache[StructuredSpec, Grammar | RequestRejected] = TenantCache(CACHE, TENANT_CACHE)
         self._compiling = threading.Lock()
 
-    def start(self, spec: StructuredSpec) -> Grammar:
-        """The beginning of an answer's way through its grammar, which is compiled if it must be.
+    def start(self, tenant: str, spec: StructuredSpec) -> Grammar:
+        """Return a grammar at its beginning, for one answer. Compile it if the tenant's cache does not have it.
+
+        Args:
+            tenant: whose request it is, as the gateway determined it from the API key.
 
         Raises:
             RequestRejected: it cannot be enforced, or is malformed.
         """
-        found = self._look_up(spec)
+        found = self._cache.get(tenant, spec)
         if found is None:
             with self._compiling:
-                found = self._look_up(spec) or self._add(spec)
+                found = self._cache.get(tenant, spec) or self._add(tenant, spec)
         if isinstance(found, RequestRejected):
             raise RequestRejected(found.code, found.message, found.param)
         return Grammar(found.matcher.deep_copy(), found.vocab_size)
 
-    def knows(self, spec: StructuredSpec) -> bool:
-        """Whether `start` would be quick."""
-        return self._look_up(spec) is not None
+    def knows(self, tenant: str, spec: StructuredSpec) -> bool:
+        """Return true if `start` would be quick."""
+        return self._cache.get(tenant, spec) is not None
 
     def close(self) -> None:
         """Stop the process in which grammars are tried out, if there is one."""
@@ -158,15 +160,7 @@ class Grammars:
     def _tokenizer(self) -> LLTokenizer:
         return self._vocabulary.load()
 
-    def _look_up(self, spec: StructuredSpec) -> Grammar | RequestRejected | None:
-        with self._lock:
-            entry = self._found.get(spec)
-            if entry is None:
-                return None
-            self._found.move_to_end(spec)
-            return entry[0]
-
-    def _add(self, spec: StructuredSpec) -> Grammar | RequestRejected:
+    def _add(self, tenant: str, spec: StructuredSpec) -> Grammar | RequestRejected:
         made: Grammar | RequestRejected
         try:
             made, size = self._compile(spec)
@@ -175,13 +169,7 @@ class Grammars:
         except Exception:  # no thread, no process, no memory: that says nothing of the grammar
             log.exception("a grammar could not be compiled")
             return RequestRejected("internal_error", "the form of the answer could not be prepared; try again")
-        size += max(_ENTRY_BYTES, len(spec.text) * 4)
-        with self._lock:
-            self._found[spec] = made, size
-            self._bytes += size
-            while len(self._found) > _CACHE_ENTRIES or (self._bytes > CACHE_BYTES and len(self._found) > 1):
-                _, (_, given_back) = self._found.popitem(last=False)
-                self._bytes -= given_back
+        self._cache.put(tenant, spec, made, size + max(_ENTRY_BYTES, len(spec.text) * 4))
         return made
 
     def _compile(self, spec: StructuredSpec) -> tuple[Grammar, int]:

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from inference_worker.engine import grammars as grammars_module
+from inference_worker.engine.grammar_cache import Limits
 from inference_worker.engine.grammars import Grammars
 from inference_worker.engine.request import RequestRejected, StructuredSpec
 from inference_worker.engine.tokenizer import Tokenizer
 from tests.engine.schema_samples import made_up, suite, tools
 
 VOCAB = 49_152
+TENANT = "1"
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +38,14 @@ def json_schema(schema: Any) -> StructuredSpec:
 
 def accepts(grammars: Grammars, tokenizer: Tokenizer, spec: StructuredSpec, text: str) -> bool:
     """Whether the whole of `text` is allowed, and may end there."""
-    matcher = grammars.start(spec).matcher
+    matcher = grammars.start(TENANT, spec).matcher
     ids = tokenizer.encode(text)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 def refusal(grammars: Grammars, spec: StructuredSpec) -> RequestRejected:
     with pytest.raises(RequestRejected) as caught:
-        grammars.start(spec)
+        grammars.start(TENANT, spec)
     return caught.value
 
 
@@ -54,7 +56,7 @@ def test_the_test_suite(grammars: Grammars, tokenizer: Tokenizer) -> None:
     for group in suite():
         spec = json_schema(group["schema"])
         try:
-            grammars.start(spec)
+            grammars.start(TENANT, spec)
         except RequestRejected as refused:
             assert refused.code in ("unsupported_schema", "invalid_schema")
             seen["refused"] += 1
@@ -138,47 +140,64 @@ def test_a_hostile_schema_costs_little_and_breaks_nothing(grammars: Grammars, na
     assert "too much time or memory" in refusal(grammars, json_schema(HOSTILE[name])).message
     assert time.process_time() - began < 0.5  # of this process: what is refused is compiled in another
     refusal(grammars, json_schema(HOSTILE[name]))  # and remembered
-    grammars.start(json_schema({"type": "string", "description": name}))
+    grammars.start(TENANT, json_schema({"type": "string", "description": name}))
 
 
 def test_a_grammar_that_ends_its_process_is_refused_like_others(grammars: Grammars) -> None:
     chain = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(800)) + '\nr800: "a"'
     doubling = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)) + '\nA40: "a"'
-    grammars.start(StructuredSpec("grammar", chain))
+    grammars.start(TENANT, StructuredSpec("grammar", chain))
     assert refusal(grammars, StructuredSpec("grammar", doubling)).code == "unsupported_schema"
 
 
 def test_a_probe_that_was_killed_is_started_anew(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, VOCAB)
-    grammars.start(json_schema({"type": "integer"}))
+    grammars.start(TENANT, json_schema({"type": "integer"}))
     grammars.close()
-    grammars.start(json_schema({"type": "string"}))
+    grammars.start(TENANT, json_schema({"type": "string"}))
+    grammars.close()
+
+
+def counted(grammars: Grammars) -> list[str]:
+    """The texts of the grammars that are compiled from now on."""
+    tried: list[str] = []
+    try_out = grammars._probe.try_out
+    grammars._probe.try_out = lambda text: (tried.append(text), try_out(text))[1]  # type: ignore[method-assign]
+    return tried
+
+
+def test_the_first_use_of_another_tenant_compiles_again(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, VOCAB)
+    tried, spec = counted(grammars), json_schema({"type": "integer", "minimum": 7})
+    refused = json_schema(HOSTILE["takes much memory"])
+    for number, tenant in enumerate(("1", "2", "3"), start=1):
+        assert not grammars.knows(tenant, spec)
+        for _ in range(2):
+            grammars.start(tenant, spec)
+        with pytest.raises(RequestRejected):
+            grammars.start(tenant, refused)
+        assert len(tried) == 2 * number
     grammars.close()
 
 
 def test_whats_compiled_is_kept_and_what_was_not_used_goes(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars_module, "_CACHE_ENTRIES", 3)
+    monkeypatch.setattr(grammars_module, "TENANT_CACHE", Limits(1 << 30, 3))
     grammars = Grammars(tokenizer, VOCAB)
     specs = [json_schema({"enum": [f"value {i}"]}) for i in range(4)]
     for spec in specs[:3]:
-        grammars.start(spec)
-    grammars.start(specs[0])
-    grammars.start(specs[3])
-    assert [grammars.knows(spec) for spec in specs] == [True, False, True, True]
-    monkeypatch.setattr(grammars_module, "CACHE_BYTES", 100 << 10)
-    grammars.start(json_schema({"type": "null"}))
-    assert not any(grammars.knows(spec) for spec in specs)
+        grammars.start(TENANT, spec)
+    grammars.start(TENANT, specs[0])
+    grammars.start(TENANT, specs[3])
+    assert [grammars.knows(TENANT, spec) for spec in specs] == [True, False, True, True]
     grammars.close()
 
 
 def test_one_schema_wanted_by_many_at_once_is_compiled_once(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, VOCAB)
-    spec, tried = json_schema({"type": "integer", "minimum": 3}), []
-    try_out = grammars._probe.try_out
-    grammars._probe.try_out = lambda text: (tried.append(text), try_out(text))[1]  # type: ignore[method-assign]
-    threads = [threading.Thread(target=grammars.start, args=(spec,)) for _ in range(8)]
+    spec, tried = json_schema({"type": "integer", "minimum": 3}), counted(grammars)
+    threads = [threading.Thread(target=grammars.start, args=(TENANT, spec)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -255,7 +274,7 @@ def test_an_engine_without_the_library_says_so() -> None:
         "import inference_worker.engine.engine\n"
         "from inference_worker.engine.grammars import Grammars\n"
         "from inference_worker.engine.request import RequestRejected, StructuredSpec\n"
-        "try: Grammars(None, 10).start(StructuredSpec('regex', 'a'))\n"
+        "try: Grammars(None, 10).start('tenant', StructuredSpec('regex', 'a'))\n"
         "except RequestRejected as refused: sys.exit(0 if 'llguidance' in refused.message else 2)\n"
         "sys.exit(1)"
     )
@@ -265,4 +284,4 @@ def test_an_engine_without_the_library_says_so() -> None:
 
 def test_what_people_write_is_enforced(grammars: Grammars) -> None:
     for schema in (*made_up(60), *(tool["parameters"] for tool in tools())):
-        grammars.start(json_schema(schema))
+        grammars.start(TENANT, json_schema(schema))

@@ -356,7 +356,7 @@ def test_the_sampler_chooses_what_is_allowed_whatever_is_asked(
         done = known[: data.draw(st.integers(0, len(known) - 1))]
         seq.tokens += done
         if spec is not None:
-            seq.grammar = wide_grammars.start(spec)
+            seq.grammar = wide_grammars.start("1", spec)
             for token in done:
                 seq.grammar.accept(token)
         seqs.append(seq)
@@ -374,7 +374,7 @@ def test_forbidden_tokens_give_way_where_nothing_else_is_allowed(tokenizer: Toke
         temperature=1.0, min_tokens=5, max_tokens=9, stop_token_ids=(*only, *tokenizer.encode("t tr tru"))
     )
     seq = EngineSequence(Request("x", [5], params, structured=spec), None)
-    seq.grammar = grammars.start(spec)
+    seq.grammar = grammars.start("1", spec)
     chosen, _ = Sampler((2,)).sample(torch.randn(1, 49_152), [seq], [1]).read()
     seq.grammar.accept(chosen[0])
 

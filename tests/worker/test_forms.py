@@ -19,16 +19,16 @@ class SlowGrammars:
     def __init__(self) -> None:
         self.allowed = threading.Event()
         self.compiling_on: list[str] = []
-        self._done: set[StructuredSpec] = set()
+        self._done: set[tuple[str, StructuredSpec]] = set()
 
-    def knows(self, spec: StructuredSpec) -> bool:
-        return spec in self._done
+    def knows(self, tenant: str, spec: StructuredSpec) -> bool:
+        return (tenant, spec) in self._done
 
-    def start(self, spec: StructuredSpec) -> None:
-        if spec not in self._done:
+    def start(self, tenant: str, spec: StructuredSpec) -> None:
+        if (tenant, spec) not in self._done:
             self.compiling_on.append(threading.current_thread().name)
             assert self.allowed.wait(60)
-            self._done.add(spec)
+            self._done.add((tenant, spec))
         raise RequestRejected("unsupported_schema", "no form is supported", "guided_regex")
 
     def close(self) -> None:
@@ -66,10 +66,19 @@ def test_others_are_served_while_a_form_is_compiled(harness: Harness, grammars: 
 
 
 def test_a_known_form_waits_for_no_other(harness: Harness, grammars: SlowGrammars) -> None:
-    grammars._done.add(FORM)
+    grammars._done.add(("1", FORM))
     harness.submit("req_1", structured=StructuredSpec("regex", "b"))
     known = harness.submit("req_2", structured=FORM)
     assert harness.next()[0] is known
+
+
+def test_a_form_that_another_tenant_used_is_compiled_again(harness: Harness, grammars: SlowGrammars) -> None:
+    grammars._done.add(("1", FORM))
+    other = harness.submit("req_1", tenant=2, structured=FORM)
+    assert harness.client.live() == [other]
+    wait_until(lambda: bool(grammars.compiling_on))
+    grammars.allowed.set()
+    assert harness.next()[0] is other
 
 
 def test_a_leg_cancelled_while_its_form_is_compiled_ends_at_once(harness: Harness, grammars: SlowGrammars) -> None:

@@ -42,8 +42,10 @@ class Harness:
         for delivery in deliveries:
             self.delivered.put(delivery)
 
-    def submit(self, name: str, prompt: int = 20, max_tokens: int = 5, n: int = 1, **terms: Any) -> Live:
-        envelope = Envelope(1, name, 0, 1, 1, 1, "m")
+    def submit(
+        self, name: str, prompt: int = 20, max_tokens: int = 5, n: int = 1, tenant: int = 1, **terms: Any
+    ) -> Live:
+        envelope = Envelope(1, name, 0, tenant, 1, 1, "m")
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, n=n)
         live = Live(Job(envelope, "gw", list(range(prompt)), params, b"salt", time.time() + 60, **terms), 1)
         self.client.submit(live)

@@ -1,0 +1,68 @@
+"""The cache of compiled grammars: what each tenant sees of it, and who loses an entry when it is full."""
+
+from __future__ import annotations
+
+import random
+
+from inference_worker.engine.grammar_cache import Limits, TenantCache
+
+
+def cache(total: Limits, tenant: Limits) -> TenantCache[str, str]:
+    return TenantCache(total, tenant)
+
+
+def held(made: TenantCache[str, str], tenant: str, keys: list[str]) -> list[str]:
+    return [key for key in keys if made.get(tenant, key) is not None]
+
+
+def test_a_tenant_finds_only_its_own() -> None:
+    made = cache(Limits(100, 100), Limits(100, 100))
+    made.put("a", "form", "of a", 1)
+    assert made.get("a", "form") == "of a"
+    assert made.get("b", "form") is None
+    made.put("b", "form", "of b", 1)
+    assert (made.get("a", "form"), made.get("b", "form")) == ("of a", "of b")
+
+
+def test_a_tenant_that_fills_the_cache_evicts_only_its_own() -> None:
+    made = cache(Limits(400, 1000), Limits(300, 1000))
+    made.put("small", "form", "small", 50)
+    for number in range(1000):
+        made.put("large", str(number), "", 30)
+    assert made.get("small", "form") == "small"
+    assert len(held(made, "large", [str(number) for number in range(1000)])) == 10  # its own bound
+    for number in range(1000):
+        made.put("other", str(number), "", 30)
+    assert made.get("small", "form") == "small"  # the two large ones share the rest
+    assert made._bytes <= 400
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    made = cache(Limits(1000, 1000), Limits(1000, 2))
+    made.put("a", "one", "", 1)
+    made.put("a", "two", "", 1)
+    made.get("a", "one")
+    made.put("a", "three", "", 1)
+    assert held(made, "a", ["one", "two", "three"]) == ["one", "three"]
+
+
+def test_a_new_entry_stays_whatever_its_size() -> None:
+    made = cache(Limits(10, 10), Limits(10, 10))
+    made.put("a", "one", "", 100)
+    made.put("b", "two", "", 100)
+    assert made.get("b", "two") is not None and made.get("a", "one") is None
+
+
+def test_many_tenants_keep_within_the_total() -> None:
+    draw = random.Random(1)
+    made = cache(Limits(500, 40), Limits(200, 15))
+    for _ in range(5000):
+        tenant, key = str(draw.randrange(60)), str(draw.randrange(20))
+        if made.get(tenant, key) is None:
+            made.put(tenant, key, "", draw.randrange(1, 60))
+        if draw.random() < 0.1:
+            made.put(tenant, key, "again", draw.randrange(1, 60))
+        shares = made._shares.values()
+        assert made._bytes == sum(size for share in shares for _, size in share.entries.values()) <= 500
+        assert made._entries == sum(len(share.entries) for share in shares) <= 40
+        assert all(share.entries and len(share.entries) <= 15 and share.bytes <= 200 for share in shares)
