@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from inference_worker.env import load
 from millrace import config
 from millrace.cli import checks
 from millrace.cli import supervisor as supervising
+from millrace.cli.greeting import greeting
 from millrace.cli.stack import NOT_FOR_WORKERS, Stack
 from millrace.cli.up import _Run
 from millrace.services.program import Program, free_port
@@ -187,7 +189,8 @@ class TinyStack:
     def command(self, module: str, *arguments: str) -> Program:
         name = arguments[0] if arguments else "convert"
         says = {"convert": "m 5 10", "bootstrap": FOUND.replace("{", "{{").replace("}", "}}")}
-        program = self._program(name, f"echo '{says.get(name, '')}'")
+        keep = "> {state}/credentials.json; cat {state}/credentials.json" if name == "bootstrap" else ""
+        program = self._program(name, f"echo '{says.get(name, '')}'{keep}")
         return Program(module, (*program.argv[:3], name), environ=program.environ)
 
 
@@ -217,10 +220,47 @@ async def test_it_starts_says_how_to_use_it_and_stops_on_ctrl_c(
     status, said = await run(TinyStack(tmp_path), "Ctrl-C stops everything", capsys)
     assert status == 0
     assert said.rstrip().endswith("Stopped.")
-    for told in ("o@example.com  pw", "sk-mr-x", "curl -s http://127.0.0.1:8000/v1/chat/completions", "python3 - <<"):
+    for told in ("o@example.com", "t@example.com", "credentials.json", "curl -s http://127.0.0.1:", "python3 - <<"):
         assert told in said
     assert re.search(r"✓ database schema +\d+\.\d s", said)
     assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
+
+
+SECRETS = ("pw", "pw2", "sk-mr-x")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "known", "shown"),
+    [(True, "", True), (True, "{}", True), (True, FOUND, False), (False, "", False)],
+)
+async def test_secrets_are_printed_only_to_a_terminal_and_only_when_they_are_new(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    known: str,
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("MILLRACE_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    if known:
+        (tmp_path / "credentials.json").write_text(f"{known}\n")
+    status, said = await run(TinyStack(tmp_path), "Ctrl-C stops everything", capsys)
+    assert status == 0
+    assert [secret for secret in SECRETS if re.search(rf"\b{secret}\b", said)] == (list(SECRETS) if shown else [])
+    assert f"{tmp_path}/credentials.json" in said
+    assert json.loads((tmp_path / "credentials.json").read_text()) == json.loads(FOUND)
+
+
+def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "credentials.json").write_text(FOUND)
+    settings = load(config.PlatformSettings, {**os.environ, "MILLRACE_STATE_DIR": str(folder)})
+    text = greeting(settings, json.loads(FOUND), folder, show_secrets=False)
+    (line,) = [line for line in text.splitlines() if line.startswith("export MILLRACE_KEY=")]
+    done = subprocess.run(["sh", "-c", f"{line}; echo $MILLRACE_KEY"], capture_output=True, text=True, check=True)
+    assert done.stdout == "sk-mr-x\n"
 
 
 async def test_ctrl_c_works_while_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from inference_worker.env import SettingsError
 from millrace.cli import checks
 from millrace.cli.commands import CommandFailed, run
-from millrace.cli.greeting import greeting
+from millrace.cli.greeting import CREDENTIALS, greeting
 from millrace.cli.progress import Progress, Step
 from millrace.cli.stack import Stack
 from millrace.cli.supervisor import ChildFailed, Supervisor
@@ -101,13 +101,14 @@ class _Run:
         self._supervisor.add(self._stack.programs())
         for name in self._stack.worker_names:  # a worker needs no database: its model loads while the schema is made
             await self._supervisor.start(name)
-        found = await self._database()
+        found, is_new = await self._database()
         for name in ("settler", "web", "beat"):
             await self._supervisor.start(name)
         async with self._progress.step("gateway and workers"):
             await self._supervisor.start("gateway")
             await self._supervisor.finish_start()
-        self._progress.say(greeting(self._stack.settings, found, self._logs))
+        show_secrets = is_new and sys.stdout.isatty()
+        self._progress.say(greeting(self._stack.settings, found, self._logs, show_secrets=show_secrets))
 
     async def _keep_reserve(self) -> None:
         """Release the disk's reserve while the disk is almost full."""
@@ -135,8 +136,10 @@ class _Run:
             self._supervisor.add(programs)
             await asyncio.gather(*(self._supervisor.start(program.name) for program in programs))
 
-    async def _database(self) -> dict[str, Any]:
-        """Bring the database up to date; returns what `bootstrap` says of the first log-in and key."""
+    async def _database(self) -> tuple[dict[str, Any], bool]:
+        """Migrate the database. Return the accounts and the key that `bootstrap` reports, and whether one is new."""
+        path = self._stack.state_dir / CREDENTIALS
+        before = path.read_bytes() if path.exists() else b""
         async with self._progress.step("database schema"):
             await asyncio.to_thread(self._stack.make_roles)
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
@@ -147,7 +150,7 @@ class _Run:
             found = json.loads(said[-1])
         except (IndexError, ValueError):
             raise CommandFailed(f"bootstrap said no JSON line: {said}") from None
-        return dict(found)
+        return dict(found), path.read_bytes() != before
 
 
 def _first(fault: Exception) -> Exception:
