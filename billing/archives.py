@@ -8,7 +8,6 @@ so the same rows are the same bytes.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import os
@@ -23,6 +22,7 @@ import msgspec
 from billing.models import TOKEN_CLASSES, Adjustment, UsageArchive, UsageEvent
 from billing.models.usage import ANSWER_HITS
 from billing.partitions import partition_name, shifted
+from millrace import csv_tables
 from tenants.actions import Conflict
 
 FORMAT = "millrace-usage-1"
@@ -106,7 +106,7 @@ def read(path: Path) -> Manifest:
                 raise ArchiveDamagedError(f"{part.file} has columns unknown here: {', '.join(sorted(unknown))}.")
             if _read_part(path.parent / part.file, part.columns) != part:
                 raise ArchiveDamagedError(f"{part.file} is not what {path.name} says.")
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as fault:
+    except (OSError, EOFError, zlib.error, ValueError, csv_tables.Error) as fault:
         raise ArchiveDamagedError(f"{path.name}: {fault}") from fault
     return manifest
 
@@ -177,7 +177,7 @@ def _write_part(cursor: Any, relation: str, columns: list[str], folder: Path, na
 def _read_part(path: Path, columns: list[str]) -> Part:
     """What a file holds, by reading it whole."""
     hashed, rows, sums = hashlib.sha256(), 0, [0] * len(SUMS)
-    reader = csv.reader(_lines(path, hashed))
+    reader = csv_tables.read_rows(_lines(path, hashed))
     if (heading := next(reader, None)) != columns:
         raise ArchiveDamagedError(f"{path.name} has the columns {heading}, not {columns}.")
     places = [columns.index(name) for name in SUMS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter, defaultdict
@@ -14,6 +13,7 @@ from typing import Any
 
 from billing.pricebook import LONGEST_NAME, NewPrice, Proposal, nano_per_million
 from billing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from millrace import csv_tables
 
 _COMPONENT = {
     "input_cost_per_token": Component.UNCACHED,
@@ -147,7 +147,7 @@ def read_csv(lines: Iterable[str]) -> Proposal:
     Raises:
         ValueError: naming the line.
     """
-    reader = csv.DictReader(lines, strict=True)
+    reader = csv_tables.read_table(lines, strict=True)
     columns = reader.fieldnames or []
     if missing := [name for name in CSV_COLUMNS[:4] if name not in columns]:
         raise ValueError(f"line 1: the columns {', '.join(missing)} are missing")
@@ -157,13 +157,13 @@ def read_csv(lines: Iterable[str]) -> Proposal:
     try:
         for row in reader:
             prices.append(_csv_price(row))
-    except (ValueError, csv.Error) as fault:
+    except (ValueError, csv_tables.Error) as fault:
         raise ValueError(f"line {reader.line_num}: {fault}") from fault
     return Proposal(tuple(prices))
 
 
 def _csv_price(row: Mapping[str, str | None]) -> NewPrice:
-    given = {name: (value or "").strip() for name, value in row.items() if name}
+    given = {name: csv_tables.unguarded((value or "").strip()) for name, value in row.items() if name}
     return NewPrice(
         given["model"],
         Tier(given["tier"] or Tier.STANDARD),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
@@ -16,6 +14,7 @@ from rest_framework.response import Response
 from billing.models import Price
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
 from billing.usage import MOST_ROWS, OddHours, Question, TooManyRows, instant, sums, total
+from millrace import csv_tables
 from millrace.pagination import NewestFirst
 from tenants.access import Permission
 from tenants.scoping import tenant_scope
@@ -43,11 +42,8 @@ class CsvRenderer(BaseRenderer):
         if rows is None:
             return JSONRenderer().render(data)
         flat = [dict(_flat(row)) for row in rows]
-        out = StringIO()
-        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in flat for name in row)))
-        writer.writeheader()
-        writer.writerows(flat)
-        return out.getvalue().encode()
+        names = list(dict.fromkeys(name for row in flat for name in row))
+        return csv_tables.as_csv(names, ([row.get(name) for name in names] for row in flat)).encode()
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

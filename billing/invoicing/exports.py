@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ from django.template.loader import render_to_string
 
 from billing.amounts import decimal
 from billing.invoicing.document import in_words
+from millrace import csv_tables
 
 _COLUMNS = (
     *("position", "kind", "description", "model", "tier", "component", "band", "window", "price_version", "late_from"),
@@ -24,10 +23,8 @@ def html(document: Mapping[str, Any]) -> str:
 
 
 def as_csv(document: Mapping[str, Any]) -> str:
-    """The lines, with the price of a million tokens, the exact amount and the rounded one in dollars."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["invoice", *_COLUMNS, "usd_per_million", "usd_exact", "usd"])
+    """Return the lines, with the price of a million tokens, the exact amount and the rounded one in dollars."""
+    rows = []
     for line in document["lines"]:
         price = line["nano_per_million"]
         amounts = (
@@ -35,11 +32,5 @@ def as_csv(document: Mapping[str, Any]) -> str:
             decimal(int(line["femto"]), 15),
             decimal(line["cents"], 2, 2),
         )
-        row = [document["number"], *(line[name] for name in _COLUMNS), *amounts]
-        writer.writerow([_tame(value) for value in row])
-    return out.getvalue()
-
-
-def _tame(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula stays a text."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@", "\t", "\r") else value
+        rows.append([document["number"], *(line[name] for name in _COLUMNS), *amounts])
+    return csv_tables.as_csv(["invoice", *_COLUMNS, "usd_per_million", "usd_exact", "usd"], rows)

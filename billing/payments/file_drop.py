@@ -7,7 +7,6 @@ before is skipped, so a file may be put in again.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ import structlog
 
 from billing.actions.payments import Received, do_record_payment
 from billing.payments import Unreadable, cents
+from millrace import csv_tables
 from tenants.actions import ActionRefused
 
 log = structlog.get_logger(__name__)
@@ -30,8 +30,8 @@ class FileDrop:
 
     def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
         try:
-            rows = list(csv.DictReader(io.StringIO(body.decode("utf-8-sig"), newline="")))
-        except (UnicodeDecodeError, csv.Error) as fault:
+            rows = list(csv_tables.read_table(io.StringIO(body.decode("utf-8-sig"), newline="")))
+        except (UnicodeDecodeError, csv_tables.Error) as fault:
             raise Unreadable(f"no CSV: {fault}") from fault
         return [self._payment(number, row) for number, row in enumerate(rows, 2)]
 

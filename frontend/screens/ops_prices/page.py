@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +17,7 @@ from billing.pricebook import NewPrice
 from billing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from frontend.screens.prices.page import COLUMNS, Model, models_of
 from frontend.visits import Visit
+from millrace import csv_tables
 from tenants.models import Tenant
 
 MODELS = 25
@@ -234,14 +233,12 @@ def usd(nano: int) -> str:
 
 def as_text(prices: Iterable[NewPrice]) -> str:
     """The prices as `billing.price_files.read_csv` takes them."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    rows = []
     for one in prices:
         until = "" if one.until_tokens == NO_END else one.until_tokens
         bands = (one.from_tokens or "", until, _time(one.from_minute, 0), _time(one.until_minute, MINUTES_A_DAY))
-        writer.writerow((one.model, one.tier.value, one.component.value, usd(one.nano_per_million), *bands))
-    return out.getvalue()
+        rows.append((one.model, one.tier.value, one.component.value, usd(one.nano_per_million), *bands))
+    return csv_tables.as_csv(CSV_COLUMNS, rows)
 
 
 def _time(minute: int, usual: int) -> str:

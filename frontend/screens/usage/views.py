@@ -6,7 +6,6 @@ from django.http import HttpResponse
 from django.urls import path
 
 from billing.usage import TooManyRows
-from frontend.csv import Exact, as_csv
 from frontend.metering import metering
 from frontend.panels import Panel, Panels
 from frontend.screens.usage import page
@@ -14,6 +13,7 @@ from frontend.screens.usage.asked import GROUPS, asked, fields
 from frontend.screens.usage.groups import all_rows, groups
 from frontend.showing import show
 from frontend.visits import Visit, tenant_page
+from millrace import csv_tables
 from tenants.access import Permission
 
 NEEDS = Permission.USAGE_READ
@@ -57,12 +57,16 @@ def usage_csv(visit: Visit) -> HttpResponse:
             row.name,
             row.detail,
             *(getattr(row, name) for name in _COLUMNS),
-            *map(Exact, (row.cost.exact, row.saved.exact)),
+            row.cost.exact,
+            row.saved.exact,
         )
         for row in rows
     )
     last = now.span.last
-    return as_csv(heading, table, f"usage-{visit.tenant.slug}-by-{now.group}-{now.span.first}-{last}")
+    answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
+    name = f"usage-{visit.tenant.slug}-by-{now.group}-{now.span.first}-{last}.csv"
+    answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return answer
 
 
 urlpatterns = [
