@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
         MILLRACE_SECRET_KEY="tests-" + "s" * 44,
         MILLRACE_CACHE_SECRET="tests-" + "c" * 44,
         MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
+        MILLRACE_PORT=_unused_port(),
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE="millrace.settings",
     )
@@ -133,6 +135,14 @@ def as_owner() -> Callable[[], AbstractContextManager[None]]:
 
 def pytest_unconfigure() -> None:
     _running.close()
+
+
+def _unused_port() -> str:
+    """A port at which nothing answers while the tests run, so that no test reaches a platform on this machine."""
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))  # and it does not listen
+    _running.callback(taken.close)
+    return str(taken.getsockname()[1])
 
 
 def _database(state: Path) -> str:

@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from tests.frontend.console import FLAGS, World, remembered
+from tests.frontend.serving import LiveServer
 
 if TYPE_CHECKING:
     from django.test import Client
@@ -55,10 +56,10 @@ def chromium(config: pytest.Config) -> Iterator[Browser]:
 
 
 @contextmanager
-def windows(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
+def windows(browser: Browser, live: LiveServer) -> Iterator[Callable[..., BrowserContext]]:
     """Makes windows, each with cookies of its own, that have time on a busy machine too; closes them at the end.
 
-    Lest a panel asks for itself while the next test's tables are emptied.
+    It waits for the requests that closing has cancelled: else they would run while the tables are emptied.
     """
     opened: list[BrowserContext] = []
 
@@ -71,6 +72,7 @@ def windows(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
     yield window
     for context in opened:
         context.close()
+    live.wait_until_idle()
 
 
 def moved(page: Page, sign: Locator) -> None:

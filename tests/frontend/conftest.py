@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.frontend.browsing import AXE, WATCH, Visited, chromium, fail, logged_in, settle, weigh, windows
 from tests.frontend.console import PASSWORD, Screen, Undefined, World, make_world, meter, remembered
+from tests.frontend.serving import LiveServer
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +30,9 @@ def browser(pytestconfig: pytest.Config) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def window(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
+def window(browser: Browser, live: LiveServer) -> Iterator[Callable[..., BrowserContext]]:
     """Opens windows that are closed at the test's end; see `windows`."""
-    with windows(browser) as window:
+    with windows(browser, live) as window:
         yield window
 
 
@@ -59,19 +57,20 @@ def opened(window: Callable[..., BrowserContext], served: str) -> Callable[[str,
 
 
 @pytest.fixture(scope="session")
-def served(django_db_setup: None) -> Iterator[str]:
-    """Django behind uvicorn, as it is served; gives its address."""
+def live(django_db_setup: None) -> Iterator[LiveServer]:
+    """Django behind uvicorn, as it is served."""
     from django.core.asgi import get_asgi_application
 
-    config = uvicorn.Config(get_asgi_application(), "127.0.0.1", 0, log_level="error", lifespan="off")
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-    running.should_exit = True
-    thread.join()
+    server = LiveServer(get_asgi_application())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def served(live: LiveServer) -> str:
+    """The URL of the live server."""
+    return live.url
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +128,9 @@ def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def contexts(browser: Browser, served: str, world: World) -> Iterator[Callable[[str], BrowserContext]]:
+def contexts(
+    browser: Browser, live: LiveServer, served: str, world: World
+) -> Iterator[Callable[[str], BrowserContext]]:
     """A browser context a person, logged in, for the whole file."""
     found: dict[str, BrowserContext] = {}
 
@@ -143,13 +144,13 @@ def contexts(browser: Browser, served: str, world: World) -> Iterator[Callable[[
             found[who] = context
         return found[who]
 
-    with windows(browser) as window:
+    with windows(browser, live) as window:
         yield context_of
 
 
 @pytest.fixture
 def visit(
-    contexts: Callable[[str], BrowserContext], world: World, monkeypatch: pytest.MonkeyPatch
+    contexts: Callable[[str], BrowserContext], live: LiveServer, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Screen, str], Visited]]:
     """Opens a screen in a state, in light at 1440; panels that fail are part of the state "error" only."""
     from frontend import panels
@@ -181,3 +182,4 @@ def visit(
     yield go
     for page in open_pages:
         page.close()
+    live.wait_until_idle()

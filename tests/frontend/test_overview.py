@@ -16,6 +16,7 @@ from billing.actions.budgets import do_make_budget
 from billing.forecast import Day, Forecast, forecast_tenant
 from billing.models import BillingEntity, BillingProfile
 from frontend.screens.overview import spend
+from millrace.config import platform_settings
 from tenants import actions
 from tenants.models import Tenant, User
 from tenants.roles import SystemUse
@@ -103,7 +104,7 @@ def test_empty_shows_what_to_type(client, acme, member):
     page = page_of(client)
     assert "Bearer $MILLRACE_KEY" in page
     assert secret[:12] not in page
-    assert "http://127.0.0.1:8000/v1/chat/completions" in page
+    assert f"{platform_settings().base_url}/v1/chat/completions" in page
     assert "smollm2-135m" in page
 
 
