@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal, cast
 
 import redis
 from django.conf import settings
@@ -118,6 +118,6 @@ class LoginThrottling:
                 domain=settings.SESSION_COOKIE_DOMAIN,
                 secure=settings.SESSION_COOKIE_SECURE,
                 httponly=True,
-                samesite=settings.SESSION_COOKIE_SAMESITE,
+                samesite=cast(Literal["Lax", "Strict", "None"], settings.SESSION_COOKIE_SAMESITE),
             )
         return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlencode
 
 from allauth.mfa.models import Authenticator
@@ -131,7 +132,7 @@ def user_of(visit: Visit) -> User:
     """
 
     def find() -> User:
-        found = _users().filter(pk=visit.arguments["user"]).first()
+        found: User | None = _users().filter(pk=visit.arguments["user"]).first()
         if found is None:
             raise Http404
         return found
@@ -181,7 +182,7 @@ def changes(visit: Visit) -> tuple[UserChange, ...]:
     return tuple(UserChange(row.at, row.verb, row.actor, visit.url("ops-audit-one", row.pk)) for row in latest)
 
 
-def _users() -> QuerySet[User]:
+def _users() -> QuerySet[Any]:
     factor = Authenticator.objects.filter(user=OuterRef("pk"), type=Authenticator.Type.TOTP)
     return User.objects.annotate(has_factor=Exists(factor))
 
