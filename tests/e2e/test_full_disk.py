@@ -83,7 +83,9 @@ def issues(stack: Stack) -> list[tuple[str, str, bool]]:
 
 
 def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None:
-    with running(small_disk, MILLRACE_MODELS=f"{MODEL}=embedded", MILLRACE_MIN_FREE_DISK="96MiB") as stack:
+    with running(
+        small_disk, MILLRACE_MODELS=f"{MODEL}=embedded?dtype=float32", MILLRACE_MIN_FREE_DISK="96MiB"
+    ) as stack:
         stack.wait_until_ready()
         budget = {"name": "month", "unit": "money", "period": "month", "amount": 10**15}
         made = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)

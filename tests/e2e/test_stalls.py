@@ -111,7 +111,7 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
     environ |= {
         "MILLRACE_STATE_DIR": str(stack.state_dir),
         "MILLRACE_BROKER_URL": read_env_file(stack.state_dir / "env")["MILLRACE_BROKER_URL"],
-        "MILLRACE_MODELS": f"{MODEL}=embedded,{EMBEDDING_MODEL}=embedded:minilm",
+        "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
         "MILLRACE_MODEL": MODEL,
         "MILLRACE_WORKER_NAME": f"{MODEL}-1",
         "MILLRACE_MAX_BATCH": "128",

@@ -118,7 +118,7 @@ def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
             "model_not_found",
             "model",
         ),
-        (json.dumps({"id": "x", "model": "x" * (9 << 20)}), None, "request_too_large", None),
+        (json.dumps({"id": "x", "model": "x" * (3 << 20)}), None, "request_too_large", None),
     ],
 )
 def test_what_is_wrong_is_told_and_the_socket_stays(

@@ -108,10 +108,10 @@ def by_key(tenant: Tenant) -> APIClient:
     return client
 
 
-def fresh(client: APIClient, at: float | None = None, method: str = "password") -> APIClient:
+def fresh(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
     """As if the password, or a code, had been entered just now, or at another time."""
     session = client.session
-    session["account_authentication_methods"] = [{"method": method, "at": at or time.time()}]
+    session["account_authentication_methods"] = [{"method": method, "at": at or time.time(), **details}]
     session["account_authentication_methods_user"] = session["_auth_user_id"]
     session.save()
     return client
@@ -436,9 +436,11 @@ def test_once_there_is_totp_the_password_is_not_enough(acme):
     from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 
     client = by_role(acme.tenant, "admin")
-    TOTP.activate(User.objects.get(email="admin-acme@example.com"), generate_totp_secret())
+    totp = TOTP.activate(User.objects.get(email="admin-acme@example.com"), generate_totp_secret())
     assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
-    fresh(client, method="mfa")
+    fresh(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
+    assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
+    fresh(client, method="mfa", id=totp.instance.pk)
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
 
 

@@ -38,6 +38,7 @@ STALLED_SECONDS = 60.0  # a client that has read next to nothing for so long is 
 TELL_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
 CANCEL_AGAIN_SECONDS = 0.1
+ANY_METHOD = "*"
 Headers = list[tuple[bytes, bytes]]
 _TYPE = b'{"type":"'
 
@@ -159,7 +160,7 @@ class HttpConsumer(AsyncConsumer):
 
     async def _answer(self) -> None:
         try:
-            if self.http_method != self.method:
+            if self.method not in (self.http_method, ANY_METHOD):
                 raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
             await self.handle()
         except Replay as replay:

@@ -12,7 +12,7 @@ from inference_worker.protocol import AnswerEvent, End, Tokens
 from millrace.gateway.errors import ApiError
 from millrace.gateway.following import Following, Gone
 from millrace.gateway.forms import InferenceRequest, Writer
-from millrace.gateway.http import Headers, HttpConsumer
+from millrace.gateway.http import ANY_METHOD, Headers, HttpConsumer
 from millrace.gateway.idempotency import Once
 from millrace.gateway.openai import chat, completions, embeddings
 from millrace.gateway.prompt_bounds import SMALL_BODY_BYTES
@@ -187,6 +187,7 @@ class Unknown(HttpConsumer):
     """Everything else under /v1."""
 
     endpoint = "unknown"
+    method = ANY_METHOD
 
     async def handle(self) -> None:
         path = f"{self.http_method} {self.scope['path']}"
