@@ -321,7 +321,7 @@ def test_the_rest_of_a_body_answered_early_is_dropped_and_the_connection_kept(ap
 
 @pytest.mark.parametrize("path", ["/hello", "/echo"])
 def test_a_client_that_wants_the_connection_closed_gets_the_response_first(application: Application, path: str) -> None:
-    with serving(application) as served, served.connect() as client:
+    with serving(application, body_bytes=4_000_000) as served, served.connect() as client:
         client.sendall(post(path, 3_000_000, "connection: close"))
         if path == "/hello":
             wait_until(lambda: application.scopes)

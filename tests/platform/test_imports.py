@@ -36,6 +36,7 @@ GATEWAY_MAY = {
             "config",
             "encoder_config",
             "metric_families",
+            "ordered",
         )
     ),
     *(
