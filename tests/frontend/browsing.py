@@ -56,10 +56,11 @@ def chromium(config: pytest.Config) -> Iterator[Browser]:
 
 
 @contextmanager
-def windows(browser: Browser, live: LiveServer) -> Iterator[Callable[..., BrowserContext]]:
+def windows(browser: Browser, live: LiveServer | None = None) -> Iterator[Callable[..., BrowserContext]]:
     """Makes windows, each with cookies of its own, that have time on a busy machine too; closes them at the end.
 
-    It waits for the requests that closing has cancelled: else they would run while the tables are emptied.
+    With a server of this process (`live`) it waits for the requests that closing has cancelled: else they would run while
+    the tables are emptied.
     """
     opened: list[BrowserContext] = []
 
@@ -72,7 +73,8 @@ def windows(browser: Browser, live: LiveServer) -> Iterator[Callable[..., Browse
     yield window
     for context in opened:
         context.close()
-    live.wait_until_idle()
+    if live is not None:
+        live.wait_until_idle()
 
 
 def moved(page: Page, sign: Locator) -> None:
