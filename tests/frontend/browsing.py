@@ -59,8 +59,8 @@ def chromium(config: pytest.Config) -> Iterator[Browser]:
 def windows(browser: Browser, live: LiveServer | None = None) -> Iterator[Callable[..., BrowserContext]]:
     """Makes windows, each with cookies of its own, that have time on a busy machine too; closes them at the end.
 
-    With a server of this process (`live`) it waits for the requests that closing has cancelled: else they would run while
-    the tables are emptied.
+    With a server of this process (`live`) it waits for the requests that closing has cancelled: else they would run
+    while the tables are emptied.
     """
     opened: list[BrowserContext] = []
 
