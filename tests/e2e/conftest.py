@@ -140,7 +140,7 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
         # they differ between machines with and without AMX.
         "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
         "MILLRACE_MAX_BATCH": "128",
-        "MILLRACE_DRAIN_SECONDS": "5",
+        "MILLRACE_DRAIN_SECONDS": "15",  # begun streams end within it on a busy machine too
         "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_KEEP_SECONDS": "120",
     } | settings
