@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers at once: the upstream of the peer, and the server of `serve --quick`.
+"""An OpenAI-compatible server that responds immediately: the upstream of the peer, and the server of `serve --quick`.
 
 Raw ASGI, nothing else. Chat completions come in one piece, completions as a stream of eight tokens.
 """
