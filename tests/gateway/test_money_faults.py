@@ -33,6 +33,14 @@ table, key, budget, url = test_money.table, test_money.key, test_money.budget, t
 see = sync_to_async(check_invariants)
 
 
+def tell_in_a_thread(*events: Any) -> None:
+    """Settle events, and return the thread's connection to the pool, which would miss it when the thread ends."""
+    try:
+        tell(*events)
+    finally:
+        connection.close()
+
+
 class Killed(BaseException):
     """The settler's process ends here."""
 
@@ -100,7 +108,7 @@ class World:
         if self.chance.random() < 0.5:  # the settlement and the release of the same, at the same time
             windows = {window for each in ended for window in each.terms.windows}
             releases = [gateway.treasury.early.release(windows) for gateway in self.gateways]
-            await asyncio.gather(sync_to_async(tell, thread_sensitive=False)(*events), *releases)
+            await asyncio.gather(sync_to_async(tell_in_a_thread, thread_sensitive=False)(*events), *releases)
 
     async def settle_what_was_told(self) -> None:
         await sync_to_async(tell)(*self.chance.sample(self.told, len(self.told)))
