@@ -207,6 +207,27 @@ def test_pipelined_requests_are_answered_in_order(application: Application) -> N
         wait_until(lambda: served.guard.held == 0)
 
 
+def test_a_large_body_that_follows_another_in_the_same_data_is_read(application: Application) -> None:
+    with serving(application) as served, served.connect() as client:
+        requests = [post("/echo", size) + b"x" * size for size in (1000, 200_000, 150_000)]
+        client.sendall(requests[0][:-1])
+        wait_until(lambda: application.received == 999)
+        client.sendall(requests[0][-1:] + b"".join(requests[1:]))
+        for size in (1000, 200_000, 150_000):
+            assert read_response(client).endswith(b"POST /echo %d" % size)
+        assert rejections(served) == {}
+
+
+def test_a_connection_that_ends_disconnects_the_request_before_a_pipelined_one(application: Application) -> None:
+    with serving(application) as served:
+        with served.connect() as client:
+            client.sendall(post("/endless", 1) + b"x" + post("/echo", 9) + b"x")
+            wait_until(lambda: application.received == 1)
+            assert status(client.recv(2**16)) == 200
+        wait_until(lambda: served.guard.connections == 0 and application.disconnects == 1)
+        assert [scope["path"] for scope in application.scopes] == ["/endless"]
+
+
 def test_a_flood_of_pipelined_requests_is_cut_off(application: Application) -> None:
     with serving(application) as served, served.connect() as client:
         with contextlib.suppress(ConnectionError):

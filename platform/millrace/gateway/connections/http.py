@@ -17,7 +17,7 @@ import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from millrace.gateway.connections import AUTHENTICATED, guard
@@ -93,6 +93,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._rejection: tuple[str, ApiError] | None = None  # found by the parser's callbacks
         self._write_paused_at: float | None = None
         self._closing_at: float | None = None
+        self._running: RequestResponseCycle | None = None  # the request that the application handles
 
     # The connection.
 
@@ -113,7 +114,20 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None:  # uvicorn ends only the request that was received last
+            self._disconnect(self._running)
         self._leave()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _disconnect(self, cycle: RequestResponseCycle) -> None:
+        """Report to the application that the client is gone, unless the response is complete."""
+        if not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _leave(self) -> None:
         self._release()
@@ -186,7 +200,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
                 self._rejection = (guard.INVALID_HTTP, ApiError("invalid_http", "The request is not valid HTTP."))
         if self._phase == HEAD and self._requests == requests:
             self._head_bytes += size
-        elif phase in (BODY, DRAIN):
+        elif phase in (BODY, DRAIN) and self._requests == requests:
             self._framing_bytes = 0 if self._body_bytes > body_bytes else self._framing_bytes + size
         if self._rejection is None:
             self._check_sizes()
@@ -342,9 +356,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._release()
         self._phase = REJECTED
         self._deadline = self.loop.time() + REJECTED_SECONDS
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        if self.cycle is not None:
+            self._disconnect(self.cycle)
         body = msgspec.json.encode(error.body())
         fields = [
             *self.server_state.default_headers,
