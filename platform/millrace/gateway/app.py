@@ -30,6 +30,7 @@ from millrace.gateway.dispatch import Dispatcher
 from millrace.gateway.idempotency import IdempotencyStore
 from millrace.gateway.jobs import JobMaker
 from millrace.gateway.live import LiveRequests
+from millrace.gateway.malloc import return_freed_memory
 from millrace.gateway.metrics import GatewayMetrics
 from millrace.gateway.money import MoneyAdmission, Treasury
 from millrace.gateway.prompt_pool import PromptPool
@@ -215,6 +216,7 @@ def running_gateway() -> Gateway:
 async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     """ASGI lifespan: start the gateway before the first request, stop it after the last."""
     await receive()
+    return_freed_memory()
     try:
         settings = platform_settings()
         gateway = Gateway(settings, load_catalogue(settings.models, settings.state_dir))

@@ -166,6 +166,8 @@ class HttpConsumer(AsyncConsumer):
         except Replay as replay:
             await self._replay(replay.answer)
         except ApiError as fault:
+            # The frames of the traceback refer to the body, and this request's log to the error: a cycle.
+            fault.__traceback__ = None
             await self.respond_error(fault)
         except redis.RedisError as fault:
             log.warning("broker_unreachable", error=str(fault))

@@ -31,8 +31,6 @@ READY_SECONDS = 120.0
 MAX_GROWTH_BYTES = 24 * 2**20  # of a process, before it is replaced
 MAX_PAUSE_SECONDS = 30.0  # between the starts of a process that does not get ready
 _ENVIRON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT", "LD_LIBRARY_PATH")  # no secrets
-# Of glibc: what is freed returns to the machine, and not to a process that has no other use for it.
-_MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**20)}
 _decode = msgspec.msgpack.Decoder(Result).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -156,7 +154,7 @@ class _Process:
             BrokenProcess: it does not get ready.
         """
         environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
-        environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | _MALLOC
+        environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "millrace.gateway.prompt_process"),
             stdin=asyncio.subprocess.PIPE,

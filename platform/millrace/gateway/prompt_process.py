@@ -24,6 +24,7 @@ from millrace.gateway.catalogue import ServedModel
 from millrace.gateway.dialect_readers import COUNT, READERS
 from millrace.gateway.errors import ApiError
 from millrace.gateway.forms import InferenceRequest
+from millrace.gateway.malloc import return_freed_memory
 from millrace.gateway.prompt_bounds import check_bounds, max_characters
 from millrace.gateway.prompt_frames import LENGTH, ModelFiles, PackedPrompt, Problem, Result, Work
 from millrace.gateway.prompts import tokenize_here
@@ -36,6 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def main() -> None:
     os.nice(NICENESS)
+    return_freed_memory()
     source, target = sys.stdin.buffer, sys.stdout.buffer
     models = _load(_decode_models(_read_frame(source) or b"\x90"))
     _write_frame(target, _encode(Result(_resident_bytes())))  # ready

@@ -123,6 +123,7 @@ class InferenceService:
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._tokenizing = asyncio.Lock()
 
     async def begin(
         self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trail: Trail | None = None
@@ -151,7 +152,7 @@ class InferenceService:
         Raises:
             ApiError: the key may not use its model, or it is no prompt for that.
         """
-        return len((await tokenise(self._router.measure(key, request.model), request)).ids)
+        return len((await self._tokenize(self._router.measure(key, request.model), request)).ids)
 
     def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
         """The answer's events, the last of them its end.
@@ -183,7 +184,7 @@ class InferenceService:
         self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trail: Trail | None
     ) -> Call:
         measure = self._router.measure(key, request.model)
-        prompt = await tokenise(measure, request)
+        prompt = await self._tokenize(measure, request)
         route = self._router.route(
             key,
             request.model,
@@ -263,10 +264,25 @@ class InferenceService:
                     raise
                 call.skip(fault)
 
+    async def _tokenize(self, model: ServedModel, request: InferenceRequest) -> Prompt:
+        """Return the prompt in the model's tokens.
+
+        Between two prompts that are tokenized on the event loop, the loop handles what else has happened.
+
+        Raises:
+            ApiError: 400, it is no prompt for this model.
+        """
+        if request.tokenized is not None:
+            return await tokenise(model, request)
+        async with self._tokenizing:
+            prompt = await tokenise(model, request)
+            await asyncio.sleep(0)
+            return prompt
+
     async def _begin_leg(self, call: Call) -> None:
         key, model = call.key, call.candidate.model
         if model.tokenizer is not call.counted_by:
-            call.prompt, call.counted_by = await tokenise(model, call.request), model.tokenizer
+            call.prompt, call.counted_by = await self._tokenize(model, call.request), model.tokenizer
         batch = call.request.service_class == ServiceClass.BATCH
         self._dispatcher.require_room(model.name, key.tenant_id, key.weight, batch=batch)
         demand = Demand(
@@ -302,7 +318,7 @@ class InferenceService:
         """The prompts, for an answer that begins with them."""
         more = enumerate(call.request.more_prompts, 1)
         others = [dataclasses.replace(call.request, prompt=prompt, number=number) for number, prompt in more]
-        return [call.prompt.ids, *[(await tokenise(model, other)).ids for other in others]]
+        return [call.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
 
     def _errand(
         self, call: Call, demand: Demand, ticket: Ticket, envelope: Envelope, echo: list[list[int]] | None
