@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parent
 def main() -> None:
     # Appended, not prepended: nothing here may come before the standard library.
     sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-    from inference_worker.env import SettingsError
-    from millrace.config import platform_settings, refuse_unknown
+    from inference_worker.contract.env import SettingsError
+    from millrace.conf.environment import platform_settings, refuse_unknown
 
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.settings")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.conf.settings")
     try:
         refuse_unknown()
         platform_settings()

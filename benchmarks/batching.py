@@ -36,12 +36,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.options import parse
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import Request, SamplingParams
-from inference_worker.engine.scheduler import SchedulerOutput
-from inference_worker.model_source import ensure_model
-from inference_worker.settings import ModelSpec
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.models.model_source import ensure_model
 from tests.engine.fakes import TINY, FakeRunner
 from tests.engine.replay import Lengths, azure
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks.options import parse
-from inference_worker.engine.config import PROFILES, EngineConfig
-from inference_worker.engine.embedding_engine import EmbeddingEngine
-from inference_worker.engine.request import Request
-from inference_worker.engine.tokenizer import Tokenizer
-from inference_worker.model_source import ensure_model
+from inference_worker.contract.config import PROFILES, EngineConfig
+from inference_worker.contract.request import Request
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
+from inference_worker.models.model_source import ensure_model
 from tests.engine.make_embeddings import MINILM, texts
 
 BATCH = 32

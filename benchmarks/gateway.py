@@ -38,8 +38,8 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 
 from benchmarks.gateway_load import Closed, Streams, closed_loop, many_streams, request_bytes  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
-from millrace.cli.stack import Stack  # noqa: E402
-from millrace.services.program import Program, free_port  # noqa: E402
+from millrace.devserver.program import Program, free_port  # noqa: E402
+from millrace.devserver.stack import Stack  # noqa: E402
 
 MODEL = "bench"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say something nice."}], "max_tokens": 8}
@@ -249,8 +249,8 @@ call_command("bootstrap")
 call_command("prices", "demo")
 from tenants import actions
 from tenants.models import ApiKey, Project, Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 with system(SystemUse.COMMAND):
     tenant = Tenant.objects.all_tenants().get()
     key = ApiKey.objects.all_tenants().get()

@@ -12,11 +12,11 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu_bench import Bench
+from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine import model_runner
-from inference_worker.engine.backends import BACKENDS
-from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.engine.attention.registry import BACKENDS
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import Request, SamplingParams
 
 BLOCK_SIZE = 32
 

@@ -48,18 +48,18 @@ def main() -> None:
 
 
 def _prepare() -> str:
-    from millrace.config import platform_settings
-    from tenants import roles
+    from millrace.conf.environment import platform_settings
+    from tenants.isolation import db_roles
     from tests.billing.books import sheet
 
     sheet()
-    return roles.as_role(platform_settings().database_url, roles.SYSTEM)
+    return db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM)
 
 
 def _make_key(name: str) -> Any:
     from tenants import actions
+    from tenants.isolation.scopes import tenant_scope
     from tenants.models import Project
-    from tenants.scoping import tenant_scope
     from tests.gateway.purse import key_of
 
     tenant = actions.do_create_tenant(name, name)
@@ -71,8 +71,8 @@ def _make_key(name: str) -> Any:
 
 def _set_budgets(tenant_id: int, amount: int) -> None:
     from billing.models import Budget
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     with system(SystemUse.COMMAND):
         for period in ("day", "month", "lifetime"):

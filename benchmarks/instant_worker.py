@@ -14,11 +14,11 @@ import time
 from dataclasses import fields
 from typing import Any
 
-import inference_worker.worker
+import inference_worker.worker.worker
 from inference_worker.__main__ import main
+from inference_worker.contract.request import RequestFault, RequestOutput, TokenUsage
 from inference_worker.engine.engine import EngineStats
-from inference_worker.engine.request import RequestFault, RequestOutput, TokenUsage
-from inference_worker.engine_client import Deliver, HandedOver, Live
+from inference_worker.worker.engine_client import Deliver, HandedOver, Live
 
 PACE = float(os.environ.pop("MILLRACE_INSTANT_PACE", "0"))
 TEXT = "The answer is always the same."
@@ -95,8 +95,8 @@ class InstantEngine:
         return TokenUsage(uncached=len(live.job.prompt_token_ids), output=output)
 
 
-inference_worker.worker.LLMEngine = lambda config: None  # type: ignore[misc, assignment]
-inference_worker.worker.ResidentEngine = InstantEngine  # type: ignore[misc, assignment]
+inference_worker.worker.worker.LLMEngine = lambda config: None  # type: ignore[misc, assignment]
+inference_worker.worker.worker.ResidentEngine = InstantEngine  # type: ignore[misc, assignment]
 
 if __name__ == "__main__":
     main()

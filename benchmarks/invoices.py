@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
 from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.services.postgres import Postgres  # noqa: E402
+from millrace.devserver.postgres import Postgres  # noqa: E402
 
 MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
 COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million
@@ -80,7 +80,7 @@ def _set_up(running: ExitStack) -> None:
         MILLRACE_BROKER_URL="redis://127.0.0.1:1/0",
         **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "CACHE_SECRET", "KEY_PEPPERS")},
         MILLRACE_LOG_LEVEL="warning",
-        DJANGO_SETTINGS_MODULE="millrace.settings",
+        DJANGO_SETTINGS_MODULE="millrace.conf.settings",
     )
     import django
     from django.core.management import call_command
@@ -103,9 +103,9 @@ def _fill(events: int, tenants: int) -> None:
 
     from billing.models import Period
     from billing.periods import default_entity, ensure_periods
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
     from tenants.models import Tenant
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
 
     with system(SystemUse.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT billing_make_partitions(%s)", [[MONTH.date()]])
@@ -130,7 +130,7 @@ def _change() -> datetime:
 def _prices(number: int, start: datetime, end: datetime | None) -> dict[str, list[int | None]]:
     """Ids of a version's prices by model, in the order of events' columns."""
     from billing.models import Price, PriceBook, PriceVersion
-    from billing.pricing import COMPONENTS as ORDER
+    from billing.pricing.pricing import COMPONENTS as ORDER
 
     book, _ = PriceBook.objects.get_or_create(name="list")
     version = PriceVersion.objects.create(book=book, number=number, state="published", body={}, effective_from=start)
@@ -159,8 +159,8 @@ def _recompute(invoices: int) -> None:
     from billing.invoicing.lines import counted, used
     from billing.invoicing.pdf import rendered
     from billing.models import Invoice, InvoiceFile, Period
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     with system(SystemUse.COMMAND):
         period = Period.objects.select_related("entity").get(starts_at=MONTH)
@@ -175,7 +175,7 @@ def _recompute(invoices: int) -> None:
 
 
 def _sum() -> None:
-    from billing import rollups
+    from billing.metering import rollups
 
     rollups.build()
 
@@ -188,7 +188,7 @@ def _archive(folder: Path) -> None:
 
 def _restore(folder: Path) -> None:
     from billing.actions.archives import do_restore
-    from billing.archives import manifest_path
+    from billing.metering.archives import manifest_path
 
     do_restore(manifest_path(folder, MONTH.date()))
 

@@ -44,7 +44,7 @@ from django.core.management import call_command
 from tenants import actions
 from tenants.actions.common import ActionRefused
 from tenants.models import Project
-from tenants.scoping import tenant_scope
+from tenants.isolation.scopes import tenant_scope
 with contextlib.suppress(ActionRefused, SystemExit):
     call_command("prices", "demo")
 tenant = actions.do_create_tenant("attacker", "Attacker")

@@ -25,12 +25,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.engine.config import PROFILES, EngineConfig, ModelConfig, Profile
+from inference_worker.contract.config import PROFILES, EngineConfig, ModelConfig, Profile
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
-from inference_worker.engine.request import Request, SamplingParams
-from inference_worker.model_source import ensure_model
-from inference_worker.settings import ModelSpec
+from inference_worker.models.model_source import ensure_model
 
 LONG_ANSWER = (16, 48)  # tokens; lengths are drawn, so that callers do not march in step
 SHORT_PROMPT, SHORT_ANSWER = 32, 128

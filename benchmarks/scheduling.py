@@ -16,8 +16,8 @@ import argparse
 import statistics
 import time
 
+from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import ServiceClass
 from tests.engine.fakes import fake_engine, request
 
 CLASSES = {

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
 from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.services.postgres import Postgres  # noqa: E402
-from millrace.services.valkey import Valkey  # noqa: E402
+from millrace.devserver.postgres import Postgres  # noqa: E402
+from millrace.devserver.valkey import Valkey  # noqa: E402
 
 TENANTS = 200
 SLICES = 4  # of each tenant
@@ -81,7 +81,7 @@ def set_up(running: ExitStack) -> None:
         MILLRACE_CACHE_SECRET="b" * 50,
         MILLRACE_KEY_PEPPERS="b" * 50,
         MILLRACE_LOG_LEVEL="warning",
-        DJANGO_SETTINGS_MODULE=os.environ.get("DJANGO_SETTINGS_MODULE", "millrace.settings"),
+        DJANGO_SETTINGS_MODULE=os.environ.get("DJANGO_SETTINGS_MODULE", "millrace.conf.settings"),
     )
     import django
     from django.core.management import call_command
@@ -98,9 +98,9 @@ def _set_up_money() -> int:
     from datetime import UTC, datetime, timedelta
 
     from billing.models import CompiledSheet, Slice, Window
-    from billing.pricing import Component, Rate, encode_rates
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from billing.pricing.pricing import Component, Rate, encode_rates
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     now = datetime.now(UTC)
     rates = tuple(
@@ -138,8 +138,8 @@ def _drain_twice(batch: int, threads: int, events: int, sheet: int) -> tuple[flo
 def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, float]:
     from django.db import connection
 
-    from billing.settler import Settler, connect
-    from inference_worker.protocol import USAGE_STREAM
+    from billing.metering.settler import Settler, connect
+    from inference_worker.contract.messages import USAGE_STREAM
 
     broker = connect(os.environ["MILLRACE_BROKER_URL"])
     for start in range(0, len(messages), 1000):
@@ -166,8 +166,8 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
 
 
 def _message(sheet: int) -> bytes:
-    from inference_worker.engine.request import TokenUsage
-    from inference_worker.protocol import Envelope, UsageEvent, encode
+    from inference_worker.contract.messages import Envelope, UsageEvent, encode
+    from inference_worker.contract.request import TokenUsage
 
     chance, at = CHANCE, time.time_ns() // 1000
     tenant = chance.randint(1, TENANTS)
@@ -188,10 +188,10 @@ def _until_rows(sheet: int, samples: int) -> list[float]:
     """Seconds from sending an event until its row is there, one after another."""
     from django.db import connection
 
-    from billing.settler import Settler, connect
-    from inference_worker.protocol import USAGE_STREAM, decode_usage
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from billing.metering.settler import Settler, connect
+    from inference_worker.contract.messages import USAGE_STREAM, decode_usage
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     broker, stopping, times = connect(os.environ["MILLRACE_BROKER_URL"]), threading.Event(), []
     own = connect(os.environ["MILLRACE_BROKER_URL"])

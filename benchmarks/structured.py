@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from benchmarks.options import parse
-from inference_worker.engine import grammars as grammars_module
-from inference_worker.engine import logit_edits, sampler
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, SamplingParams, StructuredSpec
+from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.grammars import Grammar, Grammars
-from inference_worker.engine.request import Request, SamplingParams, StructuredSpec
-from inference_worker.model_source import ensure_model
-from inference_worker.settings import ModelSpec
+from inference_worker.engine.sampling import logits_processors, sampler
+from inference_worker.engine.structured_output import grammars as grammars_module
+from inference_worker.engine.structured_output.grammars import Grammar, Grammars
+from inference_worker.models.model_source import ensure_model
 
 PERSON = {
     "type": "object",
@@ -60,7 +60,7 @@ class OwnTime:
     def __init__(self) -> None:
         self.seconds = 0.0
         sampler.fill_masks = self._around(sampler.fill_masks)
-        sampler.apply_masks = self._around(logit_edits.apply_masks)
+        sampler.apply_masks = self._around(logits_processors.apply_masks)
         Grammar.accept = self._around(Grammar.accept)  # type: ignore[method-assign]
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 from benchmarks.options import parse
-from inference_worker.engine.kv_cache import KVCacheManager
-from inference_worker.engine.request import Request, RequestOutput, SamplingParams
-from inference_worker.engine.roofline import Peaks, Roofline
-from inference_worker.engine.scheduler import Scheduler, SchedulerOutput
-from inference_worker.engine.sequence import RequestGroup, Sequence
-from inference_worker.engine.telemetry import EngineMetrics, StepSeconds
-from inference_worker.protocol import encode
+from inference_worker.contract.messages import encode
+from inference_worker.contract.request import Request, RequestOutput, SamplingParams
+from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
+from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
+from inference_worker.engine.telemetry.roofline import Peaks, Roofline
+from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
 
 CALLS = 500  # in a round
 SECONDS = StepSeconds(0.0005, 0.02, 0.001, 0.0215)

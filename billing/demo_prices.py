@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from billing.pricebook import NewPrice, Proposal, nano_per_million
-from billing.pricing import Component, Tier
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.pricing.pricing import Component, Tier
 
 C = Component
 GENERATION = {

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 from django.db.models import Max
 
 from billing.models import BillingEntity, BillingProfile, Period
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 
 _LOCK = """
 SELECT id, entity_id, starts_at, ends_at FROM billing_period WHERE closed_at IS NULL AND ends_at > %s

@@ -1,4 +1,4 @@
-"""What beat runs for billing, and when. Free of Django: millrace.celery reads it before Django is set up."""
+"""What beat runs for billing, and when. Free of Django: millrace.conf.celery reads it before Django is set up."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.amounts import decimal
+from billing.metering.usage import BUCKETS, GROUPS, instant, span
 from billing.models import TOKEN_CLASSES, Price, UsageEvent, Verdict
-from billing.pricing import COMPONENTS
-from billing.usage import BUCKETS, GROUPS, instant, span
+from billing.pricing.pricing import COMPONENTS
 
 
 @extend_schema_field(OpenApiTypes.DATETIME)

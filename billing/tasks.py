@@ -5,13 +5,14 @@ from __future__ import annotations
 import structlog
 from celery import shared_task
 
-from billing import alerts, rollups
 from billing.actions.credits import do_expire_credits
-from billing.invoicing import mails, runs
-from billing.partitions import ensure_partitions
+from billing.budgets import alerts
+from billing.invoicing import emails, runs
+from billing.metering import rollups
+from billing.metering.partitions import ensure_partitions
+from billing.metering.reconciler import reconcile
 from billing.payments.file_drop import collect
-from billing.reconciler import reconcile
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 
 log = structlog.get_logger(__name__)
 
@@ -36,19 +37,19 @@ def invoice_months() -> None:
     """Invoice the months that are over, and mail the invoices."""
     report = runs.invoice_months()
     log.info("months_invoiced", finalised=len(report.finalised), left=len(report.left))
-    mails.send_all()
+    emails.send_all()
 
 
 @shared_task(name="billing.send_invoice_mails")
 def send_invoice_mails() -> int:
     """Send the mails that are due; returns how many were sent."""
-    return mails.send_all()
+    return emails.send_all()
 
 
 @shared_task(name="billing.remind")
 def remind() -> int:
     """Note reminders of invoices past due; returns how many are new."""
-    return mails.remind()
+    return emails.remind()
 
 
 @shared_task(name="billing.expire_credits")

@@ -11,13 +11,13 @@ from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from billing.metering.usage import MOST_ROWS, OddHours, Question, TooManyRows, instant, sums, total
 from billing.models import Price
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
-from billing.usage import MOST_ROWS, OddHours, Question, TooManyRows, instant, sums, total
-from millrace import csv_tables
-from millrace.pagination import NewestFirst
-from tenants.access import Permission
-from tenants.scoping import tenant_scope
+from tenants import csv_tables
+from tenants.api.pagination import NewestFirst
+from tenants.isolation.scopes import tenant_scope
+from tenants.permissions import Permission
 from tenants.views import TenantView
 
 

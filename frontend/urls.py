@@ -6,23 +6,24 @@ from allauth.account import views as account
 from allauth.socialaccount import views as social
 from django.urls import include, path, re_path
 
-from frontend import palette, preferences, second_factor, views
-from frontend.screens import (
+from frontend.accounts import second_factor, views
+from frontend.core import command_palette, preferences
+from frontend.operator import alerts as ops_alerts
+from frontend.operator import audit as ops_audit
+from frontend.operator import billing as ops_billing
+from frontend.operator import fleet as ops_fleet
+from frontend.operator import health as ops_health
+from frontend.operator import models as ops_models
+from frontend.operator import prices as ops_prices
+from frontend.operator import tenants as ops_tenants
+from frontend.operator import users as ops_users
+from frontend.tenant import (
     audit,
     budgets,
     invoices,
     keys,
     members,
     models,
-    ops_alerts,
-    ops_audit,
-    ops_billing,
-    ops_fleet,
-    ops_health,
-    ops_models,
-    ops_prices,
-    ops_tenants,
-    ops_users,
     overview,
     playground,
     prices,
@@ -64,8 +65,8 @@ urlpatterns = [
     path("account/social/unknown", social.signup, name="socialaccount_signup"),
     path("account/social/", social.connections, name="socialaccount_connections"),
     path("preferences", preferences.preferences, name="preferences"),
-    path("t/<slug:slug>/search", palette.tenant_search, name="search"),
-    path("ops/search", palette.operator_search, name="ops-search"),
+    path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
+    path("ops/search", command_palette.operator_search, name="ops-search"),
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
     *budgets.urlpatterns,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from inference_worker.env import SettingsError
+from inference_worker.contract.env import SettingsError
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         sys.exit(f"{__doc__}\nTakes no arguments." if sys.argv[1] not in ("-h", "--help") else __doc__)
     try:
-        from inference_worker.app import DOORBELL_THREADS, app
+        from inference_worker.worker.app import DOORBELL_THREADS, app
     except SettingsError as fault:
         sys.exit(str(fault))
     arguments = ["worker", "--pool=threads", f"--concurrency={DOORBELL_THREADS}", "--loglevel=INFO"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 if TYPE_CHECKING:
     from tenants.models import ApiKey, User

@@ -16,13 +16,14 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from millrace.config import platform_settings
-from tenants import actions, addresses, snapshot
-from tenants.access import EVERYTHING, KEY, ROLES, Permission
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys import ip_allowlist, snapshot
+from tenants.keys.wrong_keys import process_throttle
 from tenants.models import ApiKey, Membership, Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.wrong_keys import process_throttle
+from tenants.permissions import EVERYTHING, KEY, ROLES, Permission
 
 _one_at_a_time = threading.Lock()
 
@@ -168,7 +169,7 @@ def _find_key_within_limit(secret: str, address: str | None) -> ApiKey | None:
 
 
 def _from_there(request: Request, key: ApiKey) -> bool:
-    return addresses.allowed(request.META.get("REMOTE_ADDR"), key.allowed_addresses)
+    return ip_allowlist.allowed(request.META.get("REMOTE_ADDR"), key.allowed_addresses)
 
 
 def _secret(request: Request) -> str | None:

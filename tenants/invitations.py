@@ -12,11 +12,11 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
-from millrace.config import platform_settings
-from tenants.letters import letter
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Invitation
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
+from tenants.outbox.email_rendering import letter
 
 log = structlog.get_logger(__name__)
 

@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 import structlog
 from celery import shared_task
 
-from tenants import changes, invitations, mails, user_mails
+from tenants import invitations
 from tenants.actions import do_purge_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import ChangeLog, IdempotentAnswer, Mail, Tenant, WebhookAttempt, WebhookDelivery, WebhookEvent
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.outbox import change_feed, email_outbox, user_emails
 from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
@@ -35,7 +36,7 @@ def mail_invitation(tenant_id: int, invitation_id: int) -> None:
     max_retries=8,
 )
 def mail_second_factor_removed(user_id: int) -> None:
-    user_mails.mail_second_factor_removed(user_id)
+    user_emails.mail_second_factor_removed(user_id)
 
 
 @shared_task(name="tenants.purge")
@@ -51,7 +52,7 @@ def sweep() -> None:
     """Forget what gateways have long read, and answers that will not be asked for again."""
     now = datetime.now(UTC)
     with system(SystemUse.HOUSEKEEPING):
-        old = now - timedelta(seconds=changes.RETENTION_SECONDS)
+        old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
         ChangeLog.objects.all_tenants().filter(at__lt=old).delete()
         IdempotentAnswer.objects.all_tenants().filter(at__lt=now - ANSWERS_KEPT).delete()
         told = now - EVENTS_KEPT
@@ -74,4 +75,4 @@ def send_webhooks() -> int:
 @shared_task(name="tenants.send_mails")
 def send_mails() -> int:
     """Send the mails that are due; returns how many were sent."""
-    return mails.send_mails()
+    return email_outbox.send_mails()

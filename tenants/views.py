@@ -15,14 +15,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 
-from millrace.pagination import NewestFirst
 from tenants import audit
-from tenants.access import STEP_UP, Permission
 from tenants.actions import do_note_api_access
+from tenants.api.pagination import NewestFirst
 from tenants.authentication import Access, ApiKeyAuthentication, HasTenant, KeyCaller, access_of
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import User
-from tenants.scoping import tenant_scope
-from tenants.stepup import recently_authenticated
+from tenants.permissions import STEP_UP, Permission
+from tenants.reauthentication import recently_authenticated
 
 M = TypeVar("M", bound=Model)
 

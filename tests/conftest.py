@@ -28,9 +28,9 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(processes))))
 
-from millrace.services.postgres import Postgres  # noqa: E402  (after the path it needs)
-from millrace.services.program import Program  # noqa: E402
-from millrace.services.valkey import Valkey  # noqa: E402
+from millrace.devserver.postgres import Postgres  # noqa: E402  (after the path it needs)
+from millrace.devserver.program import Program  # noqa: E402
+from millrace.devserver.valkey import Valkey  # noqa: E402
 from tests.seeing import allow_emptying  # noqa: E402
 
 # How long things take says nothing about them on a busy machine.
@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
         MILLRACE_PORT=_unused_port(),
         MILLRACE_LOG_LEVEL="warning",
-        DJANGO_SETTINGS_MODULE="millrace.settings",
+        DJANGO_SETTINGS_MODULE="millrace.conf.settings",
     )
     from django.conf import settings
 

@@ -18,8 +18,8 @@ class Everybody:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from django.db.models import QuerySet  # here: this file is read before Django is set up
 
-        from tenants.roles import SystemUse
-        from tenants.scoping import system
+        from tenants.isolation.db_roles import SystemUse
+        from tenants.isolation.scopes import system
 
         def ask(*args: Any, **fields: Any) -> Any:
             with system(SystemUse.COMMAND):
@@ -31,7 +31,7 @@ class Everybody:
 
 def allow_emptying(cursor: Any) -> None:
     """Let the tests' role empty every table, which Django does after a test that committed. For the owner to run."""
-    from tenants.roles import APP
+    from tenants.isolation.db_roles import APP
 
     cursor.execute(f"GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {APP}")
     cursor.execute(
@@ -44,7 +44,7 @@ def allow_emptying(cursor: Any) -> None:
 
 def of(model: Any, tenant: Tenant, **fields: Any) -> list[Any]:
     """The tenant's rows of this model, in their order."""
-    from tenants.scoping import tenant_scope
+    from tenants.isolation.scopes import tenant_scope
 
     with tenant_scope(tenant):
         return list(model.objects.for_tenant(tenant).filter(**fields))

@@ -10,4 +10,4 @@ os.environ.setdefault("MILLRACE_SECRET_KEY", "0" * 50)
 os.environ.setdefault("MILLRACE_CACHE_SECRET", "0" * 50)
 os.environ.setdefault("MILLRACE_KEY_PEPPERS", "0" * 50)
 
-from millrace.settings import *  # noqa: F403  (after the variables it needs)
+from millrace.conf.settings import *  # noqa: F403  (after the variables it needs)

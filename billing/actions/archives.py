@@ -16,14 +16,14 @@ from typing import Any
 import structlog
 from django.db import connection, connections, transaction
 
-from billing import archives, rollups
-from billing.archives import Manifest, adjustments_of, events_of
-from billing.holds import open_before
+from billing.budgets.reservations import open_before
+from billing.metering import archives, rollups
+from billing.metering.archives import Manifest, adjustments_of, events_of
+from billing.metering.partitions import MONTHS_BEHIND, existing_partitions, month_of, partition_name, shifted
 from billing.models import Invoice, Period, RollupState, UsageArchive
-from billing.partitions import MONTHS_BEHIND, existing_partitions, month_of, partition_name, shifted
 from tenants.actions import Conflict
-from tenants.roles import SYSTEM, SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SYSTEM, SystemUse
+from tenants.isolation.scopes import system
 
 log = structlog.get_logger(__name__)
 OWNER = "owner"

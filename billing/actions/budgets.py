@@ -13,9 +13,9 @@ from typing import Any
 from billing.models import Budget
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
-from tenants.compiling import note
+from tenants.keys.key_snapshots import note
 from tenants.models import ApiKey, ChangeLog, Membership, Project, Tenant, User
-from tenants.propagation import Pending, after_commit
+from tenants.outbox.propagation import Pending, after_commit
 
 CHANGEABLE = (
     *("name", "amount", "mode", "clamp", "raise_amount", "raise_until", "rollover_cap"),

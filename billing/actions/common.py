@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 
 @contextmanager

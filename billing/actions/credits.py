@@ -16,9 +16,9 @@ from billing.models import Account, Commitment, CreditGrant, CreditUse, Invoice,
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 _SOURCE = {
     CreditGrant.Kind.PREPAID: Account.DEPOSITS,

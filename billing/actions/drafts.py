@@ -14,18 +14,18 @@ from django.db.models import QuerySet
 from billing.actions import credits
 from billing.actions.common import booking
 from billing.amounts import FEMTO_A_CENT
-from billing.archives import require_usage
-from billing.holds import open_before
+from billing.budgets.reservations import open_before
 from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
+from billing.metering.archives import require_usage
 from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
 from billing.periods import default_entity
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions import Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 log = structlog.get_logger(__name__)
 SETTLING = timedelta(minutes=10)  # for the usage of a request that ran to its deadline to be settled

@@ -15,7 +15,7 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
-from billing.invoicing.telling import tell_finalised
+from billing.invoicing.webhook_events import tell_finalised
 from billing.ledger import Entry, post
 from billing.models import (
     Account,

@@ -10,14 +10,14 @@ from django.db.models import Sum
 from billing.actions.common import booking
 from billing.actions.credits import do_grant_credit
 from billing.amounts import NANO_A_CENT
-from billing.invoicing.telling import tell_paid
+from billing.invoicing.webhook_events import tell_paid
 from billing.ledger import Entry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from tenants import audit
 from tenants.actions import Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 
 class Received(NamedTuple):

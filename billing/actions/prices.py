@@ -11,13 +11,13 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
 from billing.models import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
-from billing.pricebook import Kind, Proposal, compile_sheets, parse
-from billing.pricing import PriceSheet, Tier
+from billing.pricing.price_book import Kind, Proposal, compile_sheets, parse
+from billing.pricing.pricing import PriceSheet, Tier
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 _LOCK = 0x70726963  # any number that is nobody else's advisory lock
 _BATCH = 1000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from billing.ingest import Message, settle
+from billing.metering.ingest import Message, settle
 from billing.models import UsageQuarantine
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 
 
 def do_replay_quarantined(pk: int) -> UsageQuarantine:

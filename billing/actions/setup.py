@@ -14,9 +14,9 @@ from billing.periods import default_entity
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check, insert
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 
 def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:

@@ -10,11 +10,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.alerts import alerts_of
-from billing.forecast import Forecast, forecast_tenant, forecast_window
+from billing.budgets.alerts import alerts_of
+from billing.budgets.forecast import Forecast, forecast_tenant, forecast_window
 from billing.models import Budget, BudgetAlert, Window
-from tenants.access import Permission
 from tenants.api.serializers import Query
+from tenants.permissions import Permission
 from tenants.views import TenantView
 
 

@@ -23,10 +23,10 @@ from billing.actions.budgets import (
     is_raised,
 )
 from billing.models import Budget, Window
-from tenants.access import Permission
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MOST, Query, Strict
 from tenants.models import ApiKey, Membership, Project
+from tenants.permissions import Permission
 from tenants.views import TenantView, given
 
 MOST_AMOUNT = 10**17

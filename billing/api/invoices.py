@@ -13,18 +13,18 @@ from rest_framework.response import Response
 
 from billing.actions.payments import outstanding
 from billing.api import serializers as s
-from billing.archives import require_usage
 from billing.invoicing import checks, document
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.lines import events_of, lines_of
+from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceFile, InvoiceLine, Price
 from billing.serializers import UsageEventOut
 from billing.views import NewestEvents
-from tenants.access import Permission
 from tenants.api.serializers import Query
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.permissions import Permission
 from tenants.problems import StateConflict
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tenants.views import TenantView
 
 _RELATED = ("period", "refers_to")

@@ -17,10 +17,10 @@ from billing.api import serializers as s
 from billing.models import BillingProfile, Commitment, CreditGrant, LedgerEntry, Payment
 from billing.payments import NotGenuine, Unreadable
 from billing.payments.providers import by_webhook
-from tenants.access import Permission
 from tenants.api.serializers import Query
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.permissions import Permission
 from tenants.views import TenantView, given
 
 

@@ -10,9 +10,9 @@ from rest_framework import serializers
 
 from billing.amounts import decimal
 from billing.models import PriceBook, PriceVersion
-from billing.price_files import minute
-from billing.pricebook import LONGEST_NAME, nano_per_million, parse
-from billing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.pricing.price_book import LONGEST_NAME, nano_per_million, parse
+from billing.pricing.price_files import minute
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from billing.serializers import InstantField, usd
 from tenants.api.serializers import MOST, Query, Strict
 

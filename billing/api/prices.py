@@ -14,13 +14,13 @@ from rest_framework.response import Response
 from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.api import price_serializers as s
 from billing.models import BookAssignment, PriceBook, PriceVersion
-from billing.price_files import Imported, read_csv, read_public
-from billing.pricebook import NewPrice, Proposal, in_force
-from billing.rerating import last_month, preview
-from tenants.access import Permission
+from billing.pricing.price_book import NewPrice, Proposal, in_force
+from billing.pricing.price_files import Imported, read_csv, read_public
+from billing.pricing.rerating import last_month, preview
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.models import Tenant, User
+from tenants.permissions import Permission
 from tenants.views import TenantView, given, person
 
 FATES: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}

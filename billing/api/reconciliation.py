@@ -7,8 +7,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from billing.metering.reconciler import Standing, standing
 from billing.models import Reconciliation
-from billing.reconciler import Standing, standing
 from tenants.api.operators import OperatorView
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from django.db import connection
 
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
-from billing.archives import require_usage
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import taxed
 from billing.ledger import booked
+from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceFile
 
 _UNRATED = """

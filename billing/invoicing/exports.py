@@ -9,7 +9,7 @@ from django.template.loader import render_to_string
 
 from billing.amounts import decimal
 from billing.invoicing.document import in_words
-from millrace import csv_tables
+from tenants import csv_tables
 
 _COLUMNS = (
     *("position", "kind", "description", "model", "tier", "component", "band", "window", "price_version", "late_from"),

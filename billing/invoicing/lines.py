@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 
 from billing.amounts import cents
 from billing.models import Invoice, InvoiceLine, Period, UsageEvent
-from billing.pricing import COMPONENTS
+from billing.pricing.pricing import COMPONENTS
 
 _USED = """
 WITH used AS (

@@ -11,9 +11,9 @@ from billing.actions.drafts import address, fee, total
 from billing.invoicing.lines import Count, counted, line, used, wanted
 from billing.invoicing.taxes import NoTaxRule
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 

@@ -12,9 +12,9 @@ from billing.actions.invoices import do_finalise
 from billing.models import BillingEntity, Period
 from billing.periods import default_entity, ensure_periods
 from tenants.actions import Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 log = structlog.get_logger(__name__)
 

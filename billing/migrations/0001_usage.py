@@ -85,7 +85,7 @@ TRIGGERS = (
 
 
 def make_partitions(apps: Any, schema_editor: Any) -> None:
-    """As billing.partitions did when this migration was written."""
+    """As billing.metering.partitions did when this migration was written."""
     current = datetime.now(UTC).date().replace(day=1)
     months = []
     for offset in range(-1, 4):

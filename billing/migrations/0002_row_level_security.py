@@ -4,8 +4,8 @@ from typing import Any
 
 from django.db import migrations
 
-from tenants import rls
-from tenants.roles import APP, SYSTEM
+from tenants.isolation import rls
+from tenants.isolation.db_roles import APP, SYSTEM
 
 # Runs as the tables' owner, whoever calls it: nobody else may change tables. A month's table is made beside the parent
 # and attached, which, unlike CREATE ... PARTITION OF, blocks no inserts. Row triggers come with attaching; the one

@@ -8,7 +8,7 @@ import django.db.models.deletion
 import tenants.models.records
 from django.db import migrations, models
 
-from tenants import rls
+from tenants.isolation import rls
 
 # Entries are looked at when their transaction ends. One that cannot be seen then is refused as well.
 CHECK_BALANCE = """

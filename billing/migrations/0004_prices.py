@@ -5,8 +5,8 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
-from tenants import rls
-from tenants.roles import APP
+from tenants.isolation import rls
+from tenants.isolation.db_roles import APP
 
 # A text as a range of one: what an exclusion constraint compares must be a range, without an extension for texts.
 # tenant_id, tier and component hold no slash, so no two keys are written alike.
@@ -223,17 +223,17 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='price',
             name='book',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricebook'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricing.price_book'),
         ),
         migrations.AddField(
             model_name='bookassignment',
             name='book',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricebook'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricing.price_book'),
         ),
         migrations.AddField(
             model_name='priceversion',
             name='book',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricebook'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricing.price_book'),
         ),
         migrations.AddField(
             model_name='priceversion',

@@ -3,8 +3,8 @@
 import django.contrib.postgres.fields
 from django.db import migrations, models
 
-from tenants import rls
-from tenants.roles import APP
+from tenants.isolation import rls
+from tenants.isolation.db_roles import APP
 
 
 def read_only(table: str) -> migrations.RunSQL:

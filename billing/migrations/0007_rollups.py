@@ -3,8 +3,8 @@
 import django.contrib.postgres.indexes
 from django.db import migrations, models
 
-from tenants import rls
-from tenants.roles import APP
+from tenants.isolation import rls
+from tenants.isolation.db_roles import APP
 
 RATED_LINE = """
 CREATE OR REPLACE VIEW billing_rated_line WITH (security_invoker = true) AS

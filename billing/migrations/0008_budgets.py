@@ -4,7 +4,7 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
-from tenants import rls
+from tenants.isolation import rls
 
 
 class Migration(migrations.Migration):

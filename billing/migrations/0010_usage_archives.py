@@ -3,7 +3,7 @@
 import django.contrib.postgres.fields
 from django.db import migrations, models
 
-from tenants.roles import APP, SYSTEM
+from tenants.isolation.db_roles import APP, SYSTEM
 
 
 class Migration(migrations.Migration):

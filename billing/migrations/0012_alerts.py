@@ -5,7 +5,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 import billing.models.budgets
-from tenants import rls
+from tenants.isolation import rls
 
 
 class Migration(migrations.Migration):

@@ -14,8 +14,8 @@ from importlib import import_module
 
 from django.db import migrations, models
 
-from tenants import rls
-from tenants.roles import SYSTEM
+from tenants.isolation import rls
+from tenants.isolation.db_roles import SYSTEM
 
 functions = import_module("billing.migrations.0006_window_functions")
 rollover = import_module("billing.migrations.0011_rollover")

@@ -9,8 +9,8 @@ from django.db import models
 from django.db.models import Q
 
 from billing.models.holds import Window
+from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, Mail, Project, Tenant, User, WebhookEvent
-from tenants.scoping import TenantManager
 
 MOST = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
 

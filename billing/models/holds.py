@@ -8,7 +8,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
-from tenants.scoping import TenantManager
+from tenants.isolation.scopes import TenantManager
 
 
 class Window(models.Model):

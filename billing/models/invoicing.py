@@ -9,8 +9,8 @@ from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
 
+from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
-from tenants.scoping import TenantManager
 
 ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 _country = RegexValidator(r"^[A-Z]{2}\Z", "Give the two letters of ISO 3166, for example DE.")

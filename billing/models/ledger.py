@@ -8,9 +8,9 @@ from django.db import models
 from django.db.models import F, Q
 
 from billing.models.invoicing import Invoice, Period
+from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 from tenants.models.records import Xid8Field
-from tenants.scoping import TenantManager
 
 
 class Account(models.TextChoices):

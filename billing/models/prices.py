@@ -7,9 +7,9 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.pricing import MINUTES_A_DAY, NO_END, Component, PriceSheet, Tier, decode_rates
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, PriceSheet, Tier, decode_rates
+from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
-from tenants.scoping import TenantManager
 
 DEAREST = 10**18  # nano-USD per million tokens; more is a slip of the pen
 
@@ -40,7 +40,8 @@ class BookAssignment(models.Model):
 class PriceVersion(models.Model):
     """What one publication sets: all prices of the models and tiers it names, for everybody or for one tenant.
 
-    A draft until a second person publishes it; from then on it never changes. `body` is read by `billing.pricebook`.
+    A draft until a second person publishes it; from then on it never changes. `body` is read by
+    `billing.pricing.price_book`.
     """
 
     class State(models.TextChoices):

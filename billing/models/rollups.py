@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 
-from tenants.scoping import TenantManager
+from tenants.isolation.scopes import TenantManager
 
 SUMMED = (
     *("completed", "cancelled", "failed"),

@@ -9,7 +9,7 @@ from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 
-from tenants.scoping import TenantManager
+from tenants.isolation.scopes import TenantManager
 
 MOST_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
 ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made needless

@@ -16,7 +16,7 @@ import structlog
 
 from billing.actions.payments import Received, do_record_payment
 from billing.payments import Unreadable, cents
-from millrace import csv_tables
+from tenants import csv_tables
 from tenants.actions import ActionRefused
 
 log = structlog.get_logger(__name__)

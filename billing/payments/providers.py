@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from billing.payments import Provider
 from billing.payments.stripe import Stripe
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 
 
 def by_webhook() -> dict[str, Provider]:

@@ -12,10 +12,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from frontend import gauges, numbers
-from frontend.charts import Chart
-from frontend.numbers import Money
-from frontend.panels import Shown
+from frontend.core import gauges, numbers
+from frontend.core.charts import Chart
+from frontend.core.numbers import Money
+from frontend.core.panels import Shown
 
 register = template.Library()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference_worker.engine.config import DeviceName, DTypeName
+from inference_worker.contract.config import DeviceName, DTypeName
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

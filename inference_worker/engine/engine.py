@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference_worker.engine.checks import check_sampling
-from inference_worker.engine.config import EngineConfig, ModelConfig
-from inference_worker.engine.grammars import GrammarFailed, Grammars
-from inference_worker.engine.kv_cache import KVCacheManager
+from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.request import Request, RequestOutput, RequestRejected, TokenLogprobs
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.contract.validation import check_sampling
+from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.model_runner import ModelRunner, Runner, StepResult
 from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
-from inference_worker.engine.request import Request, RequestOutput, RequestRejected, TokenLogprobs
-from inference_worker.engine.roofline import BatchShape
-from inference_worker.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
-from inference_worker.engine.sequence import RequestGroup, Sequence, Status
-from inference_worker.engine.telemetry import EngineMetrics, RequestRecord, StepRecord, StepSeconds
-from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, Status
+from inference_worker.engine.structured_output.grammars import GrammarFailed, Grammars
+from inference_worker.engine.telemetry.roofline import BatchShape
+from inference_worker.engine.telemetry.telemetry import EngineMetrics, RequestRecord, StepRecord, StepSeconds
 
 log = logging.getLogger(__name__)
 

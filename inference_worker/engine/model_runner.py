@@ -10,22 +10,22 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from inference_worker.engine.attention import CacheShape, StepMetadata
-from inference_worker.engine.backends import make_backend
-from inference_worker.engine.block_copies import BlockCopies
-from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.request import TokenLogprobs
+from inference_worker.engine.architectures import load_model
+from inference_worker.engine.architectures.layers import Layers, Rope
+from inference_worker.engine.attention.base import CacheShape, StepMetadata
+from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.device import pick_device, pick_dtype
-from inference_worker.engine.layers import Layers, Rope
-from inference_worker.engine.loader import Weights
-from inference_worker.engine.logprobs import prompt_logprobs
-from inference_worker.engine.models import load_model
-from inference_worker.engine.peaks import measure_peaks
-from inference_worker.engine.request import TokenLogprobs
-from inference_worker.engine.roofline import Roofline
-from inference_worker.engine.sampler import Sampled, Sampler
-from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.sequence import Sequence
-from inference_worker.engine.sizing import size_kv_cache
+from inference_worker.engine.kv_cache.block_copies import BlockCopies
+from inference_worker.engine.sampling.logprobs import prompt_logprobs
+from inference_worker.engine.sampling.sampler import Sampled, Sampler
+from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.telemetry.peaks import measure_peaks
+from inference_worker.engine.telemetry.roofline import Roofline
+from inference_worker.engine.telemetry.sizing import size_kv_cache
+from inference_worker.models.loader import Weights
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from inference_worker.engine.request import FinishReason, RequestFault, RequestOutput, TokenLogprobs
-from inference_worker.engine.sequence import Sequence
+from inference_worker.contract.request import FinishReason, RequestFault, RequestOutput, TokenLogprobs
+from inference_worker.engine.scheduling.sequence import Sequence
 
 
 def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogprobs]) -> None:

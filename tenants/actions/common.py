@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
-from tenants.scoping import tenant_scope
 
 
 class ActionRefused(Exception):

@@ -8,13 +8,15 @@ from typing import Any
 
 from django.db import connection
 
-from millrace.config import platform_settings
-from tenants import addresses, audit, changes, snapshot, tickets
+from millrace.conf.environment import platform_settings
+from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
-from tenants.compiling import recompile
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys import ip_allowlist, playground_tokens, snapshot
+from tenants.keys.key_snapshots import recompile
 from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.outbox import change_feed
 
 LONGEST_OVERLAP = timedelta(days=30)
 CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
@@ -139,7 +141,8 @@ def do_rehash_unpeppered() -> int:
 
 
 def do_give_ticket(key: ApiKey, user: User) -> str:
-    """Let the person use the key from a browser, for some minutes and without its secret (`tenants.tickets`).
+    """Let the person use the key from a browser, for some minutes and without its secret
+    (`tenants.keys.playground_tokens`).
 
     Raises:
         Conflict: the key is revoked or expired, or not for inference.
@@ -151,7 +154,7 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
             raise Conflict("This key may not ask models.")
         audit.record("key.ticket", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
     secret = platform_settings().secret_key
-    return tickets.give(
+    return playground_tokens.give(
         secret,
         key_id=row.pk,
         tenant_id=row.tenant_id,
@@ -163,9 +166,9 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
 
 def record_key_use(used: Mapping[int, datetime]) -> None:
     """Note when keys were last used; an older time than is known changes nothing. Gateways do the same without Django
-    (`changes.RECORD_USE`). No audit row: nothing of what may be done has changed."""
+    (`change_feed.RECORD_USE`). No audit row: nothing of what may be done has changed."""
     with system(SystemUse.KEY_LOOKUP), connection.cursor() as cursor:
-        cursor.execute(changes.RECORD_USE, [list(used), list(used.values())])
+        cursor.execute(change_feed.RECORD_USE, [list(used), list(used.values())])
 
 
 def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
@@ -206,7 +209,7 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("The expiry lies in the past.")
     if key.allowed_addresses is not None:
         try:
-            key.allowed_addresses = list(addresses.normalised(key.allowed_addresses))
+            key.allowed_addresses = list(ip_allowlist.normalised(key.allowed_addresses))
         except ValueError as fault:
             raise ActionRefused(f"Allowed addresses: {fault}.") from fault
     if key.pk is not None:

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from tenants import audit, invitations
 from tenants.actions.common import ActionRefused, Conflict, changing, insert
-from tenants.compiling import note
+from tenants.keys.key_snapshots import note
 from tenants.models import ChangeLog, Invitation, Membership, Tenant, User
 
 INVITATION_DAYS = 7

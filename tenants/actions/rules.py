@@ -7,10 +7,11 @@ from typing import Any
 
 from django.db.models import Max
 
-from tenants import audit, policy
+from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
-from tenants.compiling import recompile
+from tenants.keys.key_snapshots import recompile
 from tenants.models import LIMITS, ApiKey, ChangeLog, LimitSet, Project, RoutingPolicy, Tenant, User
+from tenants.routing_policies import policy
 
 
 def do_set_limits(

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connection
 
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check, insert
 from tenants.actions.members import do_add_member
-from tenants.compiling import recompile
+from tenants.isolation.scopes import tenant_scope
+from tenants.keys.key_snapshots import recompile
 from tenants.models import (
     MOST_CONTENT_DAYS,
     ApiKey,
@@ -30,7 +31,6 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
-from tenants.scoping import tenant_scope
 
 NOTED_EVERY = timedelta(hours=1)
 

@@ -14,9 +14,10 @@ from allauth.mfa.models import Authenticator
 from django.db import transaction
 from django.db.models import Q
 
-from tenants import audit, user_mails
+from tenants import audit
 from tenants.actions.common import Conflict
 from tenants.models import User
+from tenants.outbox import user_emails
 
 
 def do_deactivate_user(user: User) -> bool:
@@ -94,7 +95,7 @@ def do_remove_second_factor(user: User) -> bool:
         found.delete()
         row.session_generation += 1
         row.save(update_fields=["session_generation"])
-        transaction.on_commit(partial(user_mails.send_second_factor_removed, row.pk))
+        transaction.on_commit(partial(user_emails.send_second_factor_removed, row.pk))
     return True
 
 

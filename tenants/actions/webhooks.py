@@ -7,13 +7,13 @@ from typing import Any
 
 from django.conf import settings
 
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, changing, check
-from tenants.mails import enqueue_mail
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.models.webhooks import new_nonce, new_uid
-from tenants.webhooks.kinds import KINDS, TEST
+from tenants.outbox.email_outbox import enqueue_mail
+from tenants.webhooks.event_types import KINDS, TEST
 from tenants.webhooks.signing import secret_of
 from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 

@@ -13,11 +13,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants import actions
-from tenants.access import Permission
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.authentication import KeyCaller
 from tenants.models import ApiKey, Project
+from tenants.permissions import Permission
 from tenants.views import TenantView, given, person
 
 _SHOWN = ("created_by", "use")

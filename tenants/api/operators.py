@@ -16,16 +16,16 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_worker.protocol import REPLICAS_KEY, decode_heartbeat
-from millrace.config import platform_settings
-from millrace.pagination import NewestFirst
+from inference_worker.contract.messages import REPLICAS_KEY, decode_heartbeat
+from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.pagination import NewestFirst
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Membership, Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.stepup import recently_authenticated
+from tenants.reauthentication import recently_authenticated
 from tenants.views import ReauthenticationRequired, StrictJSONParser, given, note_actor, person
 
 VERBS: dict[str, Callable[[Tenant], object]] = {

@@ -10,10 +10,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants import actions
-from tenants.access import Permission
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.models import LIMITS, ApiKey, LimitSet, Project, RoutingPolicy
+from tenants.permissions import Permission
 from tenants.views import TenantView, given, person
 
 

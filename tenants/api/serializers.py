@@ -8,8 +8,8 @@ from typing import Any
 
 from rest_framework import serializers
 
-from tenants import snapshot
 from tenants.actions.keys import LONGEST_OVERLAP
+from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
     MOST_CONTENT_DAYS,

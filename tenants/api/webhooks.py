@@ -9,13 +9,13 @@ from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from tenants.access import Permission
 from tenants.actions import webhooks as verbs
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MOST, Query, Strict
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
+from tenants.permissions import Permission
 from tenants.views import TenantView, given
-from tenants.webhooks.kinds import KINDS
+from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.queries import deliveries, endpoints_with_last
 
 READ, WRITE = Permission.WEBHOOKS_READ, Permission.WEBHOOKS_WRITE

@@ -2,8 +2,8 @@
 
 from django.db import migrations
 
-from tenants import rls
-from tenants.roles import APP, SYSTEM
+from tenants.isolation import rls
+from tenants.isolation.db_roles import APP, SYSTEM
 
 # In whatever schema the tables are made; later tables get the same from the default privileges.
 GRANTS = f"""

@@ -5,7 +5,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 import tenants.models.webhooks
-from tenants import rls
+from tenants.isolation import rls
 
 
 class Migration(migrations.Migration):

@@ -8,10 +8,10 @@ from typing import ClassVar
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
-from tenants import snapshot
+from tenants.isolation.scopes import TenantManager
+from tenants.keys import snapshot
 from tenants.models.people import User
 from tenants.models.tenancy import Project, Tenant
-from tenants.scoping import TenantManager
 
 
 class ApiKey(models.Model):
@@ -65,7 +65,7 @@ class ApiKey(models.Model):
 
 
 class KeySnapshot(models.Model):
-    """A key compiled for the data plane (`tenants.snapshot`), found by the key's hash. Written by actions only."""
+    """A key compiled for the data plane (`tenants.keys.snapshot`), found by the key's hash. Written by actions only."""
 
     key_hash = models.BinaryField(max_length=32, primary_key=True)
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
@@ -85,7 +85,7 @@ class KeySnapshot(models.Model):
 class KeyUse(models.Model):
     """When a key was last used: a table of its own, so that writing it never waits for a change of the key.
 
-    Gateways write it in batches (`tenants.changes.RECORD_USE`)."""
+    Gateways write it in batches (`tenants.outbox.change_feed.RECORD_USE`)."""
 
     key = models.OneToOneField(ApiKey, on_delete=models.CASCADE, primary_key=True, related_name="use")
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)

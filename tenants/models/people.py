@@ -12,8 +12,8 @@ from django.db import models
 from django.db.models.functions import Lower
 from django.utils.crypto import salted_hmac
 
+from tenants.isolation.scopes import TenantManager
 from tenants.models.tenancy import Tenant
-from tenants.scoping import TenantManager
 
 
 class UserManager(BaseUserManager["User"]):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django.db import models
 
-from tenants.scoping import TenantManager
+from tenants.isolation.scopes import TenantManager
 
 
 class AuditEntry(models.Model):
@@ -54,7 +54,8 @@ class Xid8Field(models.Field):  # type: ignore[type-arg]
 
 
 class ChangeLog(models.Model):
-    """Tells gateways that what they hold of a key, or of all keys of a tenant, is old. See `tenants.changes`."""
+    """Tells gateways that what they hold of a key, or of all keys of a tenant, is old. See
+    `tenants.outbox.change_feed`."""
 
     class Kind(models.TextChoices):
         KEY = "key"

@@ -7,10 +7,10 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
+from tenants.isolation.scopes import TenantManager
 from tenants.models.keys import ApiKey
 from tenants.models.people import User
 from tenants.models.tenancy import Project, Tenant
-from tenants.scoping import TenantManager
 
 LIMITS = (
     "requests_per_minute",
@@ -99,8 +99,8 @@ class LimitSet(models.Model):
 
 
 class RoutingPolicy(models.Model):
-    """A version of what a logical model name of a tenant means (`tenants.policy`). Versions are never changed: a new
-    one is published, also to go back to an old one; at most one of a name is active."""
+    """A version of what a logical model name of a tenant means (`tenants.routing_policies.policy`). Versions are never
+    changed: a new one is published, also to go back to an old one; at most one of a name is active."""
 
     AUDITED: ClassVar = ("name", "version", "body", "active")
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 
-from tenants.scoping import TenantManager, TenantsManager
+from tenants.isolation.scopes import TenantManager, TenantsManager
 
 MOST_CONTENT_DAYS = 90
 

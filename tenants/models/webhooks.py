@@ -9,8 +9,8 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
+from tenants.isolation.scopes import TenantManager
 from tenants.models.tenancy import Tenant
-from tenants.scoping import TenantManager
 
 
 def new_uid() -> str:
@@ -127,7 +127,8 @@ class WebhookAttempt(models.Model):
 
 
 class Mail(models.Model):
-    """A mail to the members of some roles, written in the transaction of what it tells of. Sent by tenants.mails."""
+    """A mail to the members of some roles, written in the transaction of what it tells of. Sent by
+    tenants.outbox.email_outbox."""
 
     class State(models.TextChoices):
         QUEUED = "queued"  # also after tries that failed

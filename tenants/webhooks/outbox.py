@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db.models import Q
 
 from tenants.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
-from tenants.webhooks.kinds import KINDS
+from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.signing import secret_of
 
 

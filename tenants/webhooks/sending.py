@@ -10,11 +10,11 @@ from typing import NamedTuple
 import structlog
 from django.db import connection
 
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants.actions.webhooks import do_disable_endpoint
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tenants.webhooks.outbox import secrets_of
 from tenants.webhooks.posting import Answer, post
 from tenants.webhooks.signing import signature

@@ -15,21 +15,21 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from millrace.batches import actions, tasks
-from millrace.batches.actions import do_advance, storage
-from millrace.batches.models import Batch, File, Line
-from millrace.batches.storage import new_name
-from millrace.config import platform_settings
-from millrace.gateway.batch_lines import Lines
-from millrace.gateway.endpoints.batches import cancel, find
-from millrace.gateway.errors import ApiError
-from millrace.gateway.rows import Rows
-from millrace.outcomes import tasks as outcomes
-from millrace.outcomes.models import Outcome
+from millrace.apps.batches import actions, tasks
+from millrace.apps.batches.actions import do_advance, storage
+from millrace.apps.batches.models import Batch, File, Line
+from millrace.apps.batches.storage import new_name
+from millrace.apps.outcomes import tasks as outcomes
+from millrace.apps.outcomes.models import Outcome
+from millrace.conf.environment import platform_settings
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.request_db import Rows
+from millrace.gateway.http.endpoints.batches import cancel, find
+from millrace.gateway.lifecycle.batch_lines import Lines
 from tenants.actions import do_create_tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.snapshot import KeySnapshot, Limits
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys.snapshot import KeySnapshot, Limits
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.batches import reading
-from millrace.batches.reading import BadFile, decode_request, read_lines
+from millrace.apps.batches import reading
+from millrace.apps.batches.reading import BadFile, decode_request, read_lines
 
 URL = "/v1/completions"
 

@@ -13,10 +13,10 @@ from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.models import Adjustment, CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
-from billing.pricing import COMPONENTS, Component, Rate, encode_rates
+from billing.pricing.pricing import COMPONENTS, Component, Rate, encode_rates
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 OCTOBER = datetime(2026, 10, 10, 12, tzinfo=UTC)
 NOVEMBER = datetime(2026, 11, 10, 12, tzinfo=UTC)

@@ -16,8 +16,8 @@ import pytest
 import redis
 from django.db import connection
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import USAGE_STREAM, Envelope, UsageEvent, encode
+from inference_worker.contract.messages import USAGE_STREAM, Envelope, UsageEvent, encode
+from inference_worker.contract.request import TokenUsage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
     """The tests' Valkey, empty."""
-    from billing.settler import connect  # here: this file is read before Django is set up
+    from billing.metering.settler import connect  # here: this file is read before Django is set up
 
     client = connect(os.environ["MILLRACE_BROKER_URL"])
     client.flushdb()

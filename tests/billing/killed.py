@@ -15,17 +15,17 @@ from typing import Any
 import django
 
 STEPS = {
-    "read": ("billing.settler.settle", "before"),
-    "stamped": ("billing.ingest.stamps", "after"),
-    "inserted": ("billing.holds.settle", "before"),
-    "moved": ("billing.holds.settle", "after"),
-    "charged late": ("billing.holds.adjust", "after"),
-    "committed": ("billing.ingest._store", "after"),
-    "adjusted": ("billing.merging._write", "after"),
-    "merged": ("billing.ingest._merge_repeated", "after"),
-    "put into quarantine": ("billing.ingest._quarantine", "after"),
-    "settled": ("billing.settler.Settler._acknowledge", "before"),
-    "acknowledged": ("billing.settler.Settler._acknowledge", "after"),
+    "read": ("billing.metering.settler.settle", "before"),
+    "stamped": ("billing.metering.ingest.stamps", "after"),
+    "inserted": ("billing.budgets.reservations.settle", "before"),
+    "moved": ("billing.budgets.reservations.settle", "after"),
+    "charged late": ("billing.budgets.reservations.adjust", "after"),
+    "committed": ("billing.metering.ingest._store", "after"),
+    "adjusted": ("billing.metering.duplicate_events._write", "after"),
+    "merged": ("billing.metering.ingest._merge_repeated", "after"),
+    "put into quarantine": ("billing.metering.ingest._quarantine", "after"),
+    "settled": ("billing.metering.settler.Settler._acknowledge", "before"),
+    "acknowledged": ("billing.metering.settler.Settler._acknowledge", "after"),
 }
 
 
@@ -33,8 +33,8 @@ def main() -> None:
     django.setup()
     from django.utils.module_loading import import_string
 
-    from billing.settler import Settler, connect
-    from millrace.config import platform_settings
+    from billing.metering.settler import Settler, connect
+    from millrace.conf.environment import platform_settings
 
     step, time = sys.argv[1], int(sys.argv[2])
     path, when = STEPS[step]

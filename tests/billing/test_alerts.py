@@ -12,17 +12,17 @@ import pytest
 from django.core import mail as outbox
 from django.db import connection
 
-from billing import alerts, forecast
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
-from billing.alerts import alerts_of, check_forecasts, check_thresholds
+from billing.budgets import alerts, forecast
+from billing.budgets.alerts import alerts_of, check_forecasts, check_thresholds
 from billing.models import BillingEntity, BillingProfile, Budget, BudgetAlert, UsageRollup, Window
 from tenants import actions
 from tenants.actions.common import ActionRefused
 from tenants.actions.webhooks import do_create_endpoint
-from tenants.mails import send_mails
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import ApiKey, Mail, Tenant, User, WebhookDelivery, WebhookEvent
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
+from tenants.outbox.email_outbox import send_mails
 from tests.mailing import alike
 from tests.seeing import Everybody, of, only_project
 
@@ -279,7 +279,7 @@ def test_a_mail_for_nobody_is_no_mail_that_was_sent():
 
 
 def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
-    from tenants import mails
+    from tenants.outbox import email_outbox
 
     use(make(tenant), 600)
     check_thresholds(NOW)
@@ -293,7 +293,7 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
         send_mails(now)
     assert send_mails(now + timedelta(minutes=1)) == 0  # whoever claimed it may still be at it
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(mails.log, "warning", die)
+        patch.setattr(email_outbox.log, "warning", die)
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(OSError("down")))
         send_mails(now + timedelta(minutes=10))
     assert send_mails(now + timedelta(minutes=30)) == 1

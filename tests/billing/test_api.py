@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from rest_framework.test import APIClient
 
-from billing.ingest import Message, settle
-from inference_worker.protocol import encode
+from billing.metering.ingest import Message, settle
+from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import Tenant, User
 from tests.seeing import only_project
@@ -190,7 +190,7 @@ def test_usage_by_the_clocks_of_a_time_zone(acme, event):
 
 
 def test_too_many_rows(acme, event, monkeypatch):
-    monkeypatch.setattr("billing.usage.MOST_ROWS", 1)
+    monkeypatch.setattr("billing.metering.usage.MOST_ROWS", 1)
     store(event(tenant_id=acme.pk, model="a"), event(tenant_id=acme.pk, model="b"))
     response = by_key(acme).get(USAGE)
     assert response.status_code == 400

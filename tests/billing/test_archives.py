@@ -13,22 +13,22 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections
 
-from billing import archives, rollups
 from billing.actions import archives as verbs
 from billing.actions.archives import do_archive, do_restore
 from billing.actions.drafts import do_draft
-from billing.archives import ArchiveDamagedError, manifest_path
-from billing.ingest import Message, settle
 from billing.invoicing import checks
 from billing.invoicing.runs import invoice_months
+from billing.metering import archives, rollups
+from billing.metering.archives import ArchiveDamagedError, manifest_path
+from billing.metering.ingest import Message, settle
+from billing.metering.partitions import existing_partitions
+from billing.metering.usage import Question, sums
 from billing.models import Invoice, Slice, UsageArchive, UsageEvent, UsageQuarantine
-from billing.partitions import existing_partitions
-from billing.usage import Question, sums
-from inference_worker.protocol import encode
+from inference_worker.contract.messages import encode
 from tenants.actions import Conflict, do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tests.billing.books import OCTOBER, make_months, period, price, take_back, use
 from tests.seeing import Everybody
 

@@ -9,7 +9,7 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.arrays import array, text_array
+from billing.metering.arrays import array, text_array
 
 pytestmark = pytest.mark.django_db
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)

@@ -10,9 +10,9 @@ from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_
 from billing.models import Budget, Window
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry, ChangeLog, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.seeing import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from django.core.management import CommandError, call_command
 
-from billing.ingest import Message, settle
-from inference_worker.protocol import encode
+from billing.metering.ingest import Message, settle
+from inference_worker.contract.messages import encode
 from tenants.actions import do_create_tenant
 
 pytestmark = pytest.mark.django_db

@@ -11,11 +11,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from billing.metering.reconciler import reconcile
 from billing.models import Budget, BudgetAlert, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine, Window
-from billing.reconciler import reconcile
-from millrace.demo import live, running
-from millrace.demo.cast import CAST
-from millrace.records.models import RequestRecord
+from millrace.apps.records.models import RequestRecord
+from millrace.devserver.demo import live, running
+from millrace.devserver.demo.tenants import CAST
 from tenants import actions
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.seeing import Everybody, of
@@ -148,7 +148,7 @@ def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
     def kill(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr("millrace.demo.running.backfill", kill)
+    monkeypatch.setattr("millrace.devserver.demo.running.backfill", kill)
     with pytest.raises(Killed):
         running.play(events=EVENTS)
     monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 from rest_framework.test import APIClient
 
 from billing.models import Invoice, InvoiceFile, Payment
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import AuditEntry, Tenant, User
 from tests.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use

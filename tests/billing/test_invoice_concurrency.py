@@ -16,17 +16,17 @@ from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment
-from billing.ingest import Message, settle
-from billing.invoicing import document, mails, pdf
+from billing.invoicing import document, emails, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.runs import invoice_months
+from billing.metering.ingest import Message, settle
 from billing.models import Account, BillingProfile, CreditGrant, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
 from billing.periods import default_entity, ensure_periods, month_bounds, stamps
-from inference_worker.protocol import encode
+from inference_worker.contract.messages import encode
 from tenants.actions import do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
 from tests.billing.test_rating import A, publish
 from tests.seeing import Everybody
@@ -150,7 +150,7 @@ def test_a_mail_is_claimed_by_one(october):
             tenant=draft.tenant, entity=draft.entity, name="T", country="DE", emails=["bills@acme.example"]
         )
     do_finalise(draft)
-    assert sum(at_once([mails.send_all] * 6)) == 1
+    assert sum(at_once([emails.send_all] * 6)) == 1
     assert len(mail.outbox) == 1
 
 

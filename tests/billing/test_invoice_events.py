@@ -8,7 +8,7 @@ import pytest
 
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.payments import Received, do_record_payment
-from billing.invoicing import mails
+from billing.invoicing import emails
 from billing.models import Invoice
 from tenants.actions import do_create_tenant
 from tenants.models import Tenant, WebhookEvent
@@ -64,7 +64,7 @@ def test_that_it_is_paid_each_time_that_comes_about(acme, invoice):
 
 def test_that_it_is_past_due(acme, invoice):
     for days in (0, 1, 1, 8):
-        mails.remind(mails.datetime.combine(invoice.due_on, NOVEMBER.timetz()) + timedelta(days=days))
+        emails.remind(emails.datetime.combine(invoice.due_on, NOVEMBER.timetz()) + timedelta(days=days))
     events = told(acme)[1:]
     assert [(event.kind, event.payload["reminder"], event.payload["owed_cents"]) for event in events] == [
         ("invoice.past_due", 1, 200),

@@ -23,15 +23,15 @@ from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.payments import Received, do_record_payment
 from billing.amounts import cents, decimal, dollars, half_up, tax
-from billing.invoicing import checks, document, mails, pdf
+from billing.invoicing import checks, document, emails, pdf
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.lines import lines_of
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceFile, InvoiceMail, TaxRule
 from billing.periods import default_entity
 from tenants.actions import do_add_member, do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
 from tests.mailing import alike
 from tests.seeing import Everybody
@@ -236,8 +236,8 @@ def test_tax_is_less_than_half_a_cent_off(base, rate):
 def test_an_invoice_is_mailed_once(acme):
     furnish(acme)
     invoice = month(acme)
-    assert mails.send_all() == 1
-    assert mails.send_all() == 0
+    assert emails.send_all() == 1
+    assert emails.send_all() == 0
     (sent,) = mail.outbox
     assert (sent.to, sent.subject) == (
         *(["bills@acme.example"], f"Invoice {invoice.number} from Northgate Inference B.V."),
@@ -253,7 +253,7 @@ def test_without_addresses_owners_and_billing_members_get_it(acme):
     for name, role in (("owner", "owner"), ("billing", "billing"), ("dev", "developer")):
         do_add_member(acme, User.objects.create_user(f"{name}@acme.example"), role)
     month(acme)
-    assert mails.send_all() == 1
+    assert emails.send_all() == 1
     assert mail.outbox[0].to == ["billing@acme.example", "owner@acme.example"]
 
 
@@ -266,24 +266,24 @@ def test_a_mail_that_failed_is_sent_later(acme, monkeypatch):
             raise SMTPServerDisconnected
 
         patch.setattr("django.core.mail.EmailMessage.send", fail)
-        assert mails.send_all() == 0
+        assert emails.send_all() == 0
     now = Everybody(InvoiceMail).get().claimed_at
-    assert mails.send_all(now + timedelta(minutes=3)) == 0
-    assert mails.send_all(now + timedelta(minutes=5)) == 1
+    assert emails.send_all(now + timedelta(minutes=3)) == 0
+    assert emails.send_all(now + timedelta(minutes=5)) == 1
 
 
 def test_reminders_of_what_is_past_due(acme):
     furnish(acme)
     invoice = month(acme)
-    mails.send_all()
+    emails.send_all()
     due = datetime.combine(invoice.due_on, datetime.min.time(), NOVEMBER.tzinfo)
-    found = [mails.remind(due + timedelta(days=days)) for days in (0, 1, 1, 2, 8, 9, 40, 50)]
+    found = [emails.remind(due + timedelta(days=days)) for days in (0, 1, 1, 2, 8, 9, 40, 50)]
     assert found == [0, 1, 0, 0, 1, 0, 1, 0]
-    assert mails.send_all() == 3
+    assert emails.send_all() == 3
     assert mail.outbox[-1].subject.startswith("Reminder: Invoice")
     alike(mail.outbox[-1], "are still open", invoice.number)
     do_record_payment(Received("manual", "p", invoice.total, NOVEMBER, tenant="acme"))
-    assert mails.remind(due + timedelta(days=90)) == 0
+    assert emails.remind(due + timedelta(days=90)) == 0
 
 
 # By command

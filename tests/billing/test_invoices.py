@@ -29,11 +29,11 @@ from billing.models import (
     UsageEvent,
 )
 from billing.periods import default_entity
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants.actions import Conflict, do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, over, period, price, take_back, use
 from tests.seeing import Everybody
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.ingest import Message, settle
-from billing.reconciler import reconcile
-from inference_worker.journal import Journal, leg_key
-from inference_worker.protocol import UsageEvent, encode
+from billing.metering.ingest import Message, settle
+from billing.metering.reconciler import reconcile
+from inference_worker.contract.journal import Journal, leg_key
+from inference_worker.contract.messages import UsageEvent, encode
 from tests.billing.conftest import make_event
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -95,7 +95,7 @@ def test_a_journal_that_cannot_be_read_hides_no_other(
     tmp_path: Path, journalled: Callable[..., None], monkeypatch: pytest.MonkeyPatch, payload: bytes
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("inference_worker.journal.encode", lambda event: payload)
+        patch.setattr("inference_worker.contract.journal.encode", lambda event: payload)
         journalled("broken", old(1))
     journalled("whole", old(2))
     assert [each["journal"] for each in reconcile(tmp_path).differences] == ["whole"]

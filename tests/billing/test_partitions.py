@@ -9,14 +9,14 @@ import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 
-from billing import rating
-from billing.ingest import Message, settle
+from billing.metering.ingest import Message, settle
+from billing.metering.partitions import ensure_partitions, existing_partitions, month_of, shifted
 from billing.models import UsageEvent
-from billing.partitions import ensure_partitions, existing_partitions, month_of, shifted
+from billing.pricing import rating
 from billing.tasks import make_partitions
-from inference_worker.protocol import encode
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from inference_worker.contract.messages import encode
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tests.seeing import Everybody, allow_emptying
 
 FAR = datetime(2031, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)

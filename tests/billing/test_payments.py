@@ -19,9 +19,9 @@ from billing.payments import NotGenuine, Unreadable, cents
 from billing.payments.file_drop import FileDrop, collect
 from billing.payments.stripe import Stripe
 from tenants.actions import Conflict, do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
 from tests.seeing import Everybody
 

@@ -10,14 +10,14 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.ingest import Message, settle
+from billing.metering.ingest import Message, settle
+from billing.metering.partitions import month_of
 from billing.models import CompiledSheet, Price, PriceVersion
-from billing.partitions import month_of
-from billing.pricebook import NewPrice, Proposal, nano_per_million
-from billing.pricing import Component, Tier
-from billing.rerating import last_month, preview
-from inference_worker.protocol import encode
-from millrace.config import platform_settings
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.pricing.pricing import Component, Tier
+from billing.pricing.rerating import last_month, preview
+from inference_worker.contract.messages import encode
+from millrace.conf.environment import platform_settings
 from tenants.actions import do_create_tenant
 from tests.seeing import Everybody
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.models import CompiledSheet, Price, PriceVersion
-from billing.price_files import read_csv, read_public
-from billing.pricebook import NewPrice, Proposal, nano_per_million
-from billing.pricing import NO_END, Component, PriceIndex, PriceSheet, Tier
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.pricing.price_files import read_csv, read_public
+from billing.pricing.pricing import NO_END, Component, PriceIndex, PriceSheet, Tier
 from tenants.actions import do_create_tenant
 from tenants.actions.common import ActionRefused, Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import AuditEntry, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.pricing import (
+from billing.pricing.pricing import (
     COMPONENTS,
     INPUTS,
     NO_END,
@@ -25,7 +25,7 @@ from billing.pricing import (
     hold_nano,
     rate,
 )
-from billing.pricing import (
+from billing.pricing.pricing import (
     prices as prices_of,
 )
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.projection import FEWEST_DAYS, fit, project
+from billing.budgets.projection import FEWEST_DAYS, fit, project
 
 MONDAY = date(2026, 1, 5)
 REAL = Path(__file__).resolve().parents[1] / "data" / "traces" / "servegen_daily.json"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
+from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
-from billing.settler import Settler
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
 from tests.billing.books import sheet

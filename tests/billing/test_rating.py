@@ -13,15 +13,15 @@ from django.db import connection
 from rest_framework.test import APIClient
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.ingest import Message, settle
+from billing.metering.ingest import Message, settle
 from billing.models import CompiledSheet, InvoiceLine, Price, UsageEvent, UsageQuarantine
-from billing.pricebook import NewPrice, Proposal, nano_per_million
-from billing.pricing import Component, Tier
-from inference_worker.protocol import encode
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.pricing.pricing import Component, Tier
+from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tests.billing.books import invoiced
 from tests.seeing import Everybody, only_project
 

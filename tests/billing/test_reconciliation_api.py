@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from billing.metering.reconciler import reconcile
 from billing.models import Reconciliation, UsageQuarantine
-from billing.reconciler import reconcile
 from tenants.actions import do_create_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.tenants.test_api import by_key, by_person
 
 pytestmark = pytest.mark.django_db(transaction=True)

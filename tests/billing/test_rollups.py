@@ -12,14 +12,14 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.db import connection
 
-from billing import rollups, usage
-from billing.ingest import Message, settle
+from billing.metering import rollups, usage
+from billing.metering.ingest import Message, settle
+from billing.metering.usage import Question
 from billing.models import SUMMED, Adjustment, RollupState, UsageRollup
 from billing.periods import month_bounds
-from billing.usage import Question
-from inference_worker.protocol import encode
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
+from inference_worker.contract.messages import encode
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db

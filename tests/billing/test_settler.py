@@ -15,11 +15,11 @@ import pytest
 import redis
 from django.db import ProgrammingError, connection, connections
 
-from billing import status
 from billing.management.commands import settle as settle_command
+from billing.metering import status
+from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
-from billing.settler import Settler
-from inference_worker.protocol import USAGE_GROUP, USAGE_STREAM, encode
+from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 from tests.billing.books import sheet
 from tests.seeing import Everybody
 
@@ -347,8 +347,8 @@ def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
     """A server of its own, so that the tests' is left alone."""
     import subprocess
 
-    from billing.settler import connect
-    from millrace.services.valkey import Valkey
+    from billing.metering.settler import connect
+    from millrace.devserver.valkey import Valkey
 
     folder = tmp_path_factory.mktemp("valkey")
     server = Valkey(folder)

@@ -17,15 +17,15 @@ import pytest
 import redis
 from django.db import connection
 
-from billing import holds
+from billing.budgets import reservations
+from billing.metering.reconciler import reconcile
+from billing.metering.settler import Settler
 from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
-from billing.reconciler import reconcile
-from billing.settler import Settler
-from inference_worker.protocol import USAGE_STREAM
-from inference_worker.protocol import UsageEvent as Told
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.snapshot import KeySnapshot
+from inference_worker.contract.messages import USAGE_STREAM
+from inference_worker.contract.messages import UsageEvent as Told
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys.snapshot import KeySnapshot
 from tests.billing.conftest import ROOT, make_event
 from tests.billing.killed import STEPS
 from tests.gateway import test_money
@@ -61,7 +61,7 @@ def books(table: None, key: KeySnapshot, budget: Callable[..., int]) -> Books:
         alive, dead = lease(cursor, key, timedelta(hours=1)), lease(cursor, key, timedelta(0))
         cursor.execute("SELECT max(id) FROM billing_pricesheet")
         (price,) = cursor.fetchone()
-    assert holds.reap(datetime.now(UTC)) == 1
+    assert reservations.reap(datetime.now(UTC)) == 1
     return Books(key, price, alive, dead)
 
 
@@ -144,6 +144,6 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
     with system(SystemUse.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_slice SET reap_at = now()")
-    holds.reap(datetime.now(UTC))  # what is in quarantine holds nothing for ever
+    reservations.reap(datetime.now(UTC))  # what is in quarantine holds nothing for ever
     assert {each.held for each in Everybody(Window).all()} == {0}
     check_invariants()

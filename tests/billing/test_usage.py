@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing import usage
-from billing.ingest import Message, settle
+from billing.metering import usage
+from billing.metering.ingest import Message, settle
+from billing.metering.usage import Question, TooManyRows, instant, span, total
 from billing.models import SUMMED
-from billing.usage import Question, TooManyRows, instant, span, total
-from inference_worker.protocol import encode
-from tenants.scoping import tenant_scope
+from inference_worker.contract.messages import encode
+from tenants.isolation.scopes import tenant_scope
 
 pytestmark = pytest.mark.django_db
 CANCELLED = "cancelled"

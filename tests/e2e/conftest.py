@@ -21,9 +21,9 @@ import openai
 import psutil
 import pytest
 
-from millrace.config import read_env_file
-from millrace.services.program import die_with_parent
-from tenants import roles
+from millrace.conf.environment import read_env_file
+from millrace.devserver.program import die_with_parent
+from tenants.isolation import db_roles
 
 MODEL = "smollm2-135m"
 EMBEDDING_MODEL = "all-minilm-l6-v2"
@@ -51,7 +51,7 @@ class Stack:
     def database_url(self) -> str:
         """Its database, as one who sees every tenant."""
         kept = read_env_file(self.state_dir / "env")
-        return roles.as_role(kept["MILLRACE_DATABASE_URL"], roles.SYSTEM)
+        return db_roles.as_role(kept["MILLRACE_DATABASE_URL"], db_roles.SYSTEM)
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, **options)

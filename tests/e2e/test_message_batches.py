@@ -22,7 +22,7 @@ MAKE_TENANT = """
 import django; django.setup()
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import Project
-from tenants.scoping import tenant_scope
+from tenants.isolation.scopes import tenant_scope
 tenant = do_create_tenant("neighbour", "Neighbour")
 with tenant_scope(tenant):
     project = Project.objects.for_tenant(tenant).get()
@@ -34,7 +34,11 @@ print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 def neighbour(stack: Stack) -> str:
     """A key of another tenant."""
     settings = dict(each.split("=", 1) for each in (stack.state_dir / "env").read_text().splitlines() if "=" in each)
-    environ = {"MILLRACE_STATE_DIR": str(stack.state_dir), "DJANGO_SETTINGS_MODULE": "millrace.settings", **settings}
+    environ = {
+        "MILLRACE_STATE_DIR": str(stack.state_dir),
+        "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
+        **settings,
+    }
     command = [sys.executable, "-c", MAKE_TENANT]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

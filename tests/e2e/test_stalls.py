@@ -17,15 +17,15 @@ import msgspec
 import pytest
 import redis
 
-from inference_worker.protocol import (
+from inference_worker.contract.messages import (
     REPLICA_LOST_SECONDS,
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     decode_heartbeat,
     request_log,
 )
-from millrace.config import read_env_file
-from millrace.services.program import die_with_parent
+from millrace.conf.environment import read_env_file
+from millrace.devserver.program import die_with_parent
 from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack, eventually
 from tests.e2e.test_faults import Stream, balance, budgets, usage_of
 

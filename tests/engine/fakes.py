@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from inference_worker.engine.config import EngineConfig, ModelConfig
+from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
-from inference_worker.engine.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
-from inference_worker.engine.roofline import Roofline
-from inference_worker.engine.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.sequence import Sequence
+from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.telemetry.roofline import Roofline
 
 EOS = 2
 TINY = ModelConfig(

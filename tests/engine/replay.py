@@ -16,13 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
-from inference_worker.engine.request import Request, SamplingParams
-from inference_worker.engine.scheduler import SchedulerOutput
-from inference_worker.engine.sequence import Sequence
-from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence
 from tests.engine.fakes import TINY, FakeRunner
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"

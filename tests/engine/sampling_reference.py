@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.sampler import uniform
+from inference_worker.contract.request import SamplingParams
+from inference_worker.engine.sampling.sampler import uniform
 
 CLOSE = 1e-5  # relative: what float32 may see otherwise than float64
 

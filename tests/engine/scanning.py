@@ -11,13 +11,19 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.fairness import OUTPUT_WEIGHT, Tenants, TenantShare
-from inference_worker.engine.preemption import MAX_CLAIMS, MOST_YIELDS
-from inference_worker.engine.request import ServiceClass
-from inference_worker.engine.scheduler import Scheduler, SchedulerOutput
-from inference_worker.engine.sequence import Sequence
-from inference_worker.engine.waiting import AGING_TOKENS, CLASS_SECONDS, GROUPING_WINDOW, MOST_PASSED, WaitingQueue
+from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, Tenants, TenantShare
+from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, MOST_YIELDS
+from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.scheduling.waiting import (
+    AGING_TOKENS,
+    CLASS_SECONDS,
+    GROUPING_WINDOW,
+    MOST_PASSED,
+    WaitingQueue,
+)
 
 Key = tuple[int, int, float, int]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference_worker.engine.attention import AttentionBackend, CacheShape, ReferenceBackend, StepMetadata
-from inference_worker.engine.cpu_attention import CpuBackend
+from inference_worker.engine.attention.base import AttentionBackend, CacheShape, ReferenceBackend, StepMetadata
+from inference_worker.engine.attention.cpu import CpuBackend
 from kernels import cpu, reference
 
 BLOCK, HEADS, KV_HEADS, DIM, BLOCKS = 4, 6, 2, 8, 200

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from inference_worker.contract.request import CacheReport
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import CacheReport
 from tests.engine.fakes import distinct, fake_engine, request, run
 
 

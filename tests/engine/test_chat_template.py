@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from inference_worker.engine.chat_template import ChatTemplate, ChatTemplateError
+from inference_worker.contract.chat_template import ChatTemplate, ChatTemplateError
 
 MESSAGES = [
     {"role": "system", "content": "Be brief. <b>&</b>"},

@@ -13,14 +13,14 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertModel, RobertaConfig, RobertaModel
 
-from inference_worker.engine.config import EngineConfig, ModelError
-from inference_worker.engine.embedding_engine import EmbeddingEngine
-from inference_worker.engine.embedding_runner import EmbeddingRunner, Vectors
-from inference_worker.engine.encoder_config import EncoderConfig
-from inference_worker.engine.request import Request, RequestOutput, RequestRejected, SamplingParams, ServiceClass
-from inference_worker.engine.tokenizer import Tokenizer
-from inference_worker.model_source import ensure_model
-from inference_worker.settings import ModelSpec
+from inference_worker.contract.config import EngineConfig, ModelError
+from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.contract.request import Request, RequestOutput, RequestRejected, SamplingParams, ServiceClass
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
+from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner, Vectors
+from inference_worker.models.model_source import ensure_model
 from tests.engine.make_embeddings import DATA, MINILM, mean_states, texts
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.engine.request import RequestOutput, RequestRejected, TokenUsage
-from inference_worker.engine.scheduler import SchedulerOutput
-from inference_worker.engine.sequence import Sequence
+from inference_worker.contract.request import RequestOutput, RequestRejected, TokenUsage
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence
 from tests.engine.fakes import EOS, fake_engine, request, run, tokens_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inference_worker.contract.request import TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import TokenUsage
 from tests.engine.fakes import FakeRunner, MemoryRunner, distinct, fake_engine, request, run
 
 

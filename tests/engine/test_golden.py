@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import Request, SamplingParams
 from tests.engine.fakes import run, tokens_of
 from tests.engine.golden import NEW_TOKENS, Golden, first_difference, read_golden, read_prompts, recompute
 

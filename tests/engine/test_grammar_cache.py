@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from inference_worker.engine.grammar_cache import Limits, TenantCache
+from inference_worker.engine.structured_output.grammar_cache import Limits, TenantCache
 
 
 def cache(total: Limits, tenant: Limits) -> TenantCache[str, str]:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.engine.attention import CacheShape
-from inference_worker.engine.backends import make_backend
-from inference_worker.engine.block_copies import BlockCopies
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.engine.attention.base import CacheShape
+from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.host_tier import HostTier
-from inference_worker.engine.kv_cache import BlockOperation
-from inference_worker.engine.request import Request, SamplingParams
+from inference_worker.engine.kv_cache.block_copies import BlockCopies
+from inference_worker.engine.kv_cache.cpu_offload import HostTier
+from inference_worker.engine.kv_cache.kv_cache import BlockOperation
 from tests.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
 

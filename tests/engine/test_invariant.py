@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from inference_worker.engine import sampler
-from inference_worker.engine.attention import AttentionBackend, CacheShape, ReferenceBackend, StepMetadata
-from inference_worker.engine.config import DTypeName, EngineConfig
+from inference_worker.contract.config import DTypeName, EngineConfig
+from inference_worker.contract.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
+from inference_worker.engine.architectures.layers import InvariantLinear, Layers, Linear
+from inference_worker.engine.attention.base import AttentionBackend, CacheShape, ReferenceBackend, StepMetadata
+from inference_worker.engine.attention.batch_invariant import InvariantBackend
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.invariant_attention import InvariantBackend
-from inference_worker.engine.layers import InvariantLinear, Layers, Linear
-from inference_worker.engine.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
-from inference_worker.engine.sampler import Sampled, Sampler
-from inference_worker.engine.sequence import Sequence as EngineSequence
+from inference_worker.engine.sampling import sampler
+from inference_worker.engine.sampling.sampler import Sampled, Sampler
+from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from kernels import invariant, reference
 from tests.engine.fakes import run
 from tests.engine.golden import Golden, first_difference, read_golden

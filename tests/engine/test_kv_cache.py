@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.engine.block_pool import BlockPool
-from inference_worker.engine.kv_cache import KVCacheManager, hash_block
-from inference_worker.engine.sequence import Sequence
+from inference_worker.engine.kv_cache.block_pool import BlockPool
+from inference_worker.engine.kv_cache.kv_cache import KVCacheManager, hash_block
+from inference_worker.engine.scheduling.sequence import Sequence
 from tests.engine.fakes import request
 
 SHARED = list(range(100, 148))

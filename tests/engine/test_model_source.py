@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from inference_worker.engine.checkpoint import weight_files
-from inference_worker.engine.config import EngineConfig, ModelConfig, ModelError
-from inference_worker.engine.layers import Linear, Rope
-from inference_worker.engine.loader import Weights
-from inference_worker.gguf_convert import to_bfloat16
-from inference_worker.gguf_file import GGUFError, GGUFFile
-from inference_worker.model_source import embedded_source, ensure_model
-from inference_worker.settings import ModelSpec
-from millrace.gateway.catalogue import load_catalogue
+from inference_worker.contract.config import EngineConfig, ModelConfig, ModelError
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.engine.architectures.layers import Linear, Rope
+from inference_worker.models.checkpoint import weight_files
+from inference_worker.models.gguf_convert import to_bfloat16
+from inference_worker.models.gguf_file import GGUFError, GGUFFile
+from inference_worker.models.loader import Weights
+from inference_worker.models.model_source import embedded_source, ensure_model
+from millrace.gateway.core.catalog import load_catalogue
 
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from inference_worker.contract.request import CacheBreakpoint, TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import CacheBreakpoint, TokenUsage
 from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
 
 FIVE, HOUR = 300, 3600

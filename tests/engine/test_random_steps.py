@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inference_worker.engine.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenUsage
-from inference_worker.engine.scheduler import SchedulerOutput
+from inference_worker.contract.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenUsage
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import Clock, MemoryRunner, fake_engine, request
 
 BLOCK = 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.contract.tokenizer import Tokenizer
 from tests.engine.replay import (
     MOONCAKE_BLOCK,
     Lengths,

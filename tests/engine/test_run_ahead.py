@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, RequestOutput, SamplingParams, TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.request import Request, RequestOutput, SamplingParams, TokenUsage
 from tests.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
 

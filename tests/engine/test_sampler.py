@@ -8,8 +8,16 @@ from collections import Counter
 import pytest
 import torch
 
-from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.sampler import SampleRow, _invert, _least_of_all, _least_of_top, _nucleus, sample, uniform
+from inference_worker.contract.request import SamplingParams
+from inference_worker.engine.sampling.sampler import (
+    SampleRow,
+    _invert,
+    _least_of_all,
+    _least_of_top,
+    _nucleus,
+    sample,
+    uniform,
+)
 
 DRAWS = 20_000
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1])

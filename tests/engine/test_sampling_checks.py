@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engine.checks import check_sampling, needs_history
-from inference_worker.engine.request import RequestRejected, SamplingParams
+from inference_worker.contract.request import RequestRejected, SamplingParams
+from inference_worker.contract.validation import check_sampling, needs_history
 from tests.engine.fakes import fake_engine, request
 
 VOCAB = 100

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_worker.engine.logit_edits import LogitEdits, apply_edits, edits_logits
-from inference_worker.engine.request import Request, SamplingParams
-from inference_worker.engine.sampler import Sampler, SampleRow, sample
-from inference_worker.engine.sequence import Sequence as EngineSequence
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.engine.sampling.logits_processors import LogitEdits, apply_edits, edits_logits
+from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
+from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from tests.engine.sampling_reference import acceptable, edited
 
 EOS = (1, 3)

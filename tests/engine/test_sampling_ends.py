@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.engine.detokenizer import Detokenizer
+from inference_worker.contract.detokenizer import Detokenizer
+from inference_worker.contract.request import RequestOutput, TokenLogprobs
 from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.output import append_token
-from inference_worker.engine.request import RequestOutput, TokenLogprobs
-from inference_worker.engine.scheduler import SchedulerOutput
-from inference_worker.engine.sequence import Sequence as EngineSequence
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from tests.engine.fakes import EOS, FakeRunner, fake_engine, request, run, tokens_of
 
 

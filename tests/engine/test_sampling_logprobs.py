@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.logprobs import prompt_logprobs, rank_tokens
-from inference_worker.engine.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
-from inference_worker.engine.sampler import Sampler
-from inference_worker.engine.scheduler import ScheduledSequence
-from inference_worker.engine.sequence import Sequence
+from inference_worker.engine.sampling.logprobs import prompt_logprobs, rank_tokens
+from inference_worker.engine.sampling.sampler import Sampler
+from inference_worker.engine.scheduling.scheduler import ScheduledSequence
+from inference_worker.engine.scheduling.sequence import Sequence
 from tests.engine.fakes import run, tokens_of
 from tests.engine.golden import read_golden
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from inference_worker.contract.request import RequestRejected, TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.kv_cache import KVCacheManager
-from inference_worker.engine.request import RequestRejected, TokenUsage
-from inference_worker.engine.scheduler import Scheduler, SchedulerOutput
-from inference_worker.engine.sequence import Sequence, Status
+from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
+from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence, Status
 from tests.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 

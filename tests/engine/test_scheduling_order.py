@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.ordered import GrowingOrder
-from inference_worker.engine.request import ServiceClass
-from inference_worker.engine.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.ordered import GrowingOrder
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import Clock, MemoryRunner, distinct, fake_engine, request
 from tests.engine.scanning import use_scanning_scheduler
 

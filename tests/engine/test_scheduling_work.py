@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from inference_worker.engine import fairness
+from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.fairness import TenantShare
-from inference_worker.engine.request import ServiceClass
+from inference_worker.engine.scheduling import fairness
+from inference_worker.engine.scheduling.fairness import TenantShare
 from tests.engine.fakes import Clock, fake_engine, request, run
 
 BATCH, FLEX, DEFAULT = ServiceClass.BATCH, ServiceClass.FLEX, ServiceClass.DEFAULT

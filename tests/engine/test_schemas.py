@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engine import grammars as grammars_module
-from inference_worker.engine.grammar_cache import Limits
-from inference_worker.engine.grammars import Grammars
-from inference_worker.engine.request import RequestRejected, StructuredSpec
-from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.contract.request import RequestRejected, StructuredSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.engine.structured_output import grammars as grammars_module
+from inference_worker.engine.structured_output.grammar_cache import Limits
+from inference_worker.engine.structured_output.grammars import Grammars
 from tests.engine.schema_samples import made_up, suite, tools
 
 VOCAB = 49_152
@@ -272,8 +272,8 @@ def test_an_engine_without_the_library_says_so() -> None:
     code = (
         "import sys; sys.modules['llguidance'] = None\n"
         "import inference_worker.engine.engine\n"
-        "from inference_worker.engine.grammars import Grammars\n"
-        "from inference_worker.engine.request import RequestRejected, StructuredSpec\n"
+        "from inference_worker.engine.structured_output.grammars import Grammars\n"
+        "from inference_worker.contract.request import RequestRejected, StructuredSpec\n"
         "try: Grammars(None, 10).start('tenant', StructuredSpec('regex', 'a'))\n"
         "except RequestRejected as refused: sys.exit(0 if 'llguidance' in refused.message else 2)\n"
         "sys.exit(1)"

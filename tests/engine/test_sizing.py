@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract.config import EngineConfig
 from inference_worker.engine.model_runner import ModelRunner
-from inference_worker.engine.sizing import KVMemoryError, KVSizing, size_kv_cache
+from inference_worker.engine.telemetry.sizing import KVMemoryError, KVSizing, size_kv_cache
 from tests.engine.fakes import TINY
 
 SMOLLM2 = replace(TINY, num_layers=30, num_kv_heads=3, head_dim=64, max_model_len=8192)

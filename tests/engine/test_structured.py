@@ -15,22 +15,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_worker.engine import grammars as grammars_module
-from inference_worker.engine.config import EngineConfig, ModelConfig
-from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.grammars import Grammars, fill_masks
-from inference_worker.engine.model_runner import StepResult
-from inference_worker.engine.request import (
+from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.request import (
     Request,
     RequestOutput,
     RequestRejected,
     SamplingParams,
     StructuredSpec,
 )
-from inference_worker.engine.sampler import Sampler
-from inference_worker.engine.scheduler import SchedulerOutput
-from inference_worker.engine.sequence import Sequence as EngineSequence
-from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.model_runner import StepResult
+from inference_worker.engine.sampling.sampler import Sampler
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from inference_worker.engine.structured_output import grammars as grammars_module
+from inference_worker.engine.structured_output.grammars import Grammars, fill_masks
 from tests.engine.fakes import FakeRunner, run, tokens_of
 from tests.engine.schema_samples import Schema, faults, made_up, suite, tools
 

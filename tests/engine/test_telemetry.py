@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.engine import metric_families as families
-from inference_worker.engine.config import EngineConfig
+from inference_worker.contract import metric_families as families
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.metric_families import Histogram
+from inference_worker.contract.request import ServiceClass, TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.metric_families import Histogram
-from inference_worker.engine.request import ServiceClass, TokenUsage
-from inference_worker.engine.roofline import BatchShape, Peaks, Roofline
-from inference_worker.engine.telemetry import EngineMetrics, StepSeconds
+from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
+from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
 from tests.engine.fakes import TINY, Clock, FakeRunner, MemoryRunner, distinct, request, run
 
 # TINY: 448 parameters in its layer, 8,000 in its head, 32 operations for a pair of tokens, 64 bytes of KV a token.

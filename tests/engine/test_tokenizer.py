@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from inference_worker.engine.config import ModelError
-from inference_worker.engine.detokenizer import Detokenizer
-from inference_worker.engine.tokenizer import Tokenizer
+from inference_worker.contract.config import ModelError
+from inference_worker.contract.detokenizer import Detokenizer
+from inference_worker.contract.tokenizer import Tokenizer
 from tests.engine.golden import read_prompts
 
 HARD_TEXTS = [

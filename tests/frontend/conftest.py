@@ -103,7 +103,7 @@ def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
 @pytest.fixture
 def demo(table: None) -> Any:
     """The demo tenants with a few hundred requests each, and people who log in with `console.PASSWORD`."""
-    from millrace.demo.running import play  # here: this file is read before Django is set up
+    from millrace.devserver.demo.running import play  # here: this file is read before Django is set up
 
     return play(events=200, password=PASSWORD)
 
@@ -153,7 +153,7 @@ def visit(
     contexts: Callable[[str], BrowserContext], live: LiveServer, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Screen, str], Visited]]:
     """Opens a screen in a state, in light at 1440; panels that fail are part of the state "error" only."""
-    from frontend import panels
+    from frontend.core import panels
 
     open_pages: list[Page] = []
 

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import Envelope, UsageEvent, encode
+from inference_worker.contract.messages import Envelope, UsageEvent, encode
+from inference_worker.contract.request import TokenUsage
 
 if TYPE_CHECKING:
     from tenants.models import ApiKey, Project, Tenant, User
@@ -48,7 +48,7 @@ class Undefined(str):
 
 def meter(tenant: Tenant, **changes: Any) -> str:
     """Meter one leg for a tenant, as the settler does; gives the request's id."""
-    from billing.ingest import Message, settle  # here: this file is read before Django is set up
+    from billing.metering.ingest import Message, settle  # here: this file is read before Django is set up
 
     at = changes.pop("at", datetime.now(UTC))
     counts = {name: changes.pop(name, 0) for name in TokenUsage.__dataclass_fields__}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from millrace.config import read_env_file
+from millrace.conf.environment import read_env_file
 from tests.e2e.conftest import START_SECONDS, free_port, start
 from tests.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
 
@@ -58,7 +58,7 @@ def platform() -> Iterator[str]:
         os.environ.update(
             MILLRACE_STATE_DIR=str(folder / "state"),
             MILLRACE_PORT=str(port),
-            DJANGO_SETTINGS_MODULE="millrace.settings",
+            DJANGO_SETTINGS_MODULE="millrace.conf.settings",
         )
         yield address
     finally:
@@ -80,7 +80,7 @@ def fill() -> None:
 
 def pictured(name: str) -> bool:
     """Whether a screen has its pictures."""
-    from frontend.navigation import OPERATOR, TENANT
+    from frontend.core.navigation import OPERATOR, TENANT
 
     entries = {entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries}
     return name in entries or name in FORMS or name.endswith("-one")
@@ -90,9 +90,9 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
     """The pictures of a screen: name, who looks, address. None of what the demo has no example of."""
     from django.core.exceptions import ObjectDoesNotExist
 
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system, tenant_scope
     from tenants.models import Tenant, User
-    from tenants.roles import SystemUse
-    from tenants.scoping import system, tenant_scope
 
     for suffix, slug in (OVERVIEWS if screen.name == "overview" else {"": SHOWN}).items():
         with system(SystemUse.COMMAND):

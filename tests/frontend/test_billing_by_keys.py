@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from billing.actions.invoices import do_finalise
 from billing.models import CreditGrant, Invoice, UsageEvent
-from frontend.screens.ops_billing import deeds
+from frontend.operator.billing import services
 from tenants import actions
 from tenants.models import Tenant
 from tests.frontend.console import meter
@@ -68,7 +68,7 @@ def fill(page: Page, link: str, name: str, submit: str, fields: dict[str, str]) 
 
 
 def bill(tenant: Tenant) -> Invoice:
-    deeds.draft(month(), NOW)
+    services.draft(month(), NOW)
     (draft,) = of(Invoice, tenant)
     return do_finalise(draft)
 

@@ -29,9 +29,9 @@ from billing.models import (
 )
 from billing.periods import default_entity, ensure_periods
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.billing import books
 from tests.frontend.browsing import moved
 from tests.frontend.console import PASSWORD, meter, remembered
@@ -175,20 +175,20 @@ def test_all_drafts_are_finalised_and_one_that_cannot_be_is_named(
     draft = drafted(operator)
     page = unescape(operator.get(f"/ops/billing/months/{period.pk}/finalise").content.decode())
     assert f"1 invoice of {period.label}, ${draft.total / 100:,.2f} together" in page
-    from frontend.screens.ops_billing import deeds
+    from frontend.operator.billing import services
 
     def refuse(invoice: Invoice) -> None:
         raise actions.Conflict("No tax rule fits.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(deeds, "do_finalise", refuse)
+        patch.setattr(services, "do_finalise", refuse)
         send(operator, f"/ops/billing/months/{period.pk}/finalise", typed=period.label)
     assert "acme: No tax rule fits." in unescape(operator.get("/ops/billing/").content.decode())
     send(operator, f"/ops/billing/months/{period.pk}/finalise", typed=period.label)
     assert only().state == "open"
     with monkeypatch.context() as patch:
-        patch.setattr(deeds, "LONG_ENOUGH", -1.0)
-        assert deeds.finalise_all(period) == deeds.Finalised(0, 0, ())
+        patch.setattr(services, "LONG_ENOUGH", -1.0)
+        assert services.finalise_all(period) == services.Finalised(0, 0, ())
 
 
 @pytest.mark.django_db
@@ -250,7 +250,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
 def test_a_line_is_the_sum_of_the_events_it_leads_to(
     operator: Client, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontend.screens.invoices.tracing.SIZE", 2)
+    monkeypatch.setattr("frontend.tenant.invoices.tracing.SIZE", 2)
     bill = final(operator)
     operator.force_login(User.objects.get(email="owner@example.com"))
     for line in Everybody(InvoiceLine).filter(invoice_id=bill.pk):

@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.budgets import do_make_budget
-from billing.alerts import check_thresholds
+from billing.budgets.alerts import check_thresholds
 from billing.models import Budget, BudgetAlert, UsageEvent, Window
-from frontend.screens.budgets.alerts import how_told
-from frontend.screens.budgets.amounts import MOST, Amount, parse, typed
-from frontend.screens.budgets.effect import effect_of
-from tenants import actions, propagation
+from frontend.tenant.budgets.alerts import how_told
+from frontend.tenant.budgets.amounts import MOST, Amount, parse, typed
+from frontend.tenant.budgets.effect import effect_of
+from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
-from tenants.mails import send_mails
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.outbox import propagation
+from tenants.outbox.email_outbox import send_mails
 from tests.billing import books
 from tests.frontend.console import meter, remembered
 from tests.seeing import Everybody, only_project

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.numbers import compact, duration, exact, share
+from frontend.core.numbers import compact, duration, exact, share
 
 
 @pytest.mark.parametrize(

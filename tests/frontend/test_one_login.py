@@ -22,9 +22,9 @@ from django.core.cache import cache
 from django.test import Client, override_settings
 from django.urls import URLPattern, URLResolver, get_resolver, path
 
-from inference_worker import env
-from millrace.config import PlatformSettings, effective_environ
-from millrace.urls import urlpatterns as served
+from inference_worker.contract import env
+from millrace.conf.environment import PlatformSettings, effective_environ
+from millrace.conf.urls import urlpatterns as served
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
 from tests.seeing import Everybody, only_project

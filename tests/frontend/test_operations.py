@@ -14,12 +14,12 @@ import redis
 from django.test import Client
 
 from billing.models import UsageQuarantine
-from inference_worker.protocol import CORDONS_KEY, REPLICAS_KEY
-from millrace.operations.models import Cordon, HealthEvent, MachineCost
+from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
+from millrace.apps.operations.models import Cordon, HealthEvent, MachineCost
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.frontend.console import remembered
 from tests.frontend.screens.ops_health import speak
 from tests.seeing import Everybody, only_project
@@ -92,7 +92,7 @@ def test_every_page_loads_without_the_broker(client: Client, monkeypatch: pytest
     def away(*_: Any, **__: Any) -> None:
         raise redis.ConnectionError
 
-    for module in ("millrace.operations.health", "ops_health.page", "ops_models.page", "ops_fleet.page"):
+    for module in ("millrace.apps.operations.health", "ops_health.page", "ops_models.page", "ops_fleet.page"):
         name = module if module.startswith("millrace") else f"frontend.screens.{module}"
         monkeypatch.setattr(f"{name}.read_board", away)
     for address in PAGES:
@@ -158,7 +158,7 @@ def test_what_a_machine_costs_is_set(client: Client) -> None:
 
 @pytest.mark.usefixtures("operator", "broker")
 def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.audit_log.SIZE", 3)
+    monkeypatch.setattr("frontend.core.audit_log.SIZE", 3)
     acme, lab = actions.do_create_tenant("acme", "Acme"), actions.do_create_tenant("lab", "Lab")
     for number in range(7):
         actions.do_create_api_key(only_project(acme), f"key {number}")

@@ -13,13 +13,13 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
-from billing.pricebook import NewPrice, Proposal, in_force, nano_per_million, parse
-from billing.pricing import Component, Tier
-from billing.rerating import last_month
+from billing.pricing.price_book import NewPrice, Proposal, in_force, nano_per_million, parse
+from billing.pricing.pricing import Component, Tier
+from billing.pricing.rerating import last_month
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.frontend.console import PASSWORD, remembered
 from tests.seeing import Everybody
 

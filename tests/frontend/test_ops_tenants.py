@@ -8,12 +8,12 @@ import pytest
 
 from billing.actions.budgets import do_make_budget
 from billing.models import Budget, CreditGrant, Window
-from billing.pricebook import in_force
-from frontend import viewing
+from billing.pricing.price_book import in_force
+from frontend.core import impersonation
 from tenants import actions, invitations
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry, Invitation, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.frontend.console import PASSWORD, remembered
 from tests.seeing import Everybody, of, only_project
 
@@ -232,7 +232,7 @@ def test_members_cannot_view(client, acme):
 def test_it_lasts_an_hour(rf, acme):
     request = rf.get("/")
     request.session = {}
-    viewing.start(request, acme, "ticket 12")
-    found = viewing.viewing(request)
+    impersonation.start(request, acme, "ticket 12")
+    found = impersonation.viewing(request)
     assert found is not None
     assert timedelta(minutes=59) < found.until - datetime.now(UTC) <= timedelta(hours=1)

@@ -125,7 +125,7 @@ def test_a_webhook_is_tested_disabled_and_replayed(acme):
 
 
 def test_deliveries_page_by_key(acme, monkeypatch):
-    from frontend.screens.webhooks import page
+    from frontend.tenant.webhooks import page
 
     monkeypatch.setattr(page, "SIZE", 2)
     endpoint, _ = webhooks.do_create_endpoint(acme, "https://x.example/h")
@@ -214,7 +214,7 @@ def test_a_draft_is_checked_and_not_published(acme):
 def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
     from datetime import UTC, datetime, timedelta
 
-    from millrace.records.models import RequestRecord
+    from millrace.apps.records.models import RequestRecord
 
     given: dict[str, Any] = {
         **{"tenant_id": tenant.pk, "at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
@@ -226,8 +226,8 @@ def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
 
 
 def test_a_draft_is_tried_on_requests_that_came(acme):
-    from millrace.records.models import RequestRecord
-    from tenants.scoping import tenant_scope
+    from millrace.apps.records.models import RequestRecord
+    from tenants.isolation.scopes import tenant_scope
 
     with tenant_scope(acme):
         RequestRecord.objects.for_tenant(acme).bulk_create(

@@ -11,16 +11,16 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from billing import rollups, status
 from billing.actions.budgets import do_make_budget
-from billing.forecast import Day, Forecast, forecast_tenant
+from billing.budgets.forecast import Day, Forecast, forecast_tenant
+from billing.metering import rollups, status
 from billing.models import BillingEntity, BillingProfile
-from frontend.screens.overview import spend
-from millrace.config import platform_settings
+from frontend.tenant.overview import spend
+from millrace.conf.environment import platform_settings
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tests.billing.books import sheet
 from tests.seeing import only_project
 
@@ -207,7 +207,7 @@ def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, us
         def now(cls, tz: Any = None) -> datetime:
             return late.astimezone(tz)
 
-    monkeypatch.setattr("frontend.visits.datetime", Then)
+    monkeypatch.setattr("frontend.core.page_context.datetime", Then)
     spent, figures = panel_of(client, "spend"), panel_of(client, "figures")
     assert spent.amount.femto == len(counted) * 15 * 10**15
     with tenant_scope(acme):

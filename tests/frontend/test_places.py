@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frontend.screens.routing import places
-from frontend.screens.routing.places import Fault
+from frontend.tenant.routing import places
+from frontend.tenant.routing.places import Fault
 
 TEXT = """{
   "rules": [

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
-from frontend.screens.overview import page as overview
+from frontend.tenant.overview import page as overview
 from tenants import actions
 from tenants.models import User
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.pricebook import NewPrice
-from billing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
-from frontend.screens.prices.page import models_of
+from billing.pricing.price_book import NewPrice
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from frontend.tenant.prices.page import models_of
 
 COLUMNS = [(Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cache read"), (Component.OUTPUT, "Output")]
 LONG, NIGHT = 200_001, 1200

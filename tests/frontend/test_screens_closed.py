@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from frontend import panels
+from frontend.core import panels
 from tests.frontend.browsing import fail, logged_in
 from tests.frontend.console import SLUGS, THEIRS, remembered
 from tests.frontend.tables import EACH, FULL, POPULATED

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
-from frontend import panels
+from frontend.core import panels
 from tenants import actions
 from tenants.models import Tenant, User
 from tests.frontend.console import remembered

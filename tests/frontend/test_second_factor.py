@@ -182,8 +182,8 @@ def test_nobody_signs_up_by_themselves(client):
 def test_single_sign_on_has_a_button_if_there_is_a_provider(client, monkeypatch):
     import dataclasses
 
-    from frontend import views
-    from millrace.config import platform_settings
+    from frontend.accounts import views
+    from millrace.conf.environment import platform_settings
 
     assert "Our provider" not in client.get("/login").content.decode()
     chosen = dataclasses.replace(platform_settings(), oidc_issuer="https://id.example.com", oidc_name="Our provider")

@@ -19,10 +19,10 @@ from django.core import mail
 from django.core.cache import cache
 from django.test import Client, override_settings
 
-from frontend import throttling
-from millrace.config import platform_settings
+from frontend.accounts import throttling
+from millrace.conf.environment import platform_settings
+from tenants.login_throttle import ACCOUNT, DEVICE, Throttle
 from tenants.models import User
-from tenants.throttle import ACCOUNT, DEVICE, Throttle
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"

@@ -10,10 +10,10 @@ from decimal import Decimal
 
 import pytest
 
-from billing.usage import Question, sums, total
+from billing.metering.usage import Question, sums, total
 from tenants import actions
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
-from tenants.scoping import tenant_scope
 from tests.billing import books
 from tests.seeing import only_project
 
@@ -81,7 +81,7 @@ def test_nonsense_in_the_address_is_not_asked_for(client, acme):
 
 
 def test_what_refused_is_named(client, acme):
-    from millrace.records.models import RequestRecord
+    from millrace.apps.records.models import RequestRecord
 
     bound = {"kind": "budget", "scope": "", "id": 4, "name": "All of it", "model": ""}
     with tenant_scope(acme):

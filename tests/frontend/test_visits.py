@@ -20,16 +20,16 @@ from django.core.cache import cache
 from django.http import HttpResponse
 from django.urls import include, path
 
-from frontend import palette
-from frontend.asking import posted
-from frontend.confirming import Confirm
-from frontend.panels import Panel, Panels
-from frontend.showing import carry_out, done, refused, show
+from frontend.core import command_palette
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import posted
+from frontend.core.page_context import FORM, Visit, operator_page, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import carry_out, done, refused, show
 from frontend.urls import urlpatterns as console
-from frontend.visits import FORM, Visit, operator_page, tenant_page
 from tenants import actions
-from tenants.access import Permission
 from tenants.models import Tenant, User
+from tenants.permissions import Permission
 from tests.frontend.console import PASSWORD, remembered
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -255,13 +255,15 @@ def test_nonsense_is_not_kept(client, given):
 
 def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch):
     join(client, acme, "owner")
-    monkeypatch.setitem(palette.TENANT, "Things", lambda visit, typed: [palette.Hit(f"a {typed}", "/x", "keys")])
+    monkeypatch.setitem(
+        command_palette.TENANT, "Things", lambda visit, typed: [command_palette.Hit(f"a {typed}", "/x", "keys")]
+    )
     found = client.get("/t/acme/search?q=over", headers={"HX-Request": "true"}).content.decode()
     assert 'href="/t/acme/"' in found
     assert "a over" in found
     assert "<html" not in found
     assert "a over" in client.get("/t/acme/search?q=over").content.decode()
-    monkeypatch.delitem(palette.TENANT, "Things")
+    monkeypatch.delitem(command_palette.TENANT, "Things")
     assert "Nothing here is called" in client.get("/t/acme/search?q=%00zzz").content.decode()
 
 

@@ -19,9 +19,8 @@ import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from inference_worker import claims
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import (
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
@@ -32,10 +31,12 @@ from inference_worker.protocol import (
     gateway_stream,
     request_log,
 )
-from millrace.cli.stack import HTTP_PROTOCOL
-from millrace.gateway import money, revocation
-from millrace.gateway.cancelling import cancel_and_wait
-from millrace.services.program import die_with_parent, free_port
+from inference_worker.contract.request import TokenUsage
+from millrace.devserver.program import die_with_parent, free_port
+from millrace.devserver.stack import HTTP_PROTOCOL
+from millrace.gateway.admission import budget_admission
+from millrace.gateway.auth import revocation
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tests.gateway.test_dispatch import Replica
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ async def house(
         "MILLRACE_REQUEST_SECONDS": str(longest),
         "HOUSE_LEASE": str(lease),
         "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
-        "HOUSE_RECALL": str(recall or money.RECALL_SECONDS),
+        "HOUSE_RECALL": str(recall or budget_admission.RECALL_SECONDS),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
     }
     started: dict[str, GatewayProcess] = {}

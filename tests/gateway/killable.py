@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 
-from billing import slices
-from millrace.asgi import application
-from millrace.gateway import authentication, early_release, money, revocation
+from billing.budgets import budget_leases
+from millrace.conf.asgi import application
+from millrace.gateway.admission import budget_admission, early_release
+from millrace.gateway.auth import authentication, revocation
 from tests.gateway.killing import arm
 
 __all__ = ["application"]
 
-slices.LEASE_SECONDS = float(os.environ["HOUSE_LEASE"])
-slices.SETTLING_SECONDS = 0.5
+budget_leases.LEASE_SECONDS = float(os.environ["HOUSE_LEASE"])
+budget_leases.SETTLING_SECONDS = 0.5
 revocation.POLL_SECONDS = float(os.environ["HOUSE_POLL"])
-authentication.FRESH_SECONDS = money.FRESH_SECONDS = 3 * revocation.POLL_SECONDS
+authentication.FRESH_SECONDS = budget_admission.FRESH_SECONDS = 3 * revocation.POLL_SECONDS
 early_release.KEPT_SECONDS = 600.0  # longer than a test
-money.RECALL_SECONDS = float(os.environ["HOUSE_RECALL"])
+budget_admission.RECALL_SECONDS = float(os.environ["HOUSE_RECALL"])
 if step := os.environ.get("HOUSE_KILL_AT"):
     arm(step)

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from billing.slices import SliceStore
-from millrace.gateway.dispatch import Dispatcher
-from millrace.gateway.early_release import EarlyReleases
-from millrace.gateway.money import Treasury
+from billing.budgets.budget_leases import SliceStore
+from millrace.gateway.admission.budget_admission import Treasury
+from millrace.gateway.admission.early_release import EarlyReleases
+from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 # Step -> what is patched, and whether the process dies before it does anything or after it has.
 STEPS: dict[str, tuple[type, str, str]] = {

@@ -14,16 +14,16 @@ from typing import Any
 import redis.asyncio as redis
 from psycopg_pool import AsyncConnectionPool
 
-from billing.slices import SliceStore
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import Envelope, UsageEvent, encode
-from millrace.gateway.admission import Demand, Terms
-from millrace.gateway.cancelling import cancel_and_wait
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.errors import ApiError
-from millrace.gateway.money import Treasury
-from millrace.gateway.routing import Candidate
-from tenants.snapshot import KeySnapshot, Limits
+from billing.budgets.budget_leases import SliceStore
+from inference_worker.contract.messages import Envelope, UsageEvent, encode
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.admission.admission import Demand, Terms
+from millrace.gateway.admission.budget_admission import Treasury
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.routing.router import Candidate
+from tenants.keys.snapshot import KeySnapshot, Limits
 
 MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
 REQUEST_SECONDS = 2.0

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from inference_worker.engine.request import ServiceClass, TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Tokens
-from millrace.gateway import rates
-from millrace.gateway.anthropic.messages import MessagesBody, read_count, read_messages
-from millrace.gateway.anthropic.writer import MessagesWriter
-from millrace.gateway.dialects import ANTHROPIC
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import Breakpoint, Form, InferenceRequest, Tool
-from millrace.gateway.http import sse
-from millrace.gateway.limits import Check, Standing
-from tenants.buckets import DAY, MINUTE
-from tenants.snapshot import LimitSet
+from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import ServiceClass, TokenUsage
+from millrace.gateway.admission import rates
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.limit_status import Check, Standing
+from millrace.gateway.core.types import Breakpoint, Form, InferenceRequest, Tool
+from millrace.gateway.http.consumer import sse
+from millrace.gateway.protocols.anthropic.messages import MessagesBody, read_count, read_messages
+from millrace.gateway.protocols.anthropic.writer import MessagesWriter
+from millrace.gateway.protocols.dialects import ANTHROPIC
+from tenants.keys.snapshot import LimitSet
+from tenants.limits.token_buckets import DAY, MINUTE
 from tests.gateway.test_parameters import ANY_JSON
 
 TOKENIZER: Any = None  # an answer's words come as text

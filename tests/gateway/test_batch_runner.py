@@ -14,17 +14,17 @@ import msgspec
 import pytest
 import redis
 
-from millrace.batches.storage import Storage
-from millrace.gateway.batch_lines import Batch, Line
-from millrace.gateway.batch_runner import MOST_LOSSES, BatchRunner, NotNow
-from millrace.gateway.body_memory import BodyMemory
-from millrace.gateway.errors import ApiError
-from millrace.gateway.following import Gone
-from millrace.gateway.live import LiveRequests
-from millrace.gateway.prompt_reader import PromptReader
-from millrace.gateway.recording import Trail
-from millrace.gateway.routing import Router
-from tenants.snapshot import KeySnapshot, Limits
+from millrace.apps.batches.storage import Storage
+from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.core.body_memory import BodyMemory
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.dispatch.stream_follower import Gone
+from millrace.gateway.lifecycle.batch_lines import Batch, Line
+from millrace.gateway.lifecycle.batch_runner import MOST_LOSSES, BatchRunner, NotNow
+from millrace.gateway.lifecycle.request_log import Trail
+from millrace.gateway.prompt_processes.prompt_reader import PromptReader
+from millrace.gateway.routing.router import Router
+from tenants.keys.snapshot import KeySnapshot, Limits
 
 KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
 BODY = {"model": "m", "prompt": "Hello"}
@@ -121,8 +121,8 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
             raise faults.pop(0)
             yield
 
-    monkeypatch.setattr("millrace.gateway.batch_runner.Following", Unreachable)
-    monkeypatch.setattr("millrace.gateway.batch_runner.FOLLOW_AGAIN_SECONDS", 0)
+    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.Following", Unreachable)
+    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.FOLLOW_AGAIN_SECONDS", 0)
     line = Line(Batch(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
     with pytest.raises(NotNow):
         await bench.runner._answer(line, KEY)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.pricing import Component, PriceSheet, Rate, Tier, nano, rate
-from billing.slices import Amount
-from millrace.gateway.admission import Demand
-from millrace.gateway.bills import Bill
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.errors import ApiError
-from millrace.gateway.money import Treasury
-from millrace.gateway.routing import Candidate
+from billing.budgets.budget_leases import Amount
+from billing.pricing.pricing import Component, PriceSheet, Rate, Tier, nano, rate
+from millrace.gateway.admission.admission import Demand
+from millrace.gateway.admission.budget_admission import Treasury
+from millrace.gateway.admission.cost_estimate import Bill
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.routing.router import Candidate
 from tests.gateway.purse import MODEL, key_of
 
 KEY = key_of(1, 1, 1)

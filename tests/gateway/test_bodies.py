@@ -12,29 +12,31 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
-from inference_worker.engine.tokenizer import Tokenizer
-from inference_worker.settings import ModelSpec
-from millrace.gateway import prompt_bounds, prompt_reader, request_body
-from millrace.gateway.admission import Demand, LimitAdmission
-from millrace.gateway.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
-from millrace.gateway.catalogue import ServedModel, load_catalogue
-from millrace.gateway.dialect_readers import COUNT, READERS, SOCKET
-from millrace.gateway.endpoints.inference import ChatCompletions, Unknown
-from millrace.gateway.endpoints.messages import CountTokens
-from millrace.gateway.endpoints.outcomes import ReportOutcome
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import InferenceRequest
-from millrace.gateway.http import HttpConsumer
-from millrace.gateway.live import LiveRequests
-from millrace.gateway.openai import chat, completions
-from millrace.gateway.prompt_bounds import SMALL_BODY_BYTES, check_bounds, max_body_bytes, max_characters
-from millrace.gateway.prompt_pool import PromptPool
-from millrace.gateway.prompt_reader import PromptReader
-from millrace.gateway.prompts import tokenise
-from millrace.gateway.request_body import RequestBody
-from millrace.gateway.routing import Candidate, Router
-from tenants.policy import parse
-from tenants.snapshot import KeySnapshot, Limits, LimitSet
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from millrace.gateway.admission.admission import Demand, LimitAdmission
+from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.core import request_body
+from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
+from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.request_body import RequestBody
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.inference import ChatCompletions, Unknown
+from millrace.gateway.http.endpoints.messages import CountTokens
+from millrace.gateway.http.endpoints.outcomes import ReportOutcome
+from millrace.gateway.prompt_processes import prompt_reader
+from millrace.gateway.prompt_processes.prompt_pool import PromptPool
+from millrace.gateway.prompt_processes.prompt_reader import PromptReader
+from millrace.gateway.protocols import prompt_bounds
+from millrace.gateway.protocols.dialect_readers import COUNT, READERS, SOCKET
+from millrace.gateway.protocols.openai import chat, completions
+from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, check_bounds, max_body_bytes, max_characters
+from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.routing.router import Candidate, Router
+from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
+from tenants.routing_policies.policy import parse
 
 BODY_BYTES = 7_400_000
 PIECE = b" " * 65_536
@@ -117,8 +119,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         recorder=SimpleNamespace(end=lambda *_, **__: None),
         body_memory=BodyMemory(),
     )
-    monkeypatch.setattr("millrace.gateway.http.running_gateway", lambda: found)
-    monkeypatch.setattr("millrace.gateway.request_body.DISCARD_PAUSE_SECONDS", 0, raising=False)
+    monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
+    monkeypatch.setattr("millrace.gateway.core.request_body.DISCARD_PAUSE_SECONDS", 0, raising=False)
     return found
 
 
@@ -498,6 +500,6 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
 
 
 def limits_of(key: KeySnapshot) -> Any:
-    from millrace.gateway.limits import Cost, checks_of
+    from millrace.gateway.admission.limits import Cost, checks_of
 
     return checks_of(key.tenant_id, key.limits.of("m"), Cost(1, 0, 0))

@@ -16,9 +16,10 @@ from django.test import Client
 
 from billing.actions.budgets import do_change_budget, do_make_budget
 from billing.models import Budget
-from tenants import actions, propagation
-from tenants.changes import GATEWAYS_KEY, presence_key
+from tenants import actions
 from tenants.models import Tenant
+from tenants.outbox import propagation
+from tenants.outbox.change_feed import GATEWAYS_KEY, presence_key
 from tests.gateway import test_money, test_money_processes
 from tests.gateway.house import House, house
 from tests.gateway.purse import Admitted

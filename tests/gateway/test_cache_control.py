@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from inference_worker.engine.tokenizer import Tokenizer
-from inference_worker.model_source import ensure_model
-from inference_worker.protocol import End
-from inference_worker.settings import ModelSpec
-from millrace.gateway.anthropic.messages import read_count, read_messages
-from millrace.gateway.anthropic.writer import MessagesWriter
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.forms import Form
-from millrace.gateway.prompts import tokenise
+from inference_worker.contract.messages import End
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.models.model_source import ensure_model
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.types import Form
+from millrace.gateway.protocols.anthropic.messages import read_count, read_messages
+from millrace.gateway.protocols.anthropic.writer import MessagesWriter
+from millrace.gateway.protocols.prompts import tokenise
 from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
 
 BLOCK = 16

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from millrace.config import platform_settings
-from millrace.gateway import disk
-from millrace.gateway.disk import DiskWatch
-from millrace.gateway.errors import ApiError
+from millrace.conf.environment import platform_settings
+from millrace.gateway.admission import disk
+from millrace.gateway.admission.disk import DiskWatch
+from millrace.gateway.core.errors import ApiError
 from tests.gateway.test_dispatch import eventually
 
 

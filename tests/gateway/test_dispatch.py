@@ -13,10 +13,9 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
-from inference_worker import claims
-from inference_worker.engine.request import SamplingParams, ServiceClass, TokenUsage
-from inference_worker.exits import REPORT_EXIT, report_exit_args
-from inference_worker.protocol import (
+from inference_worker.contract import claims
+from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
+from inference_worker.contract.messages import (
     CORDONS_KEY,
     REPLICAS_KEY,
     USAGE_STREAM,
@@ -39,12 +38,13 @@ from inference_worker.protocol import (
     replica_queue,
     request_log,
 )
-from millrace.gateway import replicas, watch
-from millrace.gateway.dispatch import Dispatcher, why_key
-from millrace.gateway.errors import ApiError
-from millrace.gateway.generation import Errand, Generation
-from millrace.gateway.presence import GATEWAYS_KEY, decode_presence, presence_key
-from millrace.gateway.watch import Watch
+from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
+from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_presence, presence_key
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.dispatch import monitor, replicas
+from millrace.gateway.dispatch.dispatched_execution import Errand, Generation
+from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
+from millrace.gateway.dispatch.monitor import Watch
 
 GATEWAY = "gw-a"
 
@@ -367,17 +367,17 @@ async def test_a_request_that_makes_replicas_silent_does_not_visit_all_of_them(
 
     await eventually(all_serve)
     generation = await send(dispatcher, make_job())
-    for attempt in range(1, watch.MAX_MOVES + 2):
+    for attempt in range(1, monitor.MAX_MOVES + 2):
         assert generation.target is not None
         victim = every[generation.target]
         await eventually(partial(victim.claim, "req_1", attempt))
         await eventually(partial(owned, generation, victim.name))
         victim.stall()
         await eventually(partial(is_suspected, dispatcher, victim.name))
-        if attempt <= watch.MAX_MOVES:
+        if attempt <= monitor.MAX_MOVES:
             await eventually(partial(moved_on, generation, attempt))
     await asyncio.sleep(1.2)  # two more looks
-    assert (generation.attempt, generation.owner) == (watch.MAX_MOVES + 1, victim.name)
+    assert (generation.attempt, generation.owner) == (monitor.MAX_MOVES + 1, victim.name)
     for each in every.values():
         each.stall()
 
@@ -436,7 +436,7 @@ async def test_words_that_were_lost_are_read_from_the_claim(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither who claimed it nor that it was handed back reached the gateway."""
-    monkeypatch.setattr(watch, "RING_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.2)
     claimed = await send(dispatcher, make_job("req_1"))
     handed_back = await send(dispatcher, make_job("req_2"))
     for name in ("req_1", "req_2"):
@@ -459,7 +459,7 @@ async def test_words_that_were_lost_are_read_from_the_claim(
 async def test_a_lost_doorbell_rings_again(
     broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "RING_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.3)
     await send(dispatcher, make_job())
 
     async def rung() -> bool:
@@ -495,7 +495,7 @@ async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispat
 async def test_a_worker_that_says_nothing_does_not_outlive_the_deadline(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "OVERDUE_SECONDS", 0.1)
+    monkeypatch.setattr(monitor, "OVERDUE_SECONDS", 0.1)
     generation = await send(dispatcher, make_job(seconds=0.5))
     await replica.claim("req_1")
     failed = await next_event(generation)
@@ -661,7 +661,7 @@ async def targeted(generation: Generation, replica: str) -> bool:
 async def test_a_claim_the_broker_lost_is_written_again(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "RING_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.2)
     generation = await send(dispatcher, make_job())
     await broker.delete(claim_key("req_1", 0))
 

@@ -13,8 +13,8 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Exchange, Queue
 
-from inference_worker.protocol import replica_queue
-from millrace.gateway.doorbells import DOORBELLS_A_TASK, GENERATE, DoorbellMaker
+from inference_worker.contract.messages import replica_queue
+from millrace.gateway.dispatch.wakeups import DOORBELLS_A_TASK, GENERATE, DoorbellMaker
 
 QUEUE = replica_queue("r1")
 

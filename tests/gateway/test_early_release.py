@@ -17,16 +17,16 @@ from django.db.migrations.executor import MigrationExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import holds
+from billing.budgets import reservations
+from billing.metering.reconciler import reconcile
 from billing.models import Budget, EarlyRelease, UsageEvent, UsageQuarantine
-from billing.pricing import nano
-from billing.reconciler import reconcile
-from inference_worker.engine.request import TokenUsage
-from millrace.gateway import early_release
-from millrace.gateway.errors import ApiError
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.snapshot import KeySnapshot
+from billing.pricing.pricing import nano
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.admission import early_release
+from millrace.gateway.core.errors import ApiError
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys.snapshot import KeySnapshot
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, Purse, purse
 from tests.gateway.test_money import COST, DOLLAR, HOLD, reap_all, see, take_up, tell, window
@@ -139,7 +139,7 @@ async def test_a_settlement_that_a_release_overtakes_is_done_again(
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     inserted, released = threading.Event(), threading.Event()
-    real, calls = holds.settle, []
+    real, calls = reservations.settle, []
 
     def settle(*arguments: Any) -> set[int]:
         calls.append(1)
@@ -147,7 +147,7 @@ async def test_a_settlement_that_a_release_overtakes_is_done_again(
         assert released.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(holds, "settle", settle)
+    monkeypatch.setattr(reservations, "settle", settle)
     telling = asyncio.create_task(sync_to_async(tell_in_a_thread, thread_sensitive=False)(admitted.event()))
     assert await asyncio.to_thread(inserted.wait, 60)
     await mine.end(admitted)

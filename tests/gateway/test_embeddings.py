@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
-from inference_worker.engine.request import SamplingParams, TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Envelope, Heartbeat, Job, Vectors
-from millrace.gateway.admission import LimitAdmission
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import Form, InferenceRequest
-from millrace.gateway.openai.embeddings import EmbeddingsWriter, read_embeddings
-from millrace.gateway.placement import Placement
-from millrace.gateway.prompts import tokenise
-from millrace.gateway.replicas import ReplicaBoard
+from inference_worker.contract.messages import AnswerEvent, End, Envelope, Heartbeat, Job, Vectors
+from inference_worker.contract.request import SamplingParams, TokenUsage
+from millrace.gateway.admission.admission import LimitAdmission
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import Form, InferenceRequest
+from millrace.gateway.dispatch.placement import Placement
+from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.protocols.openai.embeddings import EmbeddingsWriter, read_embeddings
+from millrace.gateway.protocols.prompts import tokenise
 from tests.gateway.test_limits import key_set, make_demand, make_key
 
 

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
-from millrace.gateway import idempotency
-from millrace.gateway.errors import ApiError
-from millrace.gateway.idempotency import Answer, IdempotencyStore, Once, Replay
-from tenants.snapshot import KeySnapshot, Limits
+from millrace.gateway.admission import idempotency
+from millrace.gateway.admission.idempotency import Answer, IdempotencyStore, Once, Replay
+from millrace.gateway.core.errors import ApiError
+from tenants.keys.snapshot import KeySnapshot, Limits
 
 KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
 BODY = b"/v1/completions\0{}"

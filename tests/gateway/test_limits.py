@@ -13,14 +13,14 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from inference_worker.engine.request import TokenUsage
-from millrace.gateway import admission, limits, rates
-from millrace.gateway.admission import Demand, LimitAdmission, LimitTicket
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.errors import ApiError
-from millrace.gateway.limits import counters_key
-from millrace.gateway.routing import Candidate
-from tenants.snapshot import KeySnapshot, Limits, LimitSet
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.admission import admission, limits, rates
+from millrace.gateway.admission.admission import Demand, LimitAdmission, LimitTicket
+from millrace.gateway.admission.limits import counters_key
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.routing.router import Candidate
+from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
 
 MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
 

@@ -13,15 +13,16 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from billing import alerts
 from billing.actions.budgets import do_make_budget
-from billing.ingest import Message, settle
+from billing.budgets import alerts
+from billing.metering.ingest import Message, settle
 from billing.models import BudgetAlert, Window
-from inference_worker.protocol import encode
-from millrace.config import platform_settings
-from tenants import actions, roles
+from inference_worker.contract.messages import encode
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.isolation import db_roles
+from tenants.keys.snapshot import KeySnapshot
 from tenants.models import Tenant, User
-from tenants.snapshot import KeySnapshot
 from tests.billing.books import sheet
 from tests.gateway.purse import Admitted, Purse, key_of, purse
 from tests.seeing import Everybody, only_project
@@ -65,7 +66,7 @@ def house(transactional_db: None, as_owner: Any) -> Any:
 @pytest_asyncio.fixture
 async def gateway(house: House) -> AsyncIterator[Callable[[str], Any]]:
     """Start a gateway of its own for requests of the key."""
-    role = roles.as_role(platform_settings().database_url, roles.SYSTEM)
+    role = db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM)
     url = make_conninfo(role, dbname=connection.settings_dict["NAME"])
     async with AsyncExitStack() as running:
 

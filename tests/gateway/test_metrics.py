@@ -12,13 +12,13 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from billing.status import SettlerStatus
-from inference_worker.engine import metric_families as families
-from inference_worker.engine.metric_families import HistogramSnapshot, MetricsSnapshot
-from inference_worker.protocol import Heartbeat, encode
-from millrace.gateway.endpoints.health import Metrics
-from millrace.gateway.metrics import GatewayMetrics
-from millrace.gateway.replicas import ReplicaBoard
+from billing.metering.status import SettlerStatus
+from inference_worker.contract import metric_families as families
+from inference_worker.contract.messages import Heartbeat, encode
+from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
+from millrace.gateway.dispatch.metrics import GatewayMetrics
+from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.http.endpoints.health import Metrics
 from tests.engine.fakes import fake_engine, request, run
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -139,7 +139,7 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
 
     settings = SimpleNamespace(metrics_token=token, max_body_bytes=10)
     gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_settler_status=nothing)
-    monkeypatch.setattr("millrace.gateway.http.running_gateway", lambda: gateway)
+    monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: gateway)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "client": (client, 1)}
     scope |= {"headers": [(b"authorization", sent.encode())], "url_route": {"kwargs": {}}}
     waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

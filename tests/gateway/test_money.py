@@ -16,19 +16,20 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from billing import holds, slices
-from billing.ingest import Message, Outcome, settle
+from billing.budgets import budget_leases, reservations
+from billing.metering.ingest import Message, Outcome, settle
+from billing.metering.reconciler import reconcile
 from billing.models import Adjustment, Budget, Correction, Window
-from billing.reconciler import reconcile
-from inference_worker.protocol import encode
-from millrace.config import platform_settings
-from millrace.gateway import money
-from millrace.gateway.cancelling import cancel_and_wait
-from millrace.gateway.errors import ApiError
-from tenants import actions, roles
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.snapshot import KeySnapshot
+from inference_worker.contract.messages import encode
+from millrace.conf.environment import platform_settings
+from millrace.gateway.admission import budget_admission
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.errors import ApiError
+from tenants import actions
+from tenants.isolation import db_roles
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys.snapshot import KeySnapshot
 from tests.balance import assert_books_balance
 from tests.billing.books import sheet
 from tests.gateway.purse import Admitted, Meeting, Purse, admit_elsewhere, key_of, purse
@@ -66,7 +67,7 @@ def url() -> str:
 
 def database_url() -> str:
     return make_conninfo(
-        roles.as_role(platform_settings().database_url, roles.SYSTEM), dbname=connection.settings_dict["NAME"]
+        db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM), dbname=connection.settings_dict["NAME"]
     )
 
 
@@ -113,7 +114,7 @@ def reap_all() -> int:
     """Let every lease have ended long ago."""
     with system(SystemUse.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_slice SET reap_at = now() - interval '1 hour' WHERE open")
-    return holds.reap(datetime.now(UTC))
+    return reservations.reap(datetime.now(UTC))
 
 
 see = sync_to_async(check_invariants)
@@ -167,7 +168,7 @@ async def take_up(mine: Purse, number: int) -> list[Admitted]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways wait longer for what they recall: a busy machine may be slower than what is promised."""
-    monkeypatch.setattr(money, "RECALL_SECONDS", 10.0)
+    monkeypatch.setattr(budget_admission, "RECALL_SECONDS", 10.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -195,8 +196,8 @@ async def test_what_others_hold_and_have_not_admitted_is_recalled(gateway: Any, 
 async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "LEASE_SECONDS", 4.0)
-    monkeypatch.setattr(slices, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
+    monkeypatch.setattr(budget_leases, "SETTLING_SECONDS", 0.0)
     await sync_to_async(budget)(amount=10 * DOLLAR)
     dead, mine = await gateway("gw-dead"), await gateway("gw-mine")
     await take_up(dead, 1)
@@ -209,7 +210,7 @@ async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
     never = await mine.admit_when_told(max_tokens=10 * DOLLAR // 15_000)
     assert never.code == "budget_exceeded"  # it would not fit even then
     await asyncio.sleep(refused.retry_after + 0.2)
-    await sync_to_async(holds.reap)(datetime.now(UTC))
+    await sync_to_async(reservations.reap)(datetime.now(UTC))
     found = await mine.admit_when_told(max_tokens=(10 * DOLLAR - 3 * HOLD) // 15_000)
     assert isinstance(found, Admitted), found
     await see()
@@ -223,7 +224,7 @@ async def deafen(stopped: Purse) -> None:
 async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "LEASE_SECONDS", 4.0)
+    monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
     await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     (first,) = await take_up(mine, 1)
@@ -261,7 +262,7 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
     mine = await gateway()
     (lost,) = await take_up(mine, 1)
     assert (await sync_to_async(window)(made)).held == HOLD
-    assert await sync_to_async(holds.reap)(datetime.now(UTC)) == 0  # its lease runs
+    assert await sync_to_async(reservations.reap)(datetime.now(UTC)) == 0  # its lease runs
     assert await sync_to_async(reap_all)() == 1
     assert (await sync_to_async(window)(made)).held == 0
     await see()

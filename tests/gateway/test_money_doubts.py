@@ -13,20 +13,20 @@ import psycopg
 import pytest
 from asgiref.sync import sync_to_async
 
-from billing import holds, slices
+from billing.budgets import budget_leases, reservations
+from billing.budgets.budget_leases import Amount
 from billing.models import Budget, Slice, Window
-from billing.pricing import Component, PriceSheet, Rate, Tier
-from billing.slices import Amount
-from millrace.gateway import money
-from millrace.gateway.admission import Demand
-from millrace.gateway.bills import Bill
-from millrace.gateway.errors import ApiError
-from millrace.gateway.routing import Candidate
+from billing.pricing.pricing import Component, PriceSheet, Rate, Tier
+from millrace.gateway.admission import budget_admission
+from millrace.gateway.admission.admission import Demand
+from millrace.gateway.admission.cost_estimate import Bill
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.routing.router import Candidate
 from tenants import actions
-from tenants.changes import Change
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.snapshot import KeySnapshot
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys.snapshot import KeySnapshot
+from tenants.outbox.change_feed import Change
 from tests.gateway import test_money
 from tests.gateway.purse import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
@@ -250,7 +250,7 @@ async def test_a_lease_that_is_told_after_its_end_admits_nothing(
     """As for a gateway that was stopped while the answer was on its way."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    monkeypatch.setattr(slices, "LEASE_SECONDS", 1.0)  # so the second before its end has come at once
+    monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 1.0)  # so the second before its end has come at once
     assert (await mine.admit()).code == "server_is_overloaded"
     await eventually_held(made, 0)
     await see()
@@ -261,7 +261,7 @@ async def test_the_reaper_keeps_to_the_clock_that_leases_are_given_by(gateway: A
     made = await sync_to_async(budget)()
     mine = await gateway()
     await take_up(mine, 1)
-    assert await sync_to_async(holds.reap)(datetime.now(UTC) + timedelta(hours=3)) == 0
+    assert await sync_to_async(reservations.reap)(datetime.now(UTC) + timedelta(hours=3)) == 0
     assert await sync_to_async(held)(made) >= HOLD
 
 
@@ -271,7 +271,7 @@ async def test_the_reaper_keeps_to_the_clock_that_leases_are_given_by(gateway: A
 async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
@@ -290,7 +290,7 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
         refused = await mine.admit()
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     store._ask = ask  # type: ignore[method-assign]
-    monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 10.0)
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
     assert isinstance(await mine.admit(), Admitted)
     goes_on.set()
     mine.treasury.forget()
@@ -312,7 +312,7 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer comes too late. Until what it holds is back, who comes again is told to come later, and not "no"."""
-    monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=HOLD)
     mine = await gateway()
     store = mine.treasury._store
@@ -336,7 +336,7 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
         assert (await mine.admit()).code == "budget_exceeded"  # theirs it is not, that is out
     may_answer.set()
     await eventually_held(made, 0)
-    monkeypatch.setattr(money, "LEASE_ANSWER_SECONDS", 10.0)
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
     assert isinstance(await mine.admit(), Admitted)
     assert (await mine.admit()).code == "budget_exceeded"
     await see()
@@ -410,13 +410,13 @@ async def test_each_slice_goes_back_once_however_often_it_is_said(gateway: Any, 
         await store.give_back([leased])
         assert await sync_to_async(held)(made) == HOLD
     untouched = await store.lease(path, Amount(HOLD, 1, 1), Amount(HOLD, 1, 1), None)
-    assert isinstance(untouched, slices.Slice)
+    assert isinstance(untouched, budget_leases.Slice)
     for _ in range(3):
         await store.give_back([untouched])
         assert await sync_to_async(held)(made) == HOLD
     # Nor after the reaper took it back, whose fence moved on.
     again = await store.lease(path, Amount(HOLD, 1, 1), Amount(HOLD, 1, 1), None)
-    assert isinstance(again, slices.Slice)
+    assert isinstance(again, budget_leases.Slice)
     await sync_to_async(reap_all)()
     await store.give_back([again])
     assert await sync_to_async(held)(made) == 0

@@ -17,11 +17,11 @@ from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import holds
+from billing.budgets import reservations
 from billing.models import Budget, Window
-from tenants.roles import SystemUse
-from tenants.scoping import system
-from tenants.snapshot import KeySnapshot
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys.snapshot import KeySnapshot
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, Purse, purse
 from tests.gateway.test_money import HOLD, check_invariants, reap_all, tell
@@ -147,8 +147,8 @@ class World:
             real(*arguments)
             raise Killed
 
-        real = holds.settle
-        with patch.object(holds, "settle", settle), contextlib.suppress(Killed):
+        real = reservations.settle
+        with patch.object(reservations, "settle", settle), contextlib.suppress(Killed):
             await sync_to_async(tell)(event)
         await see()
         await sync_to_async(tell)(event)

@@ -17,10 +17,10 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
 
+from billing.metering.reconciler import reconcile
 from billing.models import Correction, Reconciliation, Slice, Window
-from billing.reconciler import reconcile
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, purse
 from tests.gateway.test_money import HOLD, check_invariants, see, take_up, tell, window
@@ -42,8 +42,8 @@ import django
 django.setup()
 from datetime import UTC, datetime
 from django.db.backends.utils import CursorWrapper
-from billing.holds import reap
-from billing.reconciler import reconcile
+from billing.budgets.reservations import reap
+from billing.metering.reconciler import reconcile
 
 job, words = sys.argv[1:]
 real = CursorWrapper.execute

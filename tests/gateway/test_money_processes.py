@@ -18,7 +18,7 @@ from django.db import connection
 
 from billing.actions.budgets import do_make_budget, do_remove_budget
 from billing.models import Budget, Slice, UsageEvent, Window
-from millrace.gateway.early_release import CONTENDED_SECONDS
+from millrace.gateway.admission.early_release import CONTENDED_SECONDS
 from tenants import actions
 from tenants.models import Tenant
 from tests.balance import assert_books_balance

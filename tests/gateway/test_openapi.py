@@ -15,20 +15,20 @@ import msgspec
 import pytest
 import yaml
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Tokens
-from millrace.gateway.anthropic.messages import CountBody, MessagesBody
-from millrace.gateway.anthropic.writer import MessagesWriter
-from millrace.gateway.dialects import ANTHROPIC, OPENAI
-from millrace.gateway.endpoints import batches, files, message_batches, outcomes
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import Form, Writer
-from millrace.gateway.openai.chat import ChatBody
-from millrace.gateway.openai.completions import CompletionBody
-from millrace.gateway.openai.embeddings import EmbeddingBody
-from millrace.gateway.openai.writer import ChatWriter, CompletionWriter
-from millrace.gateway.responses.body import ResponseBody, read_response
-from millrace.gateway.responses.writer import ResponsesWriter
+from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import Form, Writer
+from millrace.gateway.http.endpoints import batches, files, message_batches, outcomes
+from millrace.gateway.protocols.anthropic.messages import CountBody, MessagesBody
+from millrace.gateway.protocols.anthropic.writer import MessagesWriter
+from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI
+from millrace.gateway.protocols.openai.chat import ChatBody
+from millrace.gateway.protocols.openai.completions import CompletionBody
+from millrace.gateway.protocols.openai.embeddings import EmbeddingBody
+from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter
+from millrace.gateway.protocols.responses.body import ResponseBody, read_response
+from millrace.gateway.protocols.responses.writer import ResponsesWriter
 from millrace.gateway.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]

@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 
-from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
-from millrace.gateway.openai.chat import ChatBody, read_chat
-from millrace.gateway.openai.completions import read_completion
-from millrace.gateway.openai.parameters import NO_OP
+from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
+from millrace.gateway.protocols.openai.completions import read_completion
+from millrace.gateway.protocols.openai.parameters import NO_OP
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -7,11 +7,11 @@ from collections import Counter
 import msgspec
 import pytest
 
-from inference_worker.engine.request import SamplingParams, ServiceClass
-from inference_worker.protocol import Envelope, Heartbeat, Job, encode
-from millrace.gateway import placement
-from millrace.gateway.placement import AFFINITY_TOKENS, Choice, Placement
-from millrace.gateway.replicas import ReplicaBoard
+from inference_worker.contract.messages import Envelope, Heartbeat, Job, encode
+from inference_worker.contract.request import SamplingParams, ServiceClass
+from millrace.gateway.dispatch import placement
+from millrace.gateway.dispatch.placement import AFFINITY_TOKENS, Choice, Placement
+from millrace.gateway.dispatch.replicas import ReplicaBoard
 
 
 def make_job(prompt: list[int], salt: bytes = b"salt") -> Job:

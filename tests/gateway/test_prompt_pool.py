@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from inference_worker.settings import ModelSpec
-from millrace.gateway import prompt_pool
-from millrace.gateway.catalogue import ServedModel, load_catalogue
-from millrace.gateway.errors import ApiError
-from millrace.gateway.openai import chat
-from millrace.gateway.prompt_frames import Result, Target, Work
-from millrace.gateway.prompt_pool import PromptPool
-from millrace.gateway.tenant_queue import TenantQueue
+from inference_worker.contract.settings import ModelSpec
+from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.prompt_processes import prompt_pool
+from millrace.gateway.prompt_processes.prompt_frames import Result, Target, Work
+from millrace.gateway.prompt_processes.prompt_pool import PromptPool
+from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
+from millrace.gateway.protocols.openai import chat
 
 WORK = Work(chat.DIALECT, {"m": Target("m", 8192)})
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engine.chat_template import ChatTemplate
-from inference_worker.engine.request import SamplingParams
-from inference_worker.engine.tokenizer import Tokenizer
-from inference_worker.model_source import ensure_model
-from inference_worker.settings import ModelSpec
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import Breakpoint, InferenceRequest, Tool
-from millrace.gateway.prompts import tokenise
+from inference_worker.contract.chat_template import ChatTemplate
+from inference_worker.contract.request import SamplingParams
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.models.model_source import ensure_model
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.protocols.prompts import tokenise
 
 # As Hermes and Qwen have it: tools in the system message, calls and results in places of their own.
 WITH_TOOLS = """{%- if tools %}<|im_start|>system

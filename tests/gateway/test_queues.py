@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.gateway.queues import FairQueue, QueueFull, _Tenant
+from millrace.gateway.dispatch.queues import FairQueue, QueueFull, _Tenant
 
 
 def drain(queue: FairQueue[str]) -> list[str]:

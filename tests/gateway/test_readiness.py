@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 import redis.asyncio as redis
 
-from inference_worker import env
-from inference_worker.exits import REPORT_EXIT, report_exit_args
-from inference_worker.protocol import REPLICAS_KEY, Heartbeat, encode
-from millrace.config import PlatformSettings
+from inference_worker.contract import env
+from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
+from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, encode
+from millrace.conf.environment import PlatformSettings
 from millrace.gateway.app import Gateway
-from millrace.gateway.watch import Watch
+from millrace.gateway.dispatch.monitor import Watch
 
 CHECK = "model m"
 

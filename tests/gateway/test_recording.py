@@ -15,16 +15,17 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from inference_worker.engine.request import SamplingParams
-from millrace.gateway import recording
-from millrace.gateway.admission import LimitAdmission, Terms
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import InferenceRequest
-from millrace.gateway.limits import Cost, Standing, checks_of
-from millrace.gateway.recording import Recorder, Trail
-from millrace.gateway.rows import Rows
-from millrace.records.models import RequestContent, RequestRecord
-from tenants.snapshot import KeySnapshot, Limits, LimitSet
+from inference_worker.contract.request import SamplingParams
+from millrace.apps.records.models import RequestContent, RequestRecord
+from millrace.gateway.admission.admission import LimitAdmission, Terms
+from millrace.gateway.admission.limits import Cost, checks_of
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.limit_status import Standing
+from millrace.gateway.core.request_db import Rows
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.lifecycle import request_log
+from millrace.gateway.lifecycle.request_log import Recorder, Trail
+from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
 from tests.gateway.test_batch_runner import KEY
 from tests.seeing import Everybody
 
@@ -153,7 +154,7 @@ async def rows(transactional_db: None) -> AsyncIterator[Rows]:
 def _url() -> str:
     from psycopg.conninfo import make_conninfo
 
-    from millrace.config import platform_settings
+    from millrace.conf.environment import platform_settings
 
     return make_conninfo(platform_settings().database_url, dbname=connection.settings_dict["NAME"])
 
@@ -199,7 +200,7 @@ async def test_records_come_to_the_database_once(rows: Rows) -> None:
 
 
 async def test_contents_are_kept_only_where_that_is_wished(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_CONTENT", 20)
+    monkeypatch.setattr(request_log, "MOST_CONTENT", 20)
     lost: Any = Lost()
     recorder = Recorder(rows, "gw-1", lost)
     keeps: KeySnapshot = msgspec.structs.replace(KEY, keep_content_days=2)
@@ -217,10 +218,10 @@ async def test_contents_are_kept_only_where_that_is_wished(rows: Rows, monkeypat
 
 
 async def test_while_the_database_is_away_the_newest_are_kept(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST", 3)
+    monkeypatch.setattr(request_log, "MOST", 3)
     lost: Any = Lost()
     nowhere = Rows("postgresql://nobody@127.0.0.1:1/none")
-    monkeypatch.setattr("millrace.gateway.rows.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("millrace.gateway.core.request_db.WAIT_SECONDS", 0.1)
     await nowhere.open()
     recorder = Recorder(nowhere, "gw-1", lost)
     for number in range(5):
@@ -245,7 +246,7 @@ async def test_what_the_database_refuses_is_no_reason_to_stop(rows: Rows) -> Non
 
 
 async def test_it_writes_by_itself_and_at_its_end(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.05)
     lost: Any = Lost()
     recorder = Recorder(rows, "gw-1", lost)
     await recorder.start()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.protocol import REPLICA_LOST_SECONDS, REPLICA_SUSPECT_SECONDS, Heartbeat, encode
-from millrace.gateway.replicas import FORGET_SECONDS, ReplicaBoard
+from inference_worker.contract.messages import REPLICA_LOST_SECONDS, REPLICA_SUSPECT_SECONDS, Heartbeat, encode
+from millrace.gateway.dispatch.replicas import FORGET_SECONDS, ReplicaBoard
 
 
 class Clock:

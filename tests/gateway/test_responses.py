@@ -14,13 +14,13 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from inference_worker.engine.request import ServiceClass, StructuredSpec, TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Tokens
-from millrace.gateway.dialects import RESPONSES
-from millrace.gateway.errors import ApiError
-from millrace.gateway.forms import Form, InferenceRequest, Tool
-from millrace.gateway.responses.body import ResponseBody, read_response
-from millrace.gateway.responses.writer import ResponsesWriter
+from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import ServiceClass, StructuredSpec, TokenUsage
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import Form, InferenceRequest, Tool
+from millrace.gateway.protocols.dialects import RESPONSES
+from millrace.gateway.protocols.responses.body import ResponseBody, read_response
+from millrace.gateway.protocols.responses.writer import ResponsesWriter
 from tests.gateway.test_parameters import ANY_JSON
 
 TOKENIZER: Any = None  # an answer's words come as text

@@ -14,8 +14,8 @@ import anthropic
 import openai
 import pytest
 
-from millrace.gateway.dialects import ANTHROPIC, OPENAI, Dialect
-from millrace.gateway.errors import ApiError
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI, Dialect
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 RETRIES = 1

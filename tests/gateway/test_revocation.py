@@ -17,15 +17,17 @@ from django.db import connection
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import AsyncConnectionPool
 
-from millrace.config import platform_settings
-from millrace.gateway import authentication, revocation
-from millrace.gateway.authentication import KeyStore
-from millrace.gateway.cancelling import cancel_and_wait
-from millrace.gateway.endpoints import websocket
-from millrace.gateway.errors import ApiError
-from millrace.gateway.live import LiveRequests
-from millrace.gateway.revocation import ChangeWatcher
-from tenants import actions, roles, snapshot, tickets
+from millrace.conf.environment import platform_settings
+from millrace.gateway.auth import authentication, revocation
+from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.authentication import KeyStore
+from millrace.gateway.auth.revocation import ChangeWatcher
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.http.endpoints import websocket
+from tenants import actions
+from tenants.isolation import db_roles
+from tenants.keys import playground_tokens, snapshot
 from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse, User
 from tests.seeing import Everybody, only_project
 
@@ -53,7 +55,7 @@ class Watched:
 @pytest_asyncio.fixture
 async def database() -> AsyncIterator[AsyncConnectionPool]:
     url = make_conninfo(
-        roles.as_role(platform_settings().database_url, roles.SYSTEM), dbname=connection.settings_dict["NAME"]
+        db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM), dbname=connection.settings_dict["NAME"]
     )
     async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
         yield pool
@@ -63,7 +65,7 @@ async def database() -> AsyncIterator[AsyncConnectionPool]:
 def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether Valkey hears of changes."""
     if request.param == "polled":
-        monkeypatch.setattr("tenants.compiling.tell_gateways", lambda *_: None)
+        monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
     return bool(request.param == "pushed")
 
 
@@ -168,7 +170,7 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     monkeypatch.setattr(watched.keys, "_distrust_until", 0.0)
     believed = await watched.keys.find(secret)
     assert believed and believed.project_id == -1
-    monkeypatch.setattr("tenants.compiling.tell_gateways", lambda *_: None)
+    monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
     await sync_to_async(actions.do_revoke_api_key)(key)
     await soon(lambda: refused(watched, secret), WITHIN)
     await asyncio.sleep(0.6)
@@ -284,7 +286,9 @@ async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_
 ) -> None:
     key, _ = await sync_to_async(new_key)()
     user = await sync_to_async(User.objects.create_user)("dev@example.com")
-    ticket = tickets.read(platform_settings().secret_key, await sync_to_async(actions.do_give_ticket)(key, user))
+    ticket = playground_tokens.read(
+        platform_settings().secret_key, await sync_to_async(actions.do_give_ticket)(key, user)
+    )
     assert ticket is not None
     assert (await watched.keys.authenticate_ticket(ticket, "inference")).key_id == key.pk
     monkeypatch.setattr(websocket, "running_gateway", lambda: SimpleNamespace(keys=watched.keys))

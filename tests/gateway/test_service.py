@@ -13,8 +13,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
-from inference_worker.engine.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
-from inference_worker.protocol import (
+from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,
     Failed,
@@ -25,28 +24,29 @@ from inference_worker.protocol import (
     gateway_stream,
     pins_key,
 )
-from inference_worker.shared_pins import PIN
-from millrace.config import platform_settings
-from millrace.gateway import rates
-from millrace.gateway import service as service_module
-from millrace.gateway.admission import LimitAdmission
-from millrace.gateway.catalogue import ServedModel
-from millrace.gateway.disk import DiskWatch
-from millrace.gateway.dispatch import Dispatcher, why_key
-from millrace.gateway.endpoints.inference import ChatCompletions
-from millrace.gateway.errors import ApiError
-from millrace.gateway.following import Following
-from millrace.gateway.forms import InferenceRequest
-from millrace.gateway.jobs import JobMaker
-from millrace.gateway.live import LiveRequests
-from millrace.gateway.metrics import GatewayMetrics
-from millrace.gateway.openai import completions
-from millrace.gateway.readers import Readers
-from millrace.gateway.routing import Router
-from millrace.gateway.service import Call, InferenceService
-from millrace.gateway.watch import Watch
-from tenants.policy import parse
-from tenants.snapshot import KeySnapshot, Limits, LimitSet
+from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.worker.shared_pins import PIN
+from millrace.conf.environment import platform_settings
+from millrace.gateway.admission import rates
+from millrace.gateway.admission.admission import LimitAdmission
+from millrace.gateway.admission.disk import DiskWatch
+from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
+from millrace.gateway.dispatch.jobs import JobMaker
+from millrace.gateway.dispatch.metrics import GatewayMetrics
+from millrace.gateway.dispatch.monitor import Watch
+from millrace.gateway.dispatch.stream_follower import Following
+from millrace.gateway.dispatch.stream_subscribers import Readers
+from millrace.gateway.http.endpoints.inference import ChatCompletions
+from millrace.gateway.lifecycle import service as service_module
+from millrace.gateway.lifecycle.service import Call, InferenceService
+from millrace.gateway.protocols.openai import completions
+from millrace.gateway.routing.router import Router
+from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
+from tenants.routing_policies.policy import parse
 from tests.gateway.test_dispatch import GATEWAY, Replica, eventually
 
 MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Finished, Tokens
-from millrace.gateway.several import merged, part_id, whole_id
+from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.core.multi_prompt import merged, part_id, whole_id
 
 
 async def events(*given: AnswerEvent) -> AsyncIterator[AnswerEvent]:

@@ -8,9 +8,9 @@ import random
 import pytest
 import redis.asyncio as redis
 
-from inference_worker.engine.request import TokenUsage
-from inference_worker.protocol import Claimed, End, Failed, Tokens, encode, gateway_stream, request_log
-from millrace.gateway.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, LogEvent, StreamReader, read_log
+from inference_worker.contract.messages import Claimed, End, Failed, Tokens, encode, gateway_stream, request_log
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.dispatch.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, LogEvent, StreamReader, read_log
 
 
 def events(count: int, attempt: int = 1) -> list[LogEvent]:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.engine.request import SamplingParams, StructuredSpec
-from millrace.gateway import tools
-from millrace.gateway.forms import InferenceRequest, Tool
-from millrace.gateway.tools import CallArguments, CallStart, Text, ToolCallParser
+from inference_worker.contract.request import SamplingParams, StructuredSpec
+from millrace.gateway.core.types import InferenceRequest, Tool
+from millrace.gateway.protocols import tools
+from millrace.gateway.protocols.tools import CallArguments, CallStart, Text, ToolCallParser
 
 NAMES = ("weather", "time")
 Found = list[tuple[str, str]]  # (name, arguments) of calls and ("", words), in order

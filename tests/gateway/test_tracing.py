@@ -9,8 +9,8 @@ import structlog
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inference_worker.protocol import trace_id
-from millrace.gateway import tracing
+from inference_worker.contract.messages import trace_id
+from millrace.gateway.core import tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -11,10 +11,10 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from inference_worker.engine.request import ServiceClass, TokenLogprobs, TokenUsage
-from inference_worker.protocol import AnswerEvent, End, Finished, Tokens
-from millrace.gateway.forms import Form
-from millrace.gateway.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
+from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
+from inference_worker.contract.request import ServiceClass, TokenLogprobs, TokenUsage
+from millrace.gateway.core.types import Form
+from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
 TOKENIZER: Any = None  # only asked for log-probabilities
 EVENTS: list[AnswerEvent] = [

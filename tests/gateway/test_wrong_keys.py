@@ -11,11 +11,12 @@ from asgiref.sync import sync_to_async
 from django.core.cache import cache
 from rest_framework.test import APIClient
 
-from millrace.gateway import authentication
-from millrace.gateway.errors import ApiError
-from tenants import actions, wrong_keys
+from millrace.gateway.auth import authentication
+from millrace.gateway.core.errors import ApiError
+from tenants import actions
 from tenants import authentication as management
-from tenants.wrong_keys import WrongKeyThrottle
+from tenants.keys import wrong_keys
+from tenants.keys.wrong_keys import WrongKeyThrottle
 from tests.gateway.test_revocation import Watched, database, new_key, no_connection_left, watched
 from tests.seeing import only_project
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference_worker.engine import triton_attention
-from inference_worker.engine.attention import ReferenceBackend
-from inference_worker.engine.backends import make_backend
+from inference_worker.engine.attention import triton
+from inference_worker.engine.attention.base import ReferenceBackend
+from inference_worker.engine.attention.registry import make_backend
 from tests.engine import test_attention as attention
 from tests.kernels.interpreting import Interpreter
 
@@ -17,7 +17,7 @@ HEADS, KV_HEADS, DIM = attention.HEADS, attention.KV_HEADS, 16
 def test_the_triton_backend_computes_what_the_reference_does(
     interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_attention, "kernels", interpreter)
+    monkeypatch.setattr(triton, "kernels", interpreter)
     monkeypatch.setattr(attention, "DIM", DIM)  # Triton's least
     monkeypatch.setattr(attention, "BLOCK", 16)
     shape = attention.shape(torch.float32)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from inference_worker.engine import metric_families as families
-from inference_worker.engine.metric_families import HistogramSnapshot, MetricsSnapshot
-from inference_worker.protocol import BEAT_KEPT_MS, REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
+from inference_worker.contract import metric_families as families
+from inference_worker.contract.messages import BEAT_KEPT_MS, REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
+from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 
 MACHINE = Machine("0.1.0", "cpu", 4, "bfloat16", 8192, 32)
 

@@ -9,11 +9,11 @@ import pytest
 import redis
 from django.db import connection
 
-from inference_worker.protocol import CORDONS_KEY
-from millrace.operations import tasks
-from millrace.operations.board import State, read_board
-from millrace.operations.cordons import do_cordon, do_uncordon
-from millrace.operations.models import Cordon
+from inference_worker.contract.messages import CORDONS_KEY
+from millrace.apps.operations import tasks
+from millrace.apps.operations.cordons import do_cordon, do_uncordon
+from millrace.apps.operations.fleet_status import State, read_board
+from millrace.apps.operations.models import Cordon
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
 from tests.seeing import Everybody
@@ -74,7 +74,7 @@ def test_a_cordon_holds_though_the_broker_is_away(broker: redis.Redis, monkeypat
     def away() -> int:
         raise redis.ConnectionError
 
-    monkeypatch.setattr("millrace.operations.cordons.copy_cordons", away)
+    monkeypatch.setattr("millrace.apps.operations.cordons.copy_cordons", away)
     do_cordon("m-0")
     monkeypatch.undo()
     assert broker.hlen(CORDONS_KEY) == 0

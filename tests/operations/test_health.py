@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import redis
 
-from billing import status
 from billing.actions.budgets import do_make_budget
+from billing.metering import status
 from billing.models import Reconciliation, UsageQuarantine, Window
-from inference_worker.protocol import encode
-from millrace.config import platform_settings
-from millrace.gateway.presence import GATEWAYS_KEY, Presence, Waiting, presence_key
-from millrace.operations import health, tasks
-from millrace.operations.board import read_board
-from millrace.operations.health import Concern, Kind
-from millrace.operations.models import Cordon, HealthEvent
-from millrace.processes import ProcessFile, ProcessState
-from millrace.records.models import RequestRecord
+from inference_worker.contract.messages import encode
+from millrace.apps.operations import health, tasks
+from millrace.apps.operations.fleet_status import read_board
+from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, Presence, Waiting, presence_key
+from millrace.apps.operations.health import Concern, Kind
+from millrace.apps.operations.models import Cordon, HealthEvent
+from millrace.apps.records.models import RequestRecord
+from millrace.conf.environment import platform_settings
+from millrace.devserver.processes import ProcessFile, ProcessState
 from tenants.actions import do_create_tenant, do_suspend_tenant
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Mail, Tenant, WebhookEndpoint
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.billing.books import sheet
 from tests.seeing import Everybody
 
@@ -104,7 +104,7 @@ def test_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise redis.ConnectionError
 
-    monkeypatch.setattr("millrace.operations.health.read_board", away)
+    monkeypatch.setattr("millrace.apps.operations.health.read_board", away)
     assert (only().kind, only().urgent) == (Kind.BROKER, True)
 
 
@@ -191,7 +191,7 @@ def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("well")
 def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Callable[..., None]) -> None:
     free = platform_settings().min_free_disk
-    monkeypatch.setattr("inference_worker.disk.free_bytes", lambda _: free)
+    monkeypatch.setattr("inference_worker.contract.disk.free_bytes", lambda _: free)
     for change, urgent in ((0, False), (-1, True)):
         free = platform_settings().min_free_disk + change
         assert (only().kind, only().subject, only().urgent) == (Kind.DISK, "", urgent)

@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inference_worker.engine import metric_families as families
-from millrace.operations import history
-from millrace.operations.board import read_board
-from millrace.operations.costs import costs, do_set_machine_cost
-from millrace.operations.models import ReplicaMinute
+from inference_worker.contract import metric_families as families
+from millrace.apps.operations import history
+from millrace.apps.operations.costs import costs, do_set_machine_cost
+from millrace.apps.operations.fleet_status import read_board
+from millrace.apps.operations.models import ReplicaMinute
 from tenants.actions import ActionRefused
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import AuditEntry
-from tenants.roles import SystemUse
-from tenants.scoping import system
 from tests.operations.conftest import metrics
 from tests.seeing import Everybody
 

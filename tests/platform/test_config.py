@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.env import SettingsError, load
-from millrace import config
-from millrace.cli.stack import check_all
+from inference_worker.contract.env import SettingsError, load
+from millrace.conf import environment
+from millrace.devserver.stack import check_all
 
 GOOD = {
     "MILLRACE_DATABASE_URL": "postgresql://u:p@db.example.com:5433/millrace?sslmode=require",
@@ -18,7 +18,7 @@ GOOD = {
 
 
 def test_defaults_hold_where_nothing_is_said() -> None:
-    settings = load(config.PlatformSettings, GOOD)
+    settings = load(environment.PlatformSettings, GOOD)
     assert (settings.host, settings.port, settings.debug) == ("127.0.0.1", 8000, False)
     assert settings.allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
     assert settings.max_body_bytes == 2 * 2**20
@@ -71,34 +71,34 @@ def test_what_has_no_default_is_required(name: str) -> None:
 
 def test_an_unknown_name_is_refused_with_the_likeliest_known_one() -> None:
     with pytest.raises(SettingsError, match=r"MILLRACE_PROT: no such setting; did you mean MILLRACE_PORT\?"):
-        config.refuse_unknown({"MILLRACE_PROT": "1"})
+        environment.refuse_unknown({"MILLRACE_PROT": "1"})
     with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: no such setting$"):
-        config.refuse_unknown({"MILLRACE_XYZZY": "1"})
-    config.refuse_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
+        environment.refuse_unknown({"MILLRACE_XYZZY": "1"})
+    environment.refuse_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
 
 
 def test_a_value_may_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("f" * 40 + "\n")
     environ = {name: value for name, value in GOOD.items() if name != "MILLRACE_SECRET_KEY"}
-    settings = load(config.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(path)})
+    settings = load(environment.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(path)})
     assert settings.secret_key == "f" * 40
     with pytest.raises(SettingsError, match=r"MILLRACE_SECRET_KEY: .*No such file"):
-        load(config.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(tmp_path / "none")})
+        load(environment.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(tmp_path / "none")})
 
 
 def test_the_state_folders_file_fills_what_the_environment_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "env").write_text("# a note\n\nMILLRACE_PORT=9000\nMILLRACE_SECRET_KEY=a=b\nMILLRACE_HOST=::1\n")
     place = {"MILLRACE_STATE_DIR": str(tmp_path)}
-    assert config.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
-    mine = config.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
+    assert environment.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
+    mine = environment.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
     assert mine["MILLRACE_PORT"] == "1"
     assert mine["MILLRACE_HOST"] == "::1"
     assert "MILLRACE_SECRET_KEY" not in mine  # the file the environment names wins too
 
 
 def test_a_database_url_becomes_djangos_parameters() -> None:
-    assert config.database_parameters("postgresql://a%40b:p%2Fq@[::1]:5433/m%20r?sslmode=require") == {
+    assert environment.database_parameters("postgresql://a%40b:p%2Fq@[::1]:5433/m%20r?sslmode=require") == {
         "NAME": "m r",
         "USER": "a@b",
         "PASSWORD": "p/q",
@@ -118,5 +118,5 @@ def test_a_database_url_becomes_djangos_parameters() -> None:
     ],
 )
 def test_the_base_url_is_one_a_customer_can_use(host: str, public: str, url: str) -> None:
-    settings = load(config.PlatformSettings, GOOD | {"MILLRACE_HOST": host, "MILLRACE_PUBLIC_URL": public})
+    settings = load(environment.PlatformSettings, GOOD | {"MILLRACE_HOST": host, "MILLRACE_PUBLIC_URL": public})
     assert settings.base_url == url

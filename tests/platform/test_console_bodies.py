@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.console_bodies import BoundedBodies
+from millrace.conf.console_bodies import BoundedBodies
 
 PIECE = b"x" * 100
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.services import disk
-from millrace.services.disk import FILE_NAME, DiskReserve, watched_folders
+from millrace.devserver import disk_reserve
+from millrace.devserver.disk_reserve import FILE_NAME, DiskReserve, watched_folders
 
 MIB = 2**20
 
@@ -21,7 +21,7 @@ def test_the_reserve_is_released_when_the_disk_is_almost_full_and_created_again(
     def free(_: Path) -> int:
         return others - (reserve.stat().st_size if reserve.exists() else 0)
 
-    monkeypatch.setattr(disk, "free_bytes", free)
+    monkeypatch.setattr(disk_reserve, "free_bytes", free)
     reserve = tmp_path / FILE_NAME
     keeper = DiskReserve(tmp_path, 4 * MIB)
     assert keeper.adjust() is None
@@ -46,7 +46,7 @@ def test_a_reserve_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch:
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(disk, "_allocate", full)
+    monkeypatch.setattr(disk_reserve, "_allocate", full)
     with pytest.raises(OSError, match="No space"):
         DiskReserve(tmp_path, 4 * MIB).adjust()
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from millrace.middleware import SecurityHeaders
+from millrace.conf.middleware import SecurityHeaders
 
 ROOT = Path(__file__).resolve().parents[2]
 

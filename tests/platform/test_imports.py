@@ -23,7 +23,7 @@ ENGINE_MAY = {
     "kernels",
     "inference_worker.engine",
 }
-BILLING_MAY = {"inference_worker.protocol", "inference_worker.journal"}
+BILLING_MAY = {"inference_worker.contract.messages", "inference_worker.contract.journal"}
 GATEWAY_MAY = {
     *(f"inference_worker.{name}" for name in ("protocol", "claims", "disk", "settings", "env", "model_source")),
     *(
@@ -46,7 +46,7 @@ GATEWAY_MAY = {
             "wrong_keys",
         )
     ),
-    *("billing.amounts", "billing.pricing", "billing.slices", "billing.status"),
+    *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
 }
 
 

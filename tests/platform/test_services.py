@@ -18,12 +18,12 @@ import psycopg
 import pytest
 import redis
 
-from millrace.services import place
-from millrace.services.kept import Kept
-from millrace.services.postgres import Postgres
-from millrace.services.program import Program, ServiceError, User
-from millrace.services.valkey import ONCE, Valkey
-from tenants import roles
+from millrace.devserver import data_dir
+from millrace.devserver.postgres import Postgres
+from millrace.devserver.program import Program, ServiceError, User
+from millrace.devserver.state_file import Kept
+from millrace.devserver.valkey import ONCE, Valkey
+from tenants.isolation import db_roles
 
 NOBODY = User(65534, 65534)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what only root does, only root can test")
@@ -76,12 +76,12 @@ def test_roles_are_made_once_and_bound_as_they_should_be(state_dir: Path) -> Non
         traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb, rolcanlogin FROM pg_roles WHERE rolname = "
         assert ask(server.url, f"{traits} current_user") == (False, False, False, False, True)
         assert ask(server.url, f"{traits} 'millrace_system'") == (False, True, False, False, False)
-        assert ask(roles.as_role(server.url, roles.SYSTEM), "SELECT current_user::text") == roles.SYSTEM
-        assert ask(roles.as_role(server.owner_url, roles.APP), "SELECT current_user::text") == roles.APP
+        assert ask(db_roles.as_role(server.url, db_roles.SYSTEM), "SELECT current_user::text") == db_roles.SYSTEM
+        assert ask(db_roles.as_role(server.owner_url, db_roles.APP), "SELECT current_user::text") == db_roles.APP
         with pytest.raises(psycopg.Error, match="permission denied"):
             ask(server.url, "CREATE TABLE theirs (n integer)")
         with pytest.raises(psycopg.Error, match="permission denied"):
-            ask(roles.as_role(server.url, "millrace"), "SELECT 1")
+            ask(db_roles.as_role(server.url, "millrace"), "SELECT 1")
 
 
 def test_a_warm_start_keeps_data_port_and_passwords(state_dir: Path) -> None:
@@ -149,9 +149,9 @@ def test_an_interrupted_first_start_is_made_good(state_dir: Path) -> None:
 
 
 def test_a_user_without_a_name_is_told_what_to_do(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place.has_name(0)
-    assert not place.has_name(54321)
-    monkeypatch.setattr(place, "has_name", lambda uid: False)
+    assert data_dir.has_name(0)
+    assert not data_dir.has_name(54321)
+    monkeypatch.setattr(data_dir, "has_name", lambda uid: False)
     with pytest.raises(ServiceError, match=r"wants a name for user id .* set MILLRACE_DATABASE_URL"):
         Postgres(state_dir).prepare()
 
@@ -182,8 +182,8 @@ def test_root_runs_a_copy_of_a_program_out_of_the_users_reach(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    monkeypatch.setattr(place, "_OUTSIDE", (state_dir / "outside",))
-    monkeypatch.setattr(place, "reachable", lambda path, user: "site-packages" not in str(path))
+    monkeypatch.setattr(data_dir, "_OUTSIDE", (state_dir / "outside",))
+    monkeypatch.setattr(data_dir, "reachable", lambda path, user: "site-packages" not in str(path))
     server = Postgres(state_dir, durable=False)
     program = server.prepare()
     assert program.argv[0].startswith(str(state_dir / "outside"))
@@ -201,8 +201,8 @@ def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
         target.mkdir(parents=True)
         for mode, reached in ((0o700, False), (0o711, True), (0o755, True), (0o744, False)):
             root.chmod(mode)
-            assert place.reachable(target, stranger) is reached
-        assert place.reachable(target, None)
+            assert data_dir.reachable(target, stranger) is reached
+        assert data_dir.reachable(target, None)
     finally:
         shutil.rmtree(root)
 
@@ -212,7 +212,7 @@ def test_a_folder_of_somebody_elses_making_is_refused(tmp_path: Path) -> None:
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(ServiceError, match="belongs to somebody else"):
-        place.make_owned(tmp_path / "link", None)
+        data_dir.make_owned(tmp_path / "link", None)
 
 
 def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(state_dir: Path) -> None:
@@ -264,7 +264,7 @@ def _serve_as_user(state: Path, results: Any) -> None:
 @as_root
 def test_an_ordinary_user_runs_them_as_itself(state_dir: Path) -> None:
     # Forked, with all modules in memory: the interpreter itself may lie where that user cannot go. The servers may not.
-    if not place.reachable(Path(psycopg.__file__), NOBODY):
+    if not data_dir.reachable(Path(psycopg.__file__), NOBODY):
         pytest.skip("this clone lies where an ordinary user cannot go")
     os.chown(state_dir, NOBODY.uid, NOBODY.gid)
     fork = multiprocessing.get_context("fork")

@@ -31,9 +31,9 @@ def test_under_pytest() -> None:
     "arguments",
     [
         ["manage.py", "shell", "--no-imports", "-c", SEE],
-        ["-c", f"import millrace.celery; {SEE}"],
-        ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.asgi:application'); {SEE}"],
-        ["-c", f"import inference_worker.app; {SEE}"],
+        ["-c", f"import millrace.conf.celery; {SEE}"],
+        ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.conf.asgi:application'); {SEE}"],
+        ["-c", f"import inference_worker.worker.app; {SEE}"],
     ],
     ids=["manage.py", "celery app", "asgi", "worker"],
 )
@@ -43,6 +43,6 @@ def test_in_every_process(arguments: list[str]) -> None:
 
 
 def test_under_the_celery_command() -> None:
-    command = [sys.executable, "-m", "celery", "--app=millrace.celery", "report"]
+    command = [sys.executable, "-m", "celery", "--app=millrace.conf.celery", "report"]
     said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert f"system:{os.uname().sysname}" in said.stdout, said.stderr

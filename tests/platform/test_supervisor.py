@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millrace.cli import supervisor as module
-from millrace.cli.supervisor import ChildFailed, Supervisor
-from millrace.processes import ProcessState
-from millrace.services.program import Program, still_running
+from millrace.devserver import supervisor as module
+from millrace.devserver.processes import ProcessState
+from millrace.devserver.program import Program, still_running
+from millrace.devserver.supervisor import ChildFailed, Supervisor
 
 Made = tuple[Supervisor, list[str]]
 
@@ -257,9 +257,9 @@ async def test_what_a_dead_child_left_behind_is_killed(made: Made, tmp_path: Pat
 HOST = """
 import asyncio, sys
 from pathlib import Path
-from millrace.cli.supervisor import Supervisor
-from millrace.processes import ProcessState
-from millrace.services.program import Program, User
+from millrace.devserver.supervisor import Supervisor
+from millrace.devserver.processes import ProcessState
+from millrace.devserver.program import Program, User
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]), print)
     user = User(int(sys.argv[2]), int(sys.argv[2])) if sys.argv[2] else None

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from inference_worker.env import load
-from millrace import config
-from millrace.cli import checks
-from millrace.cli import supervisor as supervising
-from millrace.cli.greeting import greeting
-from millrace.cli.stack import NOT_FOR_WORKERS, Stack
+from inference_worker.contract.env import load
+from millrace.cli.startup_message import greeting
 from millrace.cli.up import _Run
-from millrace.services.program import Program, free_port
+from millrace.conf import environment
+from millrace.devserver import checks
+from millrace.devserver import supervisor as supervising
+from millrace.devserver.program import Program, free_port
+from millrace.devserver.stack import NOT_FOR_WORKERS, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,14 +118,14 @@ def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> Non
     stack = Stack(given | {"MILLRACE_STATE_DIR": str(tmp_path)})
     assert stack.prepare_services() == []
     assert stack.environ()["MILLRACE_DATABASE_URL"] == given["MILLRACE_DATABASE_URL"]
-    assert "MILLRACE_DATABASE_URL" not in config.read_env_file(tmp_path / "env")
+    assert "MILLRACE_DATABASE_URL" not in environment.read_env_file(tmp_path / "env")
 
 
 def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
     kept = []
     for _ in range(2):
         Stack({"MILLRACE_STATE_DIR": str(tmp_path)}).keep_secrets()
-        kept.append(config.read_env_file(tmp_path / "env"))
+        kept.append(environment.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
     assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET", "MILLRACE_KEY_PEPPERS"}
@@ -169,7 +169,7 @@ class TinyStack:
     def __init__(self, state: Path, **scripts: str) -> None:
         (state / "logs").mkdir()
         self.state_dir = state
-        self.settings = load(config.PlatformSettings)
+        self.settings = load(environment.PlatformSettings)
         self._scripts = scripts
 
     def _program(self, name: str, default: str) -> Program:
@@ -256,7 +256,7 @@ def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "credentials.json").write_text(FOUND)
-    settings = load(config.PlatformSettings, {**os.environ, "MILLRACE_STATE_DIR": str(folder)})
+    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_STATE_DIR": str(folder)})
     text = greeting(settings, json.loads(FOUND), folder, show_secrets=False)
     (line,) = [line for line in text.splitlines() if line.startswith("export MILLRACE_KEY=")]
     done = subprocess.run(["sh", "-c", f"{line}; echo $MILLRACE_KEY"], capture_output=True, text=True, check=True)

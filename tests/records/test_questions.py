@@ -10,14 +10,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from billing.models import Budget, UsageEvent, Window
-from millrace.records import questions
-from millrace.records.models import RequestContent, RequestRecord
-from millrace.records.questions import BadCursor, Filters
-from millrace.records.tasks import sweep
+from millrace.apps.records import selectors
+from millrace.apps.records.models import RequestContent, RequestRecord
+from millrace.apps.records.selectors import BadCursor, Filters
+from millrace.apps.records.tasks import sweep
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tests.billing.books import make_months, price, take_back, use
 from tests.seeing import Everybody, of
 from tests.tenants.test_api import by_key
@@ -41,13 +41,13 @@ def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
         return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
 
 
-def names(page: questions.Page) -> list[str]:
+def names(page: selectors.Page) -> list[str]:
     return [row.record.request_id for row in page.rows]
 
 
-def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> questions.Page:
+def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.Page:
     with tenant_scope(tenant):
-        return questions.requests_page(Filters(tenant.pk, **filters), cursor, size)
+        return selectors.requests_page(Filters(tenant.pk, **filters), cursor, size)
 
 
 def test_pages_go_back_and_forth(acme):
@@ -118,7 +118,7 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
     replay = record(acme, -1, replay_of=event.request_id)
     take_back(event, NOW)
     with tenant_scope(acme):
-        story = questions.story(acme.pk, event.request_id)
+        story = selectors.story(acme.pk, event.request_id)
     assert story is not None
     (leg,) = story.legs
     assert [(line.component, line.tokens, line.femto) for line in leg.lines] == [
@@ -138,7 +138,7 @@ def test_a_request_of_several_prompts_is_told_whole(acme):
         use(acme, NOW, line, request_id=name)
     record(acme, 0, request_id="req_a", prompts=3)
     with tenant_scope(acme):
-        story = questions.story(acme.pk, "req_a")
+        story = selectors.story(acme.pk, "req_a")
     assert story is not None
     assert [leg.event.request_id for leg in story.legs] == ["req_a", "req_a.1", "req_a.2"]
     (row,) = asked(acme).rows
@@ -150,10 +150,10 @@ def test_what_was_never_recorded_is_told_from_its_usage(acme):
     use(acme, NOW, (price("3"), 10))
     (event,) = of(UsageEvent, acme)
     with tenant_scope(acme):
-        story = questions.story(acme.pk, event.request_id)
+        story = selectors.story(acme.pk, event.request_id)
         assert story is not None
         assert (story.record, len(story.legs), story.settled) == (None, 1, True)
-        assert questions.story(acme.pk, "req_nobody") is None
+        assert selectors.story(acme.pk, "req_nobody") is None
 
 
 def test_another_tenants_requests_are_not_there(acme):
@@ -163,8 +163,8 @@ def test_another_tenants_requests_are_not_there(acme):
     record(other, 0, request_id=event.request_id)
     record(other, 1)
     with tenant_scope(acme):
-        assert questions.story(acme.pk, event.request_id) is None
-        assert questions.rates(acme.pk, NOW - timedelta(days=9), NOW + timedelta(days=1)).total.requests == 0
+        assert selectors.story(acme.pk, event.request_id) is None
+        assert selectors.rates(acme.pk, NOW - timedelta(days=9), NOW + timedelta(days=1)).total.requests == 0
     assert names(asked(acme)) == []
     client = by_key(acme)
     for name in (event.request_id, "req_001", "req_nobody"):
@@ -182,7 +182,7 @@ def test_rates_by_hour(acme):
     record(acme, 40, verdict="limited", status="429", bound={"kind": "budget", "id": 9, "name": "All"})
     record(acme, 41, verdict="refused", status="400")
     with tenant_scope(acme):
-        rates = questions.rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
+        rates = selectors.rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
     before, last = rates.buckets
     assert (before.start.hour, before.requests, before.limited, before.refused, before.ttft_p95_ms) == (
         11,
@@ -262,7 +262,7 @@ def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
 
 
 def test_records_are_removed_when_they_are_old_or_their_tenant_is_gone(acme, monkeypatch):
-    monkeypatch.setattr("millrace.records.tasks.AT_ONCE", 2)
+    monkeypatch.setattr("millrace.apps.records.tasks.AT_ONCE", 2)
     for number in range(5):
         record(acme, number, at=NOW - timedelta(days=29 + number / 2))
     gone = actions.do_create_tenant("gone", "Gone")

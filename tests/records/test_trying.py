@@ -11,14 +11,20 @@ import pytest
 import redis
 
 from billing.models import Budget, Window
-from millrace.gateway.limits import Cost, LimitStore, checks_of, counters_key
-from millrace.records.binding import Bound, binding, effective
-from millrace.records.trying import MOST_REQUESTS, Scope, budget_would_refuse, limits_would_refuse, refused_counts
+from millrace.apps.records.dry_runs import (
+    MOST_REQUESTS,
+    Scope,
+    budget_would_refuse,
+    limits_would_refuse,
+    refused_counts,
+)
+from millrace.apps.records.limiting_factor import Bound, binding, effective
+from millrace.gateway.admission.limits import Cost, LimitStore, checks_of, counters_key
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
+from tenants.keys.snapshot import LimitSet as Compiled
 from tenants.models import ApiKey, LimitSet, Project, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
-from tenants.snapshot import LimitSet as Compiled
 from tests.billing.books import make_months, price, use
 from tests.seeing import of
 
@@ -101,7 +107,7 @@ def test_only_whose_it_would_be(week):
 
 
 def test_no_more_is_looked_at_than_is_bounded(week, monkeypatch):
-    monkeypatch.setattr("millrace.records.trying.MOST_REQUESTS", 4)
+    monkeypatch.setattr("millrace.apps.records.dry_runs.MOST_REQUESTS", 4)
     assert MOST_REQUESTS > 4
     with tenant_scope(week):
         tried = budget_would_refuse(Scope(week.pk), "requests", "day", 0, now=NOW)
@@ -220,5 +226,5 @@ def test_without_the_broker_nobody_knows_what_is_left(acme, key, broker, monkeyp
     def gone(*_: object, **__: object) -> None:
         raise redis.ConnectionError
 
-    monkeypatch.setattr("millrace.records.binding.redis.Redis.from_url", gone)
+    monkeypatch.setattr("millrace.apps.records.limiting_factor.redis.Redis.from_url", gone)
     assert [(each.limit, each.left) for each in of_key(acme, key)] == [(10, None)]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from millrace.config import platform_settings
-from tenants import snapshot
-from tenants.roles import SystemUse
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import SystemUse
+from tenants.keys import snapshot
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def row():
     """What the data plane would read of a key."""
 
     def row(secret: str) -> snapshot.KeySnapshot:
+        from tenants.isolation.scopes import system
         from tenants.models import KeySnapshot  # here: this file is read before Django is set up
-        from tenants.scoping import system
 
         with system(SystemUse.KEY_LOOKUP):
             return KeySnapshot.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tenants.access import KEY, ROLES, STEP_UP, Permission
+from tenants.permissions import KEY, ROLES, STEP_UP, Permission
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "tenancy.md"
 

@@ -10,8 +10,9 @@ import pytest
 import redis
 from django.db import connection, transaction
 
-from tenants import actions, snapshot
-from tenants.compiling import tell_gateways
+from tenants import actions
+from tenants.keys import snapshot
+from tenants.keys.key_snapshots import tell_gateways
 from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, User
 from tests.seeing import Everybody, of, only_project
 

@@ -17,11 +17,11 @@ from django.urls import get_resolver
 from rest_framework.test import APIClient
 
 from billing.actions.budgets import do_make_budget
-from millrace.records.models import RequestRecord
+from millrace.apps.records.models import RequestRecord
 from tenants import actions
-from tenants.access import KEY, ROLES, STEP_UP, Permission
 from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
 from tenants.api.operators import OperatorView
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import (
     ApiKey,
     AuditEntry,
@@ -33,7 +33,7 @@ from tenants.models import (
     Tenant,
     User,
 )
-from tenants.scoping import tenant_scope
+from tenants.permissions import KEY, ROLES, STEP_UP, Permission
 from tenants.views import TenantView
 from tests.billing.books import draft_for
 from tests.seeing import Everybody, of

@@ -8,8 +8,8 @@ import pytest
 from rest_framework.test import APIClient
 
 from tenants import actions
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, Tenant, User
-from tenants.scoping import tenant_scope
 from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db

@@ -13,10 +13,11 @@ from django.db import connection, transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenants import actions, changes
-from tenants.changes import Change, Cursor
+from tenants import actions
+from tenants.isolation.db_roles import SYSTEM
 from tenants.models import ChangeLog
-from tenants.roles import SYSTEM
+from tenants.outbox import change_feed
+from tenants.outbox.change_feed import Change, Cursor
 from tenants.tasks import sweep
 from tests.seeing import Everybody, only_project
 
@@ -38,10 +39,10 @@ class Follower:
 
     def __init__(self, raw: psycopg.Connection) -> None:
         self._raw = raw
-        self.cursor = Cursor(*raw.execute(changes.NOW).fetchone())
+        self.cursor = Cursor(*raw.execute(change_feed.NOW).fetchone())
 
     def poll(self) -> list[Change]:
-        return self.cursor.take(self._raw.execute(changes.POLL, [self.cursor.horizon]).fetchall())
+        return self.cursor.take(self._raw.execute(change_feed.POLL, [self.cursor.horizon]).fetchall())
 
 
 def log(tenant_id: int) -> int:
@@ -169,7 +170,7 @@ def test_old_rows_are_swept(follower):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_suspend_tenant(tenant)
     actions.do_resume_tenant(tenant)
-    old = datetime.now(UTC) - timedelta(seconds=changes.RETENTION_SECONDS + 5)
+    old = datetime.now(UTC) - timedelta(seconds=change_feed.RETENTION_SECONDS + 5)
     first = Everybody(ChangeLog).order_by("id")[0]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE millrace_system")
@@ -180,7 +181,7 @@ def test_old_rows_are_swept(follower):
 
 def test_a_push_hastens(broker):
     listener = broker.pubsub()
-    listener.subscribe(changes.CHANNEL)
+    listener.subscribe(change_feed.CHANNEL)
     assert listener.get_message(timeout=5)["type"] == "subscribe"
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_suspend_tenant(tenant)

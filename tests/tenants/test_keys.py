@@ -1,4 +1,4 @@
-"""Keys: peppers, rotation, addresses, last use; each also at the same time as itself."""
+"""Keys: peppers, rotation, ip_allowlist, last use; each also at the same time as itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace import config
-from tenants import actions, addresses, authentication, snapshot
+from millrace.conf import environment
+from tenants import actions, authentication
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions import keys as key_verbs
+from tenants.keys import ip_allowlist, snapshot
 from tenants.management.commands import rehash_keys
 from tenants.models import ApiKey, KeySnapshot, KeyUse, LimitSet, Project
 from tests.seeing import Everybody, of, only_project
@@ -32,7 +33,7 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def peppers(monkeypatch) -> Callable[..., None]:
     """Sets MILLRACE_KEY_PEPPERS for this process, newest first."""
-    real = config.platform_settings()
+    real = environment.platform_settings()
 
     def set_to(*values: str) -> None:
         for module in (key_verbs, authentication, rehash_keys):
@@ -220,8 +221,8 @@ def test_update_refuses(project, fields, row):
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))
 def test_an_address_lies_in_its_own_network(found, prefix):
-    networks = addresses.normalised(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
-    assert all(addresses.allowed(str(each), networks) for each in found)
+    networks = ip_allowlist.normalised(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
+    assert all(ip_allowlist.allowed(str(each), networks) for each in found)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_an_address_lies_in_its_own_network(found, prefix):
     ],
 )
 def test_addresses(address, networks, expected):
-    assert addresses.allowed(address, networks) is expected
+    assert ip_allowlist.allowed(address, networks) is expected
 
 
 def test_last_use_only_goes_forward(project):

@@ -7,12 +7,12 @@ import re
 import pytest
 from django.core import mail
 
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants import actions, invitations
 from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
-from tenants.letters import letter
-from tenants.mails import send_mails
 from tenants.models import User
+from tenants.outbox.email_outbox import send_mails
+from tenants.outbox.email_rendering import letter
 from tests.mailing import alike, html
 
 

@@ -9,10 +9,10 @@ from django.core import mail
 from django.db import transaction
 
 from tenants import actions, invitations
-from tenants.access import ROLES, Permission
 from tenants.actions import ActionRefused, Conflict
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import Invitation, Membership, Tenant, User
-from tenants.scoping import tenant_scope
+from tenants.permissions import ROLES, Permission
 from tenants.tasks import mail_invitation
 from tests.seeing import Everybody, of
 from tests.tenants.test_keys import at_once

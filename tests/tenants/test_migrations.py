@@ -10,8 +10,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from billing import rating
-from tenants import actions, authentication, snapshot
+from billing.pricing import rating
+from tenants import actions, authentication
+from tenants.keys import snapshot
 from tenants.models import KeySnapshot, Tenant
 from tests.seeing import Everybody, allow_emptying
 

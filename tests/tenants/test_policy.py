@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenants import snapshot
-from tenants.policy import Facts, Policy, decide, parse
+from tenants.keys import snapshot
+from tenants.routing_policies.policy import Facts, Policy, decide, parse
 
 
 def facts(**changes: Any) -> Facts:

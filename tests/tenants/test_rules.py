@@ -9,8 +9,8 @@ from django.db import IntegrityError, transaction
 
 from tenants import actions
 from tenants.actions import ActionRefused, Conflict
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, LimitSet, Project, RoutingPolicy, Tenant
-from tenants.scoping import tenant_scope
 from tenants.tasks import purge
 from tests.seeing import Everybody, of, only_project
 from tests.tenants.test_keys import at_once

@@ -11,9 +11,9 @@ from django.db import DatabaseError, connection, transaction
 from psycopg.sql import SQL, Composed, Identifier
 
 from tenants.actions import do_create_api_key, do_create_project, do_create_tenant
+from tenants.isolation.db_roles import APP, SYSTEM, SystemUse
+from tenants.isolation.scopes import TenantManager, UnscopedQueryError, current_scope, system, tenant_scope
 from tenants.models import ApiKey, Membership, Project, Tenant, User
-from tenants.roles import APP, SYSTEM, SystemUse
-from tenants.scoping import TenantManager, UnscopedQueryError, current_scope, system, tenant_scope
 from tests.seeing import only_project
 
 pytestmark = pytest.mark.django_db
@@ -125,8 +125,8 @@ def test_every_table_of_tenants_rows_is_protected():
 
 
 def test_a_forgotten_filter_returns_no_foreign_row(acme, other, event):
-    from billing.ingest import Message, settle
-    from inference_worker.protocol import encode
+    from billing.metering.ingest import Message, settle
+    from inference_worker.contract.messages import encode
 
     settle([Message("1-0", encode(event(tenant_id=other.pk))), Message("2-0", encode(event(tenant_id=acme.pk)))])
     filled = set()

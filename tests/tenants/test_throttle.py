@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from tenants.throttle import ACCOUNT, ADDRESS, DEVICE, UNAVAILABLE_SECONDS, Throttle, Throttled, network_of
+from tenants.login_throttle import ACCOUNT, ADDRESS, DEVICE, UNAVAILABLE_SECONDS, Throttle, Throttled, network_of
 
 OWNER, HOME, DEVICE_ID = "owner@example.com", "192.0.2.1", "d1"
 

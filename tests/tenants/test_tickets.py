@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.config import platform_settings
-from tenants import actions, tickets
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, Tenant, User
 from tests.seeing import Everybody, only_project
 
@@ -18,7 +19,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def give(**changes: int) -> str:
-    return tickets.give(SECRET, **({"key_id": 7, "tenant_id": 3, "user_id": 5} | changes), now=NOW)
+    return playground_tokens.give(SECRET, **({"key_id": 7, "tenant_id": 3, "user_id": 5} | changes), now=NOW)
 
 
 def micro(at: datetime) -> int:
@@ -26,22 +27,22 @@ def micro(at: datetime) -> int:
 
 
 def test_it_says_what_it_is_for():
-    ticket = tickets.read(SECRET, give())
+    ticket = playground_tokens.read(SECRET, give())
     assert ticket is not None
     assert (ticket.key_id, ticket.tenant_id, ticket.user_id) == (7, 3, 5)
-    assert ticket.name != tickets.read(SECRET, give()).name
+    assert ticket.name != playground_tokens.read(SECRET, give()).name
 
 
 def test_it_holds_for_some_minutes_and_is_taken_within_one():
-    ticket = tickets.read(SECRET, give())
-    within, lasts = tickets.TAKEN_WITHIN, tickets.LASTS
+    ticket = playground_tokens.read(SECRET, give())
+    within, lasts = playground_tokens.TAKEN_WITHIN, playground_tokens.LASTS
     assert ticket.may_be_taken(micro(NOW + within) - 1) and not ticket.may_be_taken(micro(NOW + within))
     assert not ticket.may_be_taken(micro(NOW - timedelta(minutes=1)))
     assert ticket.holds(micro(NOW + lasts) - 1) and not ticket.holds(micro(NOW + lasts))
 
 
 def test_it_is_signed():
-    assert tickets.read("t" * 48, give()) is None
+    assert playground_tokens.read("t" * 48, give()) is None
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
@@ -50,13 +51,13 @@ def test_no_changed_byte_goes_through(place, change):
     bad = bytearray(text.encode())
     bad[place % len(bad)] ^= change
     changed = bad.decode("latin-1")
-    found = tickets.read(SECRET, changed)
-    assert found is None or found == tickets.read(SECRET, text)  # base64 has bits that say nothing
+    found = playground_tokens.read(SECRET, changed)
+    assert found is None or found == playground_tokens.read(SECRET, text)  # base64 has bits that say nothing
 
 
 @given(st.text())
 def test_any_other_text_is_none(text):
-    assert tickets.read(SECRET, text) is None
+    assert playground_tokens.read(SECRET, text) is None
 
 
 @pytest.mark.django_db
@@ -64,7 +65,7 @@ def test_giving_one_is_audited_and_refused_for_a_dead_key():
     tenant: Tenant = actions.do_create_tenant("acme", "Acme")
     user = User.objects.create_user("dev@example.com")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
-    ticket = tickets.read(platform_settings().secret_key, actions.do_give_ticket(key, user))
+    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_give_ticket(key, user))
     assert (ticket.key_id, ticket.tenant_id, ticket.user_id) == (key.pk, tenant.pk, user.pk)
     (entry,) = Everybody(AuditEntry).filter(verb="key.ticket")
     assert (entry.object_id, entry.tenant_id, entry.after) == (key.pk, tenant.pk, {"user_id": user.pk})

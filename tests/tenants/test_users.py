@@ -11,9 +11,11 @@ from django.core import mail
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from tenants import actions, audit, tickets, user_mails
+from tenants import actions, audit
 from tenants.actions import Conflict
+from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, User
+from tenants.outbox import user_emails
 from tenants.tasks import mail_second_factor_removed
 from tests.seeing import Everybody, only_project
 from tests.tenants.test_api import by_person
@@ -96,7 +98,7 @@ def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_ema
     operator, dev, monkeypatch, django_capture_on_commit_callbacks
 ):
     queued: list[Any] = []
-    monkeypatch.setattr(user_mails, "send_second_factor_removed", queued.append)
+    monkeypatch.setattr(user_emails, "send_second_factor_removed", queued.append)
     second_factor(dev)
     client = session_of(dev)
     with django_capture_on_commit_callbacks(execute=True):
@@ -113,8 +115,8 @@ def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_ema
 
 def test_the_email_is_queued_for_a_web_job(dev, monkeypatch):
     sent: list[Any] = []
-    monkeypatch.setattr("millrace.celery.app.send_task", lambda *given, **_: sent.append(given))
-    user_mails.send_second_factor_removed(dev.pk)
+    monkeypatch.setattr("millrace.conf.celery.app.send_task", lambda *given, **_: sent.append(given))
+    user_emails.send_second_factor_removed(dev.pk)
     assert sent == [("tenants.mail_second_factor_removed", [dev.pk])]
     mail_second_factor_removed(10**9)  # a user who is gone
     assert mail.outbox == []
@@ -146,7 +148,7 @@ def test_of_operators_who_remove_each_other_one_stays(action):
 
 @pytest.mark.django_db(transaction=True)
 def test_one_removal_of_several_is_done_and_recorded_once(monkeypatch):
-    monkeypatch.setattr(user_mails, "send_second_factor_removed", lambda _: None)
+    monkeypatch.setattr(user_emails, "send_second_factor_removed", lambda _: None)
     user = User.objects.create_user("dev@example.com")
     second_factor(user)
     found = at_once(*[lambda: actions.do_remove_second_factor(user)] * 4)
@@ -170,14 +172,14 @@ def test_a_user_who_is_gone_is_a_conflict(operator):
 
 
 def test_a_ticket_carries_the_generation_of_sessions(dev):
-    from millrace.config import platform_settings
+    from millrace.conf.environment import platform_settings
 
     tenant = actions.do_create_tenant("acme", "Acme")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
     actions.do_deactivate_user(dev)
     actions.do_reactivate_user(dev)
     dev.refresh_from_db()
-    ticket = tickets.read(platform_settings().secret_key, actions.do_give_ticket(key, dev))
+    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_give_ticket(key, dev))
     assert ticket is not None and ticket.generation == dev.session_generation == 1
 
 

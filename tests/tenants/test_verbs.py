@@ -11,6 +11,8 @@ from django.db import DatabaseError, connection, transaction
 
 from tenants import actions, audit
 from tenants.actions import Conflict, users
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import (
     ApiKey,
     AuditEntry,
@@ -24,8 +26,6 @@ from tenants.models import (
     Tenant,
     User,
 )
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tests.seeing import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection, transaction
 from django.test import Client
 
-from millrace.config import platform_settings
+from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.actions.webhooks import (
@@ -25,6 +25,8 @@ from tenants.actions.webhooks import (
     do_send_test_event,
     do_update_endpoint,
 )
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import (
     AuditEntry,
     Mail,
@@ -35,11 +37,9 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 from tenants.tasks import EVENTS_KEPT, send_webhooks, sweep
 from tenants.webhooks import sending, targets
-from tenants.webhooks.kinds import KINDS
+from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
 from tests.seeing import Everybody, of

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from inference_worker.engine.request import SamplingParams, TokenUsage
-from inference_worker.protocol import Envelope, Job, UsageEvent, claim_key, encode
+from inference_worker.contract.messages import Envelope, Job, UsageEvent, claim_key, encode
+from inference_worker.contract.request import SamplingParams, TokenUsage
 
 
 @pytest.fixture

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from inference_worker import claims
-from inference_worker.protocol import USAGE_STREAM, Job, decode_job, decode_usage, encode, gateway_stream, request_log
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
+    USAGE_STREAM,
+    Job,
+    decode_job,
+    decode_usage,
+    encode,
+    gateway_stream,
+    request_log,
+)
 from tests.worker.conftest import make_job, make_usage
 
 Queued = Callable[[Job], str]

@@ -8,10 +8,17 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from inference_worker.control import Control
-from inference_worker.engine.request import RequestFault
-from inference_worker.engine_client import Live
-from inference_worker.protocol import CORDONS_KEY, REPLICAS_KEY, Heartbeat, control_channel, decode_heartbeat, encode
+from inference_worker.contract.messages import (
+    CORDONS_KEY,
+    REPLICAS_KEY,
+    Heartbeat,
+    control_channel,
+    decode_heartbeat,
+    encode,
+)
+from inference_worker.contract.request import RequestFault
+from inference_worker.worker.control import Control
+from inference_worker.worker.engine_client import Live
 from tests.worker.conftest import make_job
 
 

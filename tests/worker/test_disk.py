@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from inference_worker import disk
-from inference_worker.disk import FreeSpace
+from inference_worker.contract import disk
+from inference_worker.contract.disk import FreeSpace
 
 MIB = 2**20
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from inference_worker import exits
-from inference_worker.journal import Journal
-from inference_worker.protocol import EXITS_KEY, REPLICAS_KEY, beat_key
+from inference_worker.contract import exits
+from inference_worker.contract.journal import Journal
+from inference_worker.contract.messages import EXITS_KEY, REPLICAS_KEY, beat_key
 
 
 def reported(broker: redis.Redis) -> list[bytes]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from inference_worker import journal as journal_module
-from inference_worker.journal import RECORD_BYTES, Journal, JournalBusyError, leg_key
+from inference_worker.contract import journal as journal_module
+from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError, leg_key
 from tests.worker.conftest import make_job, make_usage
 
 

@@ -15,18 +15,9 @@ import msgspec
 import pytest
 import redis
 
-from inference_worker import claims
-from inference_worker.engine.request import (
-    CacheReport,
-    RequestFault,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprobs,
-    TokenUsage,
-)
-from inference_worker.engine_client import Delivery, HandedOver, Live
-from inference_worker.journal import Journal, leg_key
-from inference_worker.protocol import (
+from inference_worker.contract import claims
+from inference_worker.contract.journal import Journal, leg_key
+from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
     Claimed,
@@ -47,9 +38,18 @@ from inference_worker.protocol import (
     gateway_stream,
     request_log,
 )
-from inference_worker.publisher import Publisher
-from inference_worker.worker import connect
-from millrace.services.valkey import Valkey, accepts
+from inference_worker.contract.request import (
+    CacheReport,
+    RequestFault,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+    TokenUsage,
+)
+from inference_worker.worker.engine_client import Delivery, HandedOver, Live
+from inference_worker.worker.publisher import Publisher
+from inference_worker.worker.worker import connect
+from millrace.devserver.valkey import Valkey, accepts
 from tests.worker.conftest import make_job, make_usage
 
 Queued = Callable[[Job], str]
@@ -278,7 +278,7 @@ def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued,
 def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call of the worker fails meanwhile: its client connects anew by itself. The journal must not be trimmed by
     what the settler has read of the new stream."""
-    monkeypatch.setattr("inference_worker.publisher.TRIM_SECONDS", 0.1)
+    monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.1)
     server = Valkey(tmp_path, durable=False)
     program = server.prepare()
     with (tmp_path / "log").open("ab") as log:
@@ -314,7 +314,7 @@ def eventually(holds: Callable[[], object]) -> None:
 def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
     broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference_worker.publisher.TRIM_SECONDS", 0.05)
+    monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.05)
     journal = Journal(tmp_path / "journal")
     publisher = new_publisher(broker, journal)
     live = begin(broker, queued, make_job())

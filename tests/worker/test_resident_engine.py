@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from inference_worker.engine.metric_families import GENERATION_TOKENS, ITL
-from inference_worker.engine.request import (
+from inference_worker.contract.messages import Envelope, Job
+from inference_worker.contract.metric_families import GENERATION_TOKENS, ITL
+from inference_worker.contract.request import (
     CacheBreakpoint,
     Request,
     RequestFault,
@@ -19,8 +20,7 @@ from inference_worker.engine.request import (
     SamplingParams,
     ServiceClass,
 )
-from inference_worker.engine_client import Delivery, HandedOver, Live, ResidentEngine, is_last
-from inference_worker.protocol import Envelope, Job
+from inference_worker.worker.engine_client import Delivery, HandedOver, Live, ResidentEngine, is_last
 from tests.engine.fakes import fake_engine
 
 

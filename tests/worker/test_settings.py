@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from inference_worker import env
-from inference_worker.engine.config import PROFILES, EngineConfig, Profile, ProfileName
-from inference_worker.settings import ModelSpec, WorkerSettings, parse_models
-from inference_worker.worker import step_limits
+from inference_worker.contract import env
+from inference_worker.contract.config import PROFILES, EngineConfig, Profile, ProfileName
+from inference_worker.contract.settings import ModelSpec, WorkerSettings, parse_models
+from inference_worker.worker.worker import step_limits
 
 
 def settings(**values: object) -> WorkerSettings:

@@ -14,11 +14,8 @@ import pytest
 import redis
 import structlog
 
-from inference_worker import claims, shared_pins
-from inference_worker.engine.request import CacheBreakpoint, TokenUsage
-from inference_worker.engine_client import Live
-from inference_worker.model_source import ensure_model
-from inference_worker.protocol import (
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,
     Job,
@@ -30,8 +27,12 @@ from inference_worker.protocol import (
     pins_key,
     request_log,
 )
-from inference_worker.settings import WorkerSettings, worker_settings
-from inference_worker.worker import Worker, model_spec, new_replica_id
+from inference_worker.contract.request import CacheBreakpoint, TokenUsage
+from inference_worker.contract.settings import WorkerSettings, worker_settings
+from inference_worker.models.model_source import ensure_model
+from inference_worker.worker import shared_pins
+from inference_worker.worker.engine_client import Live
+from inference_worker.worker.worker import Worker, model_spec, new_replica_id
 from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine
 from tests.worker.conftest import make_job, make_usage
 
@@ -133,7 +134,7 @@ def replicas(
         replicas.runners.append(FakeRunner(80))
         return fake_engine(runner=replicas.runners[-1], clock=Clock())[0]
 
-    monkeypatch.setattr("inference_worker.worker.make_engine", engine)
+    monkeypatch.setattr("inference_worker.worker.worker.make_engine", engine)
     yield replicas
     for worker in list(replicas.workers):
         replicas.stop(worker)

@@ -11,9 +11,9 @@ from billing.actions.drafts import do_draft
 from billing.amounts import dollars
 from billing.invoicing.runs import invoice_months
 from billing.models import Period
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 
 class Command(BaseCommand):

@@ -11,12 +11,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connection
 
 from billing.actions.archives import do_archive, do_restore
-from billing.archives import ArchiveDamagedError, manifest_path
+from billing.metering.archives import ArchiveDamagedError, manifest_path
+from billing.metering.partitions import TABLE, existing_partitions, partition_name
 from billing.models import UsageArchive, UsageQuarantine
-from billing.partitions import TABLE, existing_partitions, partition_name
 from tenants.actions import Conflict
-from tenants.roles import SystemUse
-from tenants.scoping import system
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 
 
 class Command(BaseCommand):

@@ -12,15 +12,15 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing import demo_prices
 from billing.actions.prices import do_discard_prices, do_price_unpriced, do_propose_prices, do_publish_prices
+from billing.metering.usage import instant
 from billing.models import PriceBook, PriceVersion
-from billing.price_files import Imported, read_csv, read_public
-from billing.rerating import Comparison, last_month, preview
-from billing.usage import instant
-from millrace.config import platform_settings
+from billing.pricing.price_files import Imported, read_csv, read_public
+from billing.pricing.rerating import Comparison, last_month, preview
+from millrace.conf.environment import platform_settings
 from tenants.actions.common import ActionRefused
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 _SHOWN = 20  # of each list of what an import left out
 

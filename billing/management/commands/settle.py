@@ -13,8 +13,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection
 
-from billing.settler import Settler, connect
-from millrace.config import platform_settings
+from billing.metering.settler import Settler, connect
+from millrace.conf.environment import platform_settings
 
 
 class Command(BaseCommand):

@@ -9,11 +9,22 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing.metering.usage import (
+    BUCKETS,
+    GROUP_COLUMNS,
+    GROUPS,
+    MOST_ROWS,
+    Question,
+    TooManyRows,
+    instant,
+    span,
+    sums,
+    total,
+)
 from billing.models import TOKEN_CLASSES, Verdict
-from billing.usage import BUCKETS, GROUP_COLUMNS, GROUPS, MOST_ROWS, Question, TooManyRows, instant, span, sums, total
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 
 _BY = (*GROUPS, *BUCKETS)
 _COUNTED = (*Verdict.values, *TOKEN_CLASSES)

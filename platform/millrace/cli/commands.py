@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace.cli.supervisor import ended, tail
-from millrace.services.program import Program
+from millrace.devserver.program import Program
+from millrace.devserver.supervisor import ended, tail
 
 
 class CommandFailed(Exception):

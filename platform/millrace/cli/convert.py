@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
-from inference_worker import env
-from inference_worker.model_source import ModelError, ensure_model
-from inference_worker.settings import ModelSpec, SharedSettings
-from millrace.config import state_dir
+from inference_worker.contract import env
+from inference_worker.contract.settings import ModelSpec, SharedSettings
+from inference_worker.models.model_source import ModelError, ensure_model
+from millrace.conf.environment import state_dir
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from inference_worker.env import EnvVar, variables
-from millrace.config import SETTINGS_CLASSES
+from inference_worker.contract.env import EnvVar, variables
+from millrace.conf.environment import SETTINGS_CLASSES
 
 BEGIN = "<!-- settings: written by `make docs` -->"
 END = "<!-- end of settings -->"

@@ -9,16 +9,16 @@ import signal
 import sys
 from typing import Any
 
-from inference_worker.env import SettingsError
-from millrace.cli import checks
+from inference_worker.contract.env import SettingsError
 from millrace.cli.commands import CommandFailed, run
-from millrace.cli.greeting import CREDENTIALS, greeting
 from millrace.cli.progress import Progress, Step
-from millrace.cli.stack import Stack
-from millrace.cli.supervisor import ChildFailed, Supervisor
-from millrace.processes import ProcessFile
-from millrace.services.disk import DiskReserve
-from millrace.services.program import ServiceError
+from millrace.cli.startup_message import CREDENTIALS, greeting
+from millrace.devserver import checks
+from millrace.devserver.disk_reserve import DiskReserve
+from millrace.devserver.processes import ProcessFile
+from millrace.devserver.program import ServiceError
+from millrace.devserver.stack import Stack
+from millrace.devserver.supervisor import ChildFailed, Supervisor
 
 RESERVE_SECONDS = 0.1  # between two looks at the disk: what fills it quickly must not reach its end
 RESERVE_RETRY_SECONDS = 5.0

@@ -15,35 +15,35 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from billing import status
-from billing.slices import SliceStore
-from millrace.batches.storage import Storage
-from millrace.config import PlatformSettings, platform_settings
-from millrace.gateway.admission import LimitAdmission
-from millrace.gateway.authentication import KeyStore
-from millrace.gateway.batch_lines import Lines
-from millrace.gateway.batch_runner import BatchRunner
-from millrace.gateway.body_memory import BodyMemory
-from millrace.gateway.catalogue import ServedModel, load_catalogue
-from millrace.gateway.disk import DiskWatch
-from millrace.gateway.dispatch import Dispatcher
-from millrace.gateway.idempotency import IdempotencyStore
-from millrace.gateway.jobs import JobMaker
-from millrace.gateway.live import LiveRequests
-from millrace.gateway.malloc import return_freed_memory
-from millrace.gateway.metrics import GatewayMetrics
-from millrace.gateway.money import MoneyAdmission, Treasury
-from millrace.gateway.prompt_pool import PromptPool
-from millrace.gateway.prompt_reader import PromptReader
-from millrace.gateway.readers import Readers
-from millrace.gateway.recording import Recorder
-from millrace.gateway.replicas import read_present
-from millrace.gateway.revocation import ChangeWatcher
-from millrace.gateway.routing import Router
-from millrace.gateway.rows import Rows
-from millrace.gateway.service import InferenceService
-from millrace.gateway.watch import Watch
-from tenants import roles
+from billing.budgets.budget_leases import SliceStore
+from billing.metering import status
+from millrace.apps.batches.storage import Storage
+from millrace.conf.environment import PlatformSettings, platform_settings
+from millrace.gateway.admission.admission import LimitAdmission
+from millrace.gateway.admission.budget_admission import MoneyAdmission, Treasury
+from millrace.gateway.admission.disk import DiskWatch
+from millrace.gateway.admission.idempotency import IdempotencyStore
+from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.authentication import KeyStore
+from millrace.gateway.auth.revocation import ChangeWatcher
+from millrace.gateway.core.body_memory import BodyMemory
+from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.malloc import return_freed_memory
+from millrace.gateway.core.request_db import Rows
+from millrace.gateway.dispatch.dispatcher import Dispatcher
+from millrace.gateway.dispatch.jobs import JobMaker
+from millrace.gateway.dispatch.metrics import GatewayMetrics
+from millrace.gateway.dispatch.monitor import Watch
+from millrace.gateway.dispatch.replicas import read_present
+from millrace.gateway.dispatch.stream_subscribers import Readers
+from millrace.gateway.lifecycle.batch_lines import Lines
+from millrace.gateway.lifecycle.batch_runner import BatchRunner
+from millrace.gateway.lifecycle.request_log import Recorder
+from millrace.gateway.lifecycle.service import InferenceService
+from millrace.gateway.prompt_processes.prompt_pool import PromptPool
+from millrace.gateway.prompt_processes.prompt_reader import PromptReader
+from millrace.gateway.routing.router import Router
+from tenants.isolation import db_roles
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ class Gateway:
         self.broker = _connect(settings.broker_url)
         self.patient_broker = _connect(settings.broker_url, patient=True)
         self.database = AsyncConnectionPool(
-            roles.as_role(settings.database_url, roles.SYSTEM),  # whose a key is, is what is asked
+            db_roles.as_role(settings.database_url, db_roles.SYSTEM),  # whose a key is, is what is asked
             min_size=1,
             max_size=4,
             open=False,

@@ -7,11 +7,12 @@ from typing import Any
 
 from django.urls import path, re_path
 
-from millrace.gateway.endpoints.batches import Batch, Batches, CancelBatch, CreateBatch
-from millrace.gateway.endpoints.files import CreateFile, DeleteFile, File, FileContent, Files
-from millrace.gateway.endpoints.health import Healthz, Metrics, Readyz
-from millrace.gateway.endpoints.inference import ChatCompletions, Completions, Embeddings, Unknown
-from millrace.gateway.endpoints.message_batches import (
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.batches import Batch, Batches, CancelBatch, CreateBatch
+from millrace.gateway.http.endpoints.files import CreateFile, DeleteFile, File, FileContent, Files
+from millrace.gateway.http.endpoints.health import Healthz, Metrics, Readyz
+from millrace.gateway.http.endpoints.inference import ChatCompletions, Completions, Embeddings, Unknown
+from millrace.gateway.http.endpoints.message_batches import (
     CancelMessageBatch,
     CreateMessageBatch,
     DeleteMessageBatch,
@@ -19,14 +20,13 @@ from millrace.gateway.endpoints.message_batches import (
     MessageBatches,
     MessageBatchResults,
 )
-from millrace.gateway.endpoints.messages import CountTokens, Messages
-from millrace.gateway.endpoints.models import Model, Models
-from millrace.gateway.endpoints.outcomes import ReportOutcome
-from millrace.gateway.endpoints.responses import CreateResponse, ResumeResponse
-from millrace.gateway.endpoints.resume import ResumeStream
-from millrace.gateway.endpoints.websocket import realtime_chat, refuse_socket
-from millrace.gateway.endpoints.why import Why
-from millrace.gateway.http import HttpConsumer
+from millrace.gateway.http.endpoints.messages import CountTokens, Messages
+from millrace.gateway.http.endpoints.models import Model, Models
+from millrace.gateway.http.endpoints.outcomes import ReportOutcome
+from millrace.gateway.http.endpoints.responses import CreateResponse, ResumeResponse
+from millrace.gateway.http.endpoints.resume import ResumeStream
+from millrace.gateway.http.endpoints.websocket import realtime_chat, refuse_socket
+from millrace.gateway.http.endpoints.why import Why
 
 
 def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:

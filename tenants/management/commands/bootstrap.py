@@ -11,13 +11,13 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import connection, transaction
 
-from millrace.config import platform_settings
-from millrace.services.kept import write_private
+from millrace.conf.environment import platform_settings
+from millrace.devserver.state_file import write_private
 from tenants import actions
 from tenants.authentication import find_key
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
 from tenants.models import Project, Tenant, User
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 
 OPERATOR_EMAIL = "operator@millrace.local"
 OWNER_EMAIL = "owner@millrace.local"

@@ -6,10 +6,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from tenants import actions, snapshot
+from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
+from tenants.keys import snapshot
 from tenants.models import Project, Tenant
-from tenants.roles import SystemUse
-from tenants.scoping import system, tenant_scope
 
 
 class Command(BaseCommand):

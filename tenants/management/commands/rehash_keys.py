@@ -7,11 +7,12 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db.models import Count
 
-from millrace.config import platform_settings
-from tenants import actions, snapshot
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.keys import snapshot
 from tenants.models import ApiKey
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 
 class Command(BaseCommand):

@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenants import actions
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
 from tenants.models import ApiKey
-from tenants.roles import SystemUse
-from tenants.scoping import system
 
 
 class Command(BaseCommand):

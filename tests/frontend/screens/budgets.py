@@ -15,11 +15,11 @@ def prepare(world: World) -> None:
 
 def _fill(world: World, state: str) -> None:
     from billing.actions.budgets import do_change_budget, do_make_budget  # here: Django is not set up on import
-    from billing.alerts import check_thresholds
+    from billing.budgets.alerts import check_thresholds
     from billing.models import Window
     from tenants import actions
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     tenant, project, key, now = world.tenants[state], world.projects[state], world.keys[state][0], datetime.now(UTC)
     month = {"unit": "money", "period": "month"}

@@ -16,8 +16,8 @@ def prepare(world: World) -> None:
     from billing.actions.payments import Received, do_record_payment
     from billing.invoicing.preview import period_at
     from billing.models import CreditGrant
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     now = datetime.now(UTC)
     start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=1, microsecond=0)

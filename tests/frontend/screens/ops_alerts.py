@@ -9,11 +9,11 @@ from tests.frontend.console import Screen, World, register
 
 def prepare(world: World) -> None:
     from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
+    from billing.metering.usage import this_month
     from billing.models import BudgetAlert, Window
-    from billing.usage import this_month
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
     from tenants.models import Mail
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
 
     start, _ = this_month()
     for state in ("populated", "over"):

@@ -18,8 +18,8 @@ def _period(tenant: Any) -> int:
 def _draft(tenant: Any) -> int:
     """Any tenant's: the one of the screenshots has none."""
     from billing.models import Invoice
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     with system(SystemUse.COMMAND):
         return Invoice.objects.all_tenants().filter(state="draft", complete=True).values_list("pk", flat=True)[0]

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 import redis
 
-from inference_worker.engine import metric_families as families
-from inference_worker.engine.metric_families import HistogramSnapshot, MetricsSnapshot
-from inference_worker.protocol import REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
+from inference_worker.contract import metric_families as families
+from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
+from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 from tests.frontend.console import Screen, World, register
 
 FOR_LONG = 3_600_000  # milliseconds: these replicas have no process that would speak again
@@ -39,12 +39,12 @@ def speak(broker: redis.Redis, replica_id: str, model: str, *, running: int, min
 
 def prepare(world: World) -> None:
     from billing.models import Reconciliation, UsageQuarantine  # here: this file is read before Django is set up
-    from millrace.operations import history, tasks
-    from millrace.operations.board import read_board
-    from millrace.operations.cordons import do_cordon
-    from millrace.operations.costs import do_set_machine_cost
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from millrace.apps.operations import history, tasks
+    from millrace.apps.operations.cordons import do_cordon
+    from millrace.apps.operations.costs import do_set_machine_cost
+    from millrace.apps.operations.fleet_status import read_board
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     now = datetime.now(UTC)
     with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:

@@ -9,8 +9,8 @@ from tests.frontend.console import Screen, World, register
 
 def prepare(world: World) -> None:
     from billing.actions.prices import do_propose_prices  # here: this file is read before Django is set up
-    from billing.pricebook import NewPrice, Proposal, nano_per_million
-    from billing.pricing import Component, Tier
+    from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+    from billing.pricing.pricing import Component, Tier
 
     def draft(by, price: str, since: datetime | None) -> int:
         rows = [NewPrice("smollm2-135m", Tier.STANDARD, each, nano_per_million(price)) for each in Component]
@@ -26,9 +26,9 @@ def _draft(tenant) -> int:
     """A draft by nobody in the picture: a fifth off what the demo's models cost."""
     from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
-    from billing.pricebook import NewPrice, Proposal, in_force
-    from tenants.roles import SystemUse
-    from tenants.scoping import system
+    from billing.pricing.price_book import NewPrice, Proposal, in_force
+    from tenants.isolation.db_roles import SystemUse
+    from tenants.isolation.scopes import system
 
     with system(SystemUse.PRICES):
         found = PriceVersion.objects.filter(state=PriceVersion.State.DRAFT).first()

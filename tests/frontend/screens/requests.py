@@ -22,9 +22,9 @@ def prepare(world: World) -> None:
 
 def _fill(world: World, state: str) -> None:
     from billing.models import Window  # here: Django is not set up on import
-    from millrace.records.models import RequestContent, RequestRecord
+    from millrace.apps.records.models import RequestContent, RequestRecord
     from tenants import actions
-    from tenants.scoping import tenant_scope
+    from tenants.isolation.scopes import tenant_scope
 
     tenant, now, key = world.tenants[state], datetime.now(UTC), world.keys[state][0]
     common: dict[str, Any] = {"project_id": world.projects[state].pk, "key_id": key.pk, "gateway_id": "gw-1"}
@@ -84,7 +84,7 @@ def _fill(world: World, state: str) -> None:
 
 
 def _newest(tenant: Any, verdict: str) -> str:
-    from millrace.records.questions import Filters, requests_page
+    from millrace.apps.records.selectors import Filters, requests_page
 
     page = requests_page(Filters(tenant.pk, verdict=verdict), size=1)
     return page.rows[0].record.request_id

@@ -10,8 +10,8 @@ from tests.frontend.console import Screen, World, register
 
 def prepare(world: World) -> None:
     from tenants.actions import webhooks  # here: Django is not set up on import
+    from tenants.isolation.scopes import tenant_scope
     from tenants.models import WebhookAttempt, WebhookDelivery
-    from tenants.scoping import tenant_scope
 
     for state in ("populated", "over"):
         tenant = world.tenants[state]

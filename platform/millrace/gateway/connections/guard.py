@@ -21,8 +21,8 @@ from typing import Protocol
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from millrace.config import PlatformSettings, platform_settings
-from tenants.addresses import allowed, client_network, normalised
+from millrace.conf.environment import PlatformSettings, platform_settings
+from tenants.keys.ip_allowlist import allowed, client_network, normalised
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from millrace.gateway.connections import AUTHENTICATED, guard
 from millrace.gateway.connections.guard import ConnectionGuard, process_guard
-from millrace.gateway.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import OVERLOADED, ApiError
 
 HEAD, BODY, RECEIVED, DRAIN, REJECTED = range(5)  # phases; no Enum, whose members are slow to read on the hot path
 MAX_HEADERS = 100

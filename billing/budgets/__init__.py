@@ -1,0 +1,1 @@
+"""Budget leases, reservations, alerts and forecasts."""

@@ -1,0 +1,127 @@
+"""What a budget's month, or a tenant's, will come to, with a band: from the sums of usage by day. See projection.py.
+
+The tenant's scope, or the system's, must be open. Days are UTC's, as the sums are; what was used in the period until
+now is the window's own count, so that the forecast begins where the budget stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from django.db.models import F, Q, QuerySet, Sum
+from django.db.models.functions import TruncDay
+
+from billing.budgets.projection import FEWEST_DAYS, fit, project
+from billing.metering.usage import Question, sums, total
+from billing.models import Budget, UsageRollup, Window
+from billing.periods import billing_zone, month_bounds
+from tenants.models import ApiKey
+
+HISTORY = timedelta(days=56)  # eight weeks: what was before says little of today
+FEMTO_A_NANO = 10**6
+MILLIONTHS = 10**6
+_COUNTED = {
+    Window.Unit.MONEY: F("cost_femto"),
+    Window.Unit.REQUESTS: F("completed") + F("cancelled"),
+    Window.Unit.TOKENS: F("uncached") + F("cache_read") + F("cache_write_5m") + F("cache_write_1h") + F("output"),
+}
+_DAY = timedelta(days=1)
+
+
+class Day(NamedTuple):
+    """How much was used, or may be, from the period's start to the end of a day; in the budget's unit."""
+
+    day: date
+    actual: int | None  # of days gone by, and of today until now
+    point: int | None = None  # of today and the days to come
+    low: int | None = None
+    high: int | None = None
+
+
+class Forecast(NamedTuple):
+    """What the period will come to: `low` to `high` holds it four times out of five."""
+
+    point: int
+    low: int
+    high: int
+    path: tuple[Day, ...]
+
+
+def forecast_window(budget: Budget, window: Window, now: datetime | None = None) -> Forecast | None:
+    """A budget's month under way; None for other periods, and with less than three days of use before."""
+    if budget.period != Budget.Period.MONTH or window.period_end is None:
+        return None
+    unit = Window.Unit(budget.unit)
+    daily = _daily(_rollups(budget), unit, window.period_start, now := now or datetime.now(UTC))
+    return _forecast(daily, window.period_start, window.period_end, -(-int(window.used) // MILLIONTHS), now)
+
+
+def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo | None = None) -> Forecast | None:
+    """What the tenant's month under way will cost, in nano-USD; None with less than three days of use before.
+
+    `zone`: that of who bills the tenant, if it is known already.
+    """
+    now, zone = now or datetime.now(UTC), zone or billing_zone(tenant_id)
+    local = now.astimezone(zone)
+    start, end = month_bounds(zone.key, local.year, local.month)
+    rollups = UsageRollup.objects.for_tenant(tenant_id)
+    daily = _daily(rollups, Window.Unit.MONEY, start, now)
+    used = total(sums(Question(tenant_id, start=start, end=now)))["cost_femto"]
+    return _forecast(daily, start, end, -(-used // FEMTO_A_NANO), now)
+
+
+def _rollups(budget: Budget) -> QuerySet[UsageRollup]:
+    """The sums of what the budget bounds."""
+    rows = UsageRollup.objects.for_tenant(budget.tenant_id)
+    if budget.member_id is not None:
+        keys = ApiKey.objects.for_tenant(budget.tenant_id).filter(created_by_id=budget.member_id)
+        return rows.filter(key_id__in=keys.values("pk"))
+    scope = Q() if budget.project_id is None else Q(project_id=budget.project_id)
+    return rows.filter(scope if budget.key_id is None else Q(key_id=budget.key_id))
+
+
+def _daily(rows: QuerySet[UsageRollup], unit: Window.Unit, since: datetime, now: datetime) -> Mapping[date, int]:
+    """Use by day, in whole units: of the last eight weeks and of the period."""
+    first = min(now - HISTORY, since).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    days = rows.filter(bucket=UsageRollup.Bucket.DAY, start__gte=first, start__lte=now)
+    sums = days.annotate(day=TruncDay("start", tzinfo=UTC)).values("day").annotate(sum=Sum(_COUNTED[unit]))
+    divisor = FEMTO_A_NANO if unit == Window.Unit.MONEY else 1
+    return {row["day"].date(): int(row["sum"]) // divisor for row in sums.order_by("day")}
+
+
+def _forecast(daily: Mapping[date, int], start: datetime, end: datetime, used: int, now: datetime) -> Forecast | None:
+    today = now.astimezone(UTC).date()
+    before = sorted(day for day in daily if day < today)
+    if now >= end or not before or (today - before[0]).days < FEWEST_DAYS:
+        return None
+    first = max(before[0], today - HISTORY)
+    whole = [daily.get(first + number * _DAY, 0) for number in range((today - first).days)]
+    fitted = fit(first, whole)
+    if fitted is None:
+        return None
+    last = (end.astimezone(UTC) - timedelta(microseconds=1)).date()
+    rest = (min(end, _midnight(today + _DAY)) - now) / _DAY
+    points = project(fitted, today, rest, (last - today).days + 1)
+    path = [Day(day, actual) for day, actual in _gone_by(daily, start.astimezone(UTC).date(), today, used)]
+    path.append(Day(today, used, *(used + value for value in points[0][1:])))
+    path += [Day(each.day, None, *(used + value for value in each[1:])) for each in points[1:]]
+    point, low, high = (used + value for value in points[-1][1:])
+    return Forecast(point, low, high, tuple(path))
+
+
+def _gone_by(daily: Mapping[date, int], start: date, today: date, used: int) -> list[tuple[date, int]]:
+    """The sums up to the end of each day before today, counted back from what is used now."""
+    found, left = [], used - daily.get(today, 0)
+    day = today - _DAY
+    while day >= start:
+        found.append((day, max(0, left)))
+        left -= daily.get(day, 0)
+        day -= _DAY
+    return found[::-1]
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)

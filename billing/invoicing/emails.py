@@ -1,0 +1,111 @@
+"""Mails about invoices: when they are issued, and when they are past due. Sent at least once."""
+
+from __future__ import annotations
+
+import smtplib
+from datetime import UTC, date, datetime
+
+import structlog
+from django.core.mail import EmailMessage
+from django.db import connection
+
+from billing.actions.payments import outstanding
+from billing.amounts import dollars
+from billing.invoicing.webhook_events import tell_past_due
+from billing.models import BillingProfile, Invoice, InvoiceFile, InvoiceMail
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.models import Membership
+from tenants.outbox.email_rendering import letter
+
+log = structlog.get_logger(__name__)
+REMIND_AFTER = (1, 8, 15)  # days past due
+MOST_ATTEMPTS = 12
+# Whoever claims a mail has some minutes to send it, twice as many after each attempt, before another tries.
+_CLAIM = """
+UPDATE billing_invoicemail SET claimed_at = %(now)s, attempts = attempts + 1
+WHERE id = (
+    SELECT id FROM billing_invoicemail WHERE sent_at IS NULL AND attempts < %(most)s
+        AND (claimed_at IS NULL OR claimed_at < %(now)s - interval '2 minutes' * power(2, attempts))
+    ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+) RETURNING id
+"""
+
+
+def send_all(now: datetime | None = None) -> int:
+    """Send every mail that is due; gives how many were."""
+    sent = 0
+    while (pk := _claim(now or datetime.now(UTC))) is not None:
+        message = _written(pk)
+        if not message.to:
+            log.error("invoice_mail_without_address", mail=pk)
+            continue
+        try:
+            message.send()
+        except (OSError, smtplib.SMTPException) as fault:
+            log.warning("invoice_mail_failed", mail=pk, error=str(fault))
+            continue
+        with system(SystemUse.BILLING):
+            rows = InvoiceMail.objects.all_tenants().filter(pk=pk)
+            rows.update(sent_at=datetime.now(UTC), sent_to=message.to)
+        sent += 1
+    return sent
+
+
+def _claim(now: datetime) -> int | None:
+    with system(SystemUse.BILLING), connection.cursor() as cursor:
+        cursor.execute(_CLAIM, {"now": now, "most": MOST_ATTEMPTS})
+        row = cursor.fetchone()
+    return None if row is None else row[0]
+
+
+def _written(pk: int) -> EmailMessage:
+    with system(SystemUse.BILLING):
+        mail = InvoiceMail.objects.all_tenants().select_related("invoice__period", "invoice__tenant").get(pk=pk)
+        invoice = mail.invoice
+        pdf = InvoiceFile.objects.all_tenants().get(invoice=invoice).pdf
+        to, owed = _addresses(invoice.tenant_id), outstanding(invoice)
+    kind = "Credit note" if invoice.gives_back else "Invoice"
+    due = f" It is due on {invoice.due_on:%-d %B %Y}." if invoice.due_on and owed else ""
+    month = date.fromisoformat(f"{invoice.period.label}-01")
+    text = f"{kind} {invoice.number} of {dollars(invoice.total)} for {month:%B %Y} is attached.{due}"
+    subject = f"{kind} {invoice.number}"
+    if mail.kind == InvoiceMail.Kind.REMINDER:
+        subject = f"Reminder: {subject}"
+        text = f"{dollars(owed)} of invoice {invoice.number} were due on {invoice.due_on:%-d %B %Y} and are still open."
+    link = f"{platform_settings().base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
+    subject = f"{subject} from {invoice.seller['name']}"
+    why = f"You get this for {invoice.tenant.name}: as named in its billing details, or as an owner or billing member."
+    message = letter(subject, f"{text}\n\n{link}", to, button=f"Open the {kind.lower()}", why=why)
+    message.attach(f"{invoice.number}.pdf", bytes(pdf), "application/pdf")
+    return message
+
+
+def _addresses(tenant_id: int) -> list[str]:
+    """Those that the tenant named for bills, or its owners and billing members."""
+    profile = BillingProfile.objects.for_tenant(tenant_id).first()
+    if profile is not None and profile.emails:
+        return list(profile.emails)
+    members = Membership.objects.for_tenant(tenant_id).filter(role__in=["owner", "billing"])
+    return sorted(members.values_list("user__email", flat=True))
+
+
+def remind(now: datetime | None = None) -> int:
+    """Note reminders of invoices that are past due; gives how many are new."""
+    today = (now or datetime.now(UTC)).date()
+    new = 0
+    with system(SystemUse.BILLING):
+        late = Invoice.objects.all_tenants().filter(
+            state=Invoice.State.OPEN, due_on__lt=today, kind=Invoice.Kind.INVOICE
+        )
+        for invoice in late.select_related("period").order_by("pk"):
+            days = (today - invoice.due_on).days if invoice.due_on else 0
+            number = sum(days >= after for after in REMIND_AFTER)
+            _, created = InvoiceMail.objects.all_tenants().get_or_create(
+                invoice=invoice, tenant_id=invoice.tenant_id, kind=InvoiceMail.Kind.REMINDER, number=number
+            )
+            if created:
+                tell_past_due(invoice, number, outstanding(invoice))
+            new += created
+    return new

@@ -1,0 +1,1 @@
+"""Usage events: ingestion, the settler, rollups, partitions, archives and reconciliation."""

@@ -1,0 +1,161 @@
+"""What several messages of one leg come to, in whatever order they arrive: failed before cancelled before completed.
+
+The first that arrives becomes the event and never changes. One that outranks it is added as an adjustment, which makes
+event and adjustments together what the leg turned out to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import structlog
+
+from billing.budgets import reservations
+from billing.budgets.reservations import Use
+from billing.metering.arrays import array, text_array
+from billing.models import TOKEN_CLASSES
+from billing.models.usage import ANSWER_HITS
+from billing.periods import stamps
+from billing.pricing.pricing import Rated
+from billing.pricing.rating import tokens
+from inference_worker.contract.messages import UsageEvent
+
+log = structlog.get_logger(__name__)
+
+LATE = "late"
+RANK = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2}  # the lowest counts
+COUNTS = (*TOKEN_CLASSES, *ANSWER_HITS)  # in the order of pricing.COMPONENTS
+
+LegKey = tuple[datetime, str, int]
+_SUMS = ", ".join((*COUNTS, "cost_femto", "saved_femto"))
+_KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(id, 0)) FROM unnest(%s::text[]) AS id"
+_EVENT = f"""
+SELECT admitted_at, request_id, leg, verdict, price_ids, slice_id, {_SUMS} FROM billing_usageevent
+WHERE (admitted_at, request_id, leg) IN ({_KEYS})
+"""  # noqa: S608  (column names from above, nothing from outside)
+_ADJUSTMENTS = f"""
+SELECT admitted_at, request_id, leg, verdict, {_SUMS} FROM billing_adjustment
+WHERE (admitted_at, request_id, leg) IN ({_KEYS})
+"""  # noqa: S608
+_INSERT = f"""
+INSERT INTO billing_adjustment (admitted_at, request_id, leg, verdict, tenant_id, project_id, key_id, model,
+    price_version, slice_id, price_ids, invoice_period, made_at, {_SUMS})
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {", ".join(["%s"] * (len(COUNTS) + 2))})
+"""  # noqa: S608
+
+
+@dataclass
+class Leg:
+    """A leg as it stands in the database, adjustments added."""
+
+    verdict: str
+    price_ids: list[int | None] | None
+    slice_id: int | None
+    event_sums: tuple[int, ...]  # as it was first settled
+    sums: tuple[int, ...]  # as it counts now
+    verdicts: set[str] = field(default_factory=set)  # of event and adjustments
+
+    @property
+    def rank(self) -> int:
+        return min(RANK[verdict] for verdict in self.verdicts)
+
+
+class Arrival(NamedTuple):
+    """A message of a leg that has an event already."""
+
+    key: LegKey
+    event: UsageEvent
+    rated: Rated
+
+
+def merge(cursor: Any, arrivals: Sequence[Arrival]) -> list[bool]:
+    """Bring in what came later. False for one that contradicts what is stored and does not outrank it."""
+    legs = _stored(cursor, [arrival.key for arrival in arrivals])
+    odd = [arrival for arrival in arrivals if not _repeats(legs[arrival.key], arrival)]
+    if odd:  # one after the other, and as they stand then
+        cursor.execute(_LOCK, [sorted({arrival.key[1] for arrival in odd})])
+        legs |= _stored(cursor, [arrival.key for arrival in odd])
+    return [_merge(cursor, legs[arrival.key], arrival) for arrival in arrivals]
+
+
+def _merge(cursor: Any, leg: Leg, arrival: Arrival) -> bool:
+    if _repeats(leg, arrival):
+        return True
+    event, rated = arrival.event, arrival.rated
+    rank = RANK[event.verdict]
+    if rank > leg.rank or (rank == leg.rank and event.verdict != leg.verdict):
+        return True  # what outranks it is known
+    if rank == leg.rank:
+        return False
+    wanted = (0,) * len(leg.sums) if event.verdict == "failed" else _sums(event, rated)
+    change = tuple(after - before for after, before in zip(wanted, leg.sums, strict=True))
+    if change[-2] > 0 or any(count > 0 for count in change[: len(COUNTS)]):
+        return False
+    prices = _priced(leg.price_ids, rated.price_ids)
+    _write(cursor, arrival.key, event, event.verdict, change, prices, leg.slice_id)
+    after, before = _tokens(wanted), _tokens(leg.sums)
+    reservations.adjust(cursor, leg.slice_id, Use(change[-2], after - before, min(after, 1) - min(before, 1)))
+    leg.sums = wanted
+    leg.verdicts.add(event.verdict)
+    return True
+
+
+def _repeats(leg: Leg, arrival: Arrival) -> bool:
+    return arrival.event.verdict == leg.verdict and _sums(arrival.event, arrival.rated) == leg.event_sums
+
+
+def reverse_late(cursor: Any, key: LegKey, event: UsageEvent, rated: Rated) -> None:
+    """Nobody pays for a leg that its windows have no room for any more: its hold went back before it was told."""
+    change = tuple(-amount for amount in _sums(event, rated))
+    _write(cursor, key, event, LATE, change, rated.price_ids, event.envelope.slice_id)
+
+
+def _write(
+    cursor: Any,
+    key: LegKey,
+    event: UsageEvent,
+    verdict: str,
+    change: tuple[int, ...],
+    price_ids: list[int | None] | None,
+    slice_id: int | None,
+) -> None:
+    envelope = event.envelope
+    (period,) = stamps(cursor, [(envelope.tenant_id, key[0])])
+    row = [*key, verdict, envelope.tenant_id, envelope.project_id, envelope.key_id, envelope.model]
+    cursor.execute(_INSERT, [*row, envelope.price_version, slice_id, price_ids, period, *change])
+    log.warning("usage_adjusted", request_id=key[1], leg=key[2], verdict=verdict, cost_femto=change[-2])
+
+
+def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, Leg]:
+    times, ids, numbers = zip(*keys, strict=True)
+    columns = [array(times), text_array(ids), array(numbers)]
+    cursor.execute(_EVENT, columns)
+    legs = {}
+    for admitted_at, request_id, number, verdict, price_ids, slice_id, *sums in cursor.fetchall():
+        counts = tuple(int(each) for each in sums)
+        legs[admitted_at, request_id, number] = Leg(verdict, price_ids, slice_id, counts, counts, {verdict})
+    cursor.execute(_ADJUSTMENTS, columns)
+    for admitted_at, request_id, number, verdict, *sums in cursor.fetchall():
+        leg = legs[admitted_at, request_id, number]
+        leg.sums = tuple(before + int(change) for before, change in zip(leg.sums, sums, strict=True))
+        leg.verdicts.add(verdict)
+    return legs
+
+
+def _sums(event: UsageEvent, rated: Rated) -> tuple[int, ...]:
+    return (*tokens(event), rated.cost_femto, rated.saved_femto)
+
+
+def _tokens(sums: Sequence[int]) -> int:
+    return sum(sums[: len(TOKEN_CLASSES)])
+
+
+def _priced(first: list[int | None] | None, second: list[int | None] | None) -> list[int | None] | None:
+    """The price of each component that either has."""
+    if first is None or second is None:
+        return first or second
+    return [one if one is not None else other for one, other in zip(first, second, strict=True)]

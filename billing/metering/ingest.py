@@ -1,0 +1,318 @@
+"""From messages of the usage stream to rows: each leg once, in one transaction a batch, and nothing lost.
+
+The settler may crash at any point and messages may come twice, late and out of order. So everything here can be done
+again: a leg that has its row keeps it, and a message that is in quarantine stays there once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+import structlog
+from django.db import DataError, IntegrityError, OperationalError, connection
+
+from billing.budgets import reservations
+from billing.budgets.reservations import over_its_hold, used_by
+from billing.metering.arrays import array, text_array
+from billing.metering.duplicate_events import RANK, Arrival, LegKey, merge, reverse_late
+from billing.metering.partitions import ensure_partitions
+from billing.models import UsageQuarantine
+from billing.periods import stamps
+from billing.pricing.pricing import Rated, UnknownPriceError
+from billing.pricing.rating import rate
+from inference_worker.contract.messages import UsageEvent, decode_usage
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+log = structlog.get_logger(__name__)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOGGED_AT_ONCE = 100  # legs in a line of the log
+MOST_AHEAD = 86_400_000_000  # microseconds that an admission may lie in the future by this clock
+_COLUMNS = {
+    "admitted_at": "timestamptz",
+    "request_id": "text",
+    "leg": "bigint",
+    "tenant_id": "bigint",
+    "project_id": "bigint",
+    "key_id": "bigint",
+    "model": "text",
+    "attempt": "bigint",
+    "verdict": "text",
+    "finish_reason": "text",
+    "uncached": "bigint",
+    "cache_read": "bigint",
+    "cache_write_5m": "bigint",
+    "cache_write_1h": "bigint",
+    "output": "bigint",
+    "replica_id": "text",
+    "block_size": "bigint",
+    "queue_us": "bigint",
+    "ttft_us": "bigint",
+    "duration_us": "bigint",
+    "price_version": "bigint",
+    "slice_id": "bigint",
+    "fence": "bigint",
+    "hold": "bigint",
+    "answer_hit_input": "bigint",
+    "answer_hit_output": "bigint",
+    "miss_reason": "text",
+    "changed_at": "bigint",
+    "unpinned_tokens": "bigint",
+    "price_ids": "text",  # an array in words: unnest would flatten arrays of arrays
+    "cost_femto": "numeric",
+    "saved_femto": "numeric",
+    "invoice_period": "bigint",
+}
+_MAKERS = [text_array if kind == "text" else array for kind in _COLUMNS.values()]
+_ARRAYS = ", ".join(f"%s::{kind}[]" for kind in _COLUMNS.values())
+_VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for name in _COLUMNS)
+# A reservation is released early by a gateway or when it is settled: see billing_release_unused and billing_settle.
+_RELEASED_BY = """
+CASE WHEN new.slice_id IS NULL THEN NULL WHEN EXISTS (
+    SELECT FROM billing_earlyrelease r
+    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.leg = new.leg
+) THEN 'gateway' ELSE 'settler' END
+"""
+# NOTE: a value too wide for its column must be refused, not cut: assignment does so, a cast to varchar(n) would not.
+_INSERT = f"""
+INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at, released_by)
+SELECT {_VALUES}, statement_timestamp(), {_RELEASED_BY} FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
+ON CONFLICT (admitted_at, request_id, leg) DO NOTHING
+RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
+"""  # noqa: S608  (column names from above, nothing from outside)
+
+
+class Message(NamedTuple):
+    """One entry of the stream. `payload` is None if it was deleted while it was pending: whoever did had settled it."""
+
+    stream_id: str
+    payload: bytes | None
+
+
+class Row(NamedTuple):
+    """A decoded message, what it costs, and its values in the order of the columns, but for the last."""
+
+    message: Message
+    event: UsageEvent
+    rated: Rated
+    values: tuple[Any, ...]
+
+    @property
+    def key(self) -> LegKey:
+        return self.values[:3]
+
+
+@dataclass
+class Outcome:
+    """What became of a batch."""
+
+    settled: int = 0  # events that are rows now
+    repeated: int = 0  # events that were rows before
+    quarantined: int = 0
+
+
+def settle(messages: Sequence[Message]) -> Outcome:
+    """Bring the messages into the database. When this returns, each is a committed row or in quarantine.
+
+    Raises:
+        django.db.Error: the database is away or not ready; nothing is known to be done, and all may be tried again.
+    """
+    outcome = Outcome()
+    latest = time.time_ns() // 1000 + MOST_AHEAD
+    decoded = []
+    for message in messages:
+        event = None if message.payload is None else _decode(message, message.payload, latest, outcome)
+        if event is not None:
+            decoded.append((message, *event))
+    rows = _rate(decoded, outcome)
+    # In the order of the key, so that two settlers with the same messages never wait for each other in a circle.
+    rows.sort(key=lambda row: (row.key, RANK.get(row.event.verdict, 3)))
+    _store_or_split(rows, outcome)
+    return outcome
+
+
+def _rate(decoded: Sequence[tuple[Message, UsageEvent, datetime]], outcome: Outcome) -> list[Row]:
+    """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
+    rated = rate([event for _, event, _ in decoded])
+    rows = []
+    for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
+        fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)
+        if isinstance(cost, UnknownPriceError) or fault:
+            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", outcome)
+        else:
+            rows.append(Row(message, event, cost, _values(event, admitted_at, cost)))
+    return rows
+
+
+def _decode(message: Message, payload: bytes, latest: int, outcome: Outcome) -> tuple[UsageEvent, datetime] | None:
+    try:
+        event = decode_usage(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:  # ValueError: text that is no UTF-8
+        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(fault), outcome)
+        return None
+    if event.envelope.admitted_at > latest:
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", outcome)
+        return None
+    try:
+        return event, EPOCH + timedelta(microseconds=event.envelope.admitted_at)
+    except OverflowError:
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", outcome)
+        return None
+
+
+def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
+    envelope, usage = event.envelope, event.usage
+    return (
+        admitted_at,
+        envelope.request_id,
+        envelope.leg,
+        envelope.tenant_id,
+        envelope.project_id,
+        envelope.key_id,
+        envelope.model,
+        event.attempt,
+        event.verdict,
+        event.finish_reason,
+        usage.uncached,
+        usage.cache_read,
+        usage.cache_write_5m,
+        usage.cache_write_1h,
+        usage.output,
+        event.replica_id,
+        event.block_size,
+        event.queue_us,
+        event.ttft_us,
+        event.duration_us,
+        envelope.price_version,
+        envelope.slice_id,
+        envelope.fence,
+        envelope.hold,
+        event.answer_hit_input,
+        event.answer_hit_output,
+        event.miss_reason,
+        event.changed_at,
+        event.unpinned_tokens,
+        rated.price_ids and array(rated.price_ids),
+        rated.cost_femto,
+        rated.saved_femto,
+    )
+
+
+def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
+    """Store the rows; if one of them is refused, halve until it stands alone and put that one into quarantine."""
+    if not rows:
+        return
+    try:
+        new = _store(rows)
+    except (IntegrityError, DataError) as fault:
+        if len(rows) > 1:
+            middle = len(rows) // 2
+            _store_or_split(rows[:middle], outcome)
+            _store_or_split(rows[middle:], outcome)
+        elif _is_unplaceable(fault) and ensure_partitions():
+            _store_or_split(rows, outcome)
+        else:
+            reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(fault) else UsageQuarantine.Reason.REFUSED
+            _quarantine(rows[0].message, reason, _explain(fault), outcome)
+        return
+    except OperationalError as fault:
+        if not isinstance(fault.__cause__, psycopg.errors.SerializationFailure):
+            raise
+        _store_or_split(rows, outcome)  # a gateway released early between the insert and the settlement
+        return
+    outcome.settled += len(new)
+    if len(new) < len(rows):
+        _merge_repeated(rows, new, outcome)
+
+
+def _store(rows: Sequence[Row]) -> list[Row]:
+    """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+        periods = stamps(cursor, [(row.event.envelope.tenant_id, row.key[0]) for row in rows])
+        columns = [*zip(*(row.values for row in rows), strict=True), periods]
+        arrays = [make(column) for make, column in zip(_MAKERS, columns, strict=True)]
+        new = _first_of(rows, _insert(arrays))
+        late = reservations.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
+        for row in new:
+            if row.event.envelope.slice_id in late and not reservations.adjust(
+                cursor, row.event.envelope.slice_id, used_by(row.event, row.rated.cost_femto), must_fit=True
+            ):
+                reverse_late(cursor, row.key, row.event, row.rated)
+    if log.isEnabledFor(logging.INFO):
+        for start in range(0, len(new), LOGGED_AT_ONCE):
+            legs = [row.event.envelope.log_fields() for row in new[start : start + LOGGED_AT_ONCE]]
+            log.info("legs_settled", legs=legs)
+    return new
+
+
+def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
+    """Insert the columns, and return the keys of the rows that went in.
+
+    The values go beside the statement, not quoted into it as Django does: they are long, and both sides would read them
+    once more.
+    """
+    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+        cursor.execute(_INSERT, arrays)
+        return set(cursor.fetchall())
+
+
+def _first_of(rows: Sequence[Row], inserted: set[tuple[int, str, int]]) -> list[Row]:
+    """The rows that are meant: of those with one key the first."""
+    found = []
+    for row in rows:
+        envelope = row.event.envelope
+        key = (envelope.admitted_at, envelope.request_id, envelope.leg)
+        if key in inserted:
+            inserted.discard(key)
+            found.append(row)
+    return found
+
+
+def _merge_repeated(rows: Sequence[Row], new: Sequence[Row], outcome: Outcome) -> None:
+    """Of the rows that did not go in, those that contradict what is stored are not to be lost."""
+    went_in = {id(row) for row in new}
+    repeated = [row for row in rows if id(row) not in went_in]
+    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+        known = merge(cursor, [Arrival(row.key, row.event, row.rated) for row in repeated])
+    for row, agrees in zip(repeated, known, strict=True):
+        if agrees:
+            outcome.repeated += 1
+        else:
+            _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, "the leg was settled with other counts", outcome)
+
+
+def _quarantine(message: Message, reason: UsageQuarantine.Reason, detail: str, outcome: Outcome) -> None:
+    payload = message.payload or b""
+    detail = detail.replace("\x00", "").encode(errors="replace").decode()
+    with system(SystemUse.SETTLER):
+        _, created = UsageQuarantine.objects.get_or_create(
+            payload_hash=hashlib.sha256(payload).digest(),
+            defaults={
+                "received_at": datetime.now(UTC),
+                "stream_id": message.stream_id,
+                "reason": reason,
+                "detail": detail,
+                "payload": payload,
+            },
+        )
+    outcome.quarantined += created
+    log.error("usage_quarantined", stream_id=message.stream_id, reason=reason.value, detail=detail, new=created)
+
+
+def _is_unplaceable(fault: Exception) -> bool:
+    return "no partition of relation" in str(fault)
+
+
+def _explain(fault: Exception) -> str:
+    """The constraint or the fault's first line; the lines after it would repeat the row."""
+    diag = getattr(fault.__cause__, "diag", None)
+    return getattr(diag, "constraint_name", None) or str(fault).partition("\n")[0]

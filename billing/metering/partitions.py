@@ -1,0 +1,60 @@
+"""Monthly partitions of the usage table: made ahead of time, by whoever comes first."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+from django.db import connection
+
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+TABLE = "billing_usageevent"
+MONTHS_BEHIND = 1
+MONTHS_AHEAD = 3
+
+
+def month_of(moment: datetime) -> date:
+    """The first day of the UTC month that `moment` lies in."""
+    return moment.astimezone(UTC).date().replace(day=1)
+
+
+def shifted(month: date, months: int) -> date:
+    """The first day of the month so many months later."""
+    years, index = divmod(month.year * 12 + month.month - 1 + months, 12)
+    return date(years, index + 1, 1)
+
+
+def partition_name(month: date) -> str:
+    return f"{TABLE}_{month:%Y_%m}"
+
+
+def ensure_partitions(now: datetime | None = None) -> list[str]:
+    """Make the partitions of last month, this month and the next three that are missing; returns their names.
+
+    Safe to call at any time, from any number of processes at once. Inserts into the table go on meanwhile.
+    """
+    current = month_of(now or datetime.now(UTC))
+    wanted = [shifted(current, offset) for offset in range(-MONTHS_BEHIND, MONTHS_AHEAD + 1)]
+    if not _missing(wanted):
+        return []
+    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+        # The tables' owner made this function, and it runs as the owner: nobody else may change tables.
+        cursor.execute("SELECT billing_make_partitions(%s)", [wanted])
+        return list(cursor.fetchone()[0])
+
+
+def existing_partitions() -> list[str]:
+    """Names of the table's partitions, oldest first."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+            " WHERE i.inhparent = to_regclass(%s) ORDER BY c.relname",
+            [TABLE],
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+
+def _missing(months: list[date]) -> list[date]:
+    have = set(existing_partitions())
+    return [month for month in months if partition_name(month) not in have]

@@ -1,0 +1,83 @@
+"""Sums of usage by hour and day, made anew from the events for every hour that something was settled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection
+
+from billing.models import GROUPED, SUMMED, RollupState
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+MARGIN = timedelta(seconds=5)  # what was settled so lately is not in the rollups yet: it may not have committed
+OVERLAP = timedelta(minutes=10)  # hours touched so long before the last run are made again: no commit takes longer
+_LOCK = 0x726F6C6C  # any number that is nobody else's advisory lock
+
+_COLUMNS = ", ".join((*GROUPED, *SUMMED))
+_SUMS = ", ".join(f"sum({name})" for name in SUMMED)
+_KEPT = ", ".join(f"{name} = excluded.{name}" for name in SUMMED)
+_INTO = f"INSERT INTO billing_usagerollup (bucket, start, {_COLUMNS})"
+_UPSERT = f"""
+GROUP BY 2, {", ".join(GROUPED)}
+ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE SET {_KEPT}
+"""
+_TOUCHED = """
+SELECT DISTINCT date_trunc('hour', admitted_at, 'UTC') FROM billing_usagechange
+WHERE settled_at < %(before)s AND (%(since)s::timestamptz IS NULL OR settled_at >= %(since)s)
+"""
+# NOTE: one statement a range, with its ends as constants: a join with the ranges would read every event for each.
+_HOURS = f"""
+{_INTO} SELECT 'hour', date_trunc('hour', admitted_at, 'UTC'), {", ".join(GROUPED)}, {_SUMS}
+FROM billing_usagechange
+WHERE admitted_at >= %(start)s AND admitted_at < %(end)s AND settled_at < %(before)s {_UPSERT}
+"""  # noqa: S608  (column names from above, nothing from outside)
+_DAYS = f"""
+{_INTO} SELECT 'day', date_trunc('day', start, 'UTC'), {", ".join(GROUPED)}, {_SUMS}
+FROM billing_usagerollup
+WHERE bucket = 'hour' AND start >= %(start)s AND start < %(end)s {_UPSERT}
+"""  # noqa: S608
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a run did."""
+
+    settled_before: datetime
+    hours: int
+
+
+def build() -> Built:
+    """Bring the rollups up to now. Safe to call at any time, from any number of processes, and after any crash."""
+    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        cursor.execute("SELECT clock_timestamp()")
+        before = cursor.fetchone()[0] - MARGIN
+        state = RollupState.objects.first()
+        since = None if state is None else state.settled_before - OVERLAP
+        cursor.execute(_TOUCHED, {"before": before, "since": since})
+        hours = [hour for (hour,) in cursor.fetchall()]
+        days = sorted({hour.astimezone(UTC).replace(hour=0) for hour in hours})
+        for statement, starts, length in (
+            (_HOURS, sorted(hours), timedelta(hours=1)),
+            (_DAYS, days, timedelta(days=1)),
+        ):
+            for start, end in _ranges(starts, length):
+                cursor.execute(statement, {"start": start, "end": end, "before": before})
+        RollupState.objects.update_or_create(pk=1, defaults={"settled_before": before})
+    return Built(before, len(hours))
+
+
+def _ranges(starts: Iterable[datetime], length: timedelta) -> Iterator[tuple[datetime, datetime]]:
+    """The spans that begin at `starts`, those that touch together. Half-open."""
+    first = end = None
+    for start in starts:
+        if start != end:
+            if first is not None and end is not None:
+                yield first, end
+            first = start
+        end = start + length
+    if first is not None and end is not None:
+        yield first, end

@@ -1,0 +1,1 @@
+"""Rate cards, price books, and the price of token counts."""

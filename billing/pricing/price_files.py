@@ -1,0 +1,188 @@
+"""Price lists as others write them: the public `model_prices_and_context_window.json`, and CSV. Exact decimals only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from itertools import pairwise
+from typing import Any
+
+from billing.pricing.price_book import LONGEST_NAME, NewPrice, Proposal, nano_per_million
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from tenants import csv_tables
+
+_COMPONENT = {
+    "input_cost_per_token": Component.UNCACHED,
+    "output_cost_per_token": Component.OUTPUT,
+    "cache_read_input_token_cost": Component.CACHE_READ,
+    "input_cost_per_token_cache_hit": Component.CACHE_READ,  # an older name of the same
+    "cache_creation_input_token_cost": Component.CACHE_WRITE_5M,
+    "cache_creation_input_token_cost_above_1hr": Component.CACHE_WRITE_1H,
+}
+_TIER = {None: Tier.STANDARD, "batches": Tier.BATCH, "flex": Tier.FLEX, "priority": Tier.PRIORITY}
+_NAME = re.compile(
+    f"({'|'.join(sorted(_COMPONENT, key=len, reverse=True))})"
+    r"(?:_above_(?P<thousands>\d{1,6})k_tokens)?(?:_(?P<tier>batches|flex|priority))?"
+)
+_WRITES = {Component.CACHE_WRITE_5M, Component.CACHE_WRITE_1H}
+CSV_COLUMNS = (
+    *("model", "tier", "component", "usd_per_million"),
+    *("from_tokens", "until_tokens", "from_time", "until_time"),
+)
+
+Found = dict[tuple[Component, int], int | None]  # (component, band's start) -> nano per million; None: left out
+
+
+@dataclass
+class Imported:
+    """What a file holds, and what of it was left out and why."""
+
+    prices: list[NewPrice] = field(default_factory=list)
+    not_whole: list[str] = field(default_factory=list)  # prices that are not whole nano-USD per million
+    rounded: bool = False  # those are taken, rounded half up; else they are left out
+    refused: list[str] = field(default_factory=list)  # prices that are none: negative, no number
+    unpriced: list[str] = field(default_factory=list)  # models without a price per token
+    free: list[str] = field(default_factory=list)  # models whose every price is 0, as the file says
+    other_fields: Counter[str] = field(default_factory=Counter)  # prices of what we do not meter: images, seconds, …
+
+    @property
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.prices))
+
+
+def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[str] | None = None) -> Imported:
+    """The public price file: USD per token, by model.
+
+    Classes of cached tokens without a price of their own get, written out, that of uncached ones. A model that says
+    what writing to its cache costs, but not for an hour, gets no price for that: such a request is refused.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    content = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    if not isinstance(content, dict):
+        raise ValueError("want a JSON object of models")
+    wanted = None if models is None else set(models)
+    imported = Imported(rounded=rounding)
+    for model, fields in content.items():
+        if model == "sample_spec" or not isinstance(fields, dict) or (wanted is not None and model not in wanted):
+            continue
+        _read_model(model, fields, imported)
+    return imported
+
+
+def _read_model(model: str, fields: Mapping[str, Any], imported: Imported) -> None:
+    by_tier: dict[Tier, Found] = defaultdict(dict)
+    for name, value in _flat(fields):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            if "cost" in name and value:
+                imported.other_fields[name] += 1
+            continue
+        since = int(match["thousands"]) * 1000 + 1 if match["thousands"] else 0
+        key = _COMPONENT[match[1]], since
+        found = by_tier[_TIER[match["tier"]]]
+        if key not in found:
+            found[key] = _nano(f"{model}: {name}", value, imported)
+    if len(model) > LONGEST_NAME or not any((Component.UNCACHED, 0) in found for found in by_tier.values()):
+        imported.unpriced.append(model)
+        return
+    rows = [row for tier, found in sorted(by_tier.items()) for row in _rows(model, tier, found)]
+    imported.prices += rows
+    if rows and not any(row.nano_per_million for row in rows):
+        imported.free.append(model)
+
+
+def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields, those of `tiered_pricing` under the names that other models give to prices by prompt length."""
+    for tier in fields.get("tiered_pricing") or ():
+        start = int(tier.get("range", [0])[0])
+        if start % 1000 == 0:
+            for name in _COMPONENT.keys() & tier.keys():
+                yield (f"{name}_above_{start // 1000}k_tokens" if start else name), tier[name]
+    yield from fields.items()
+
+
+def _nano(place: str, value: Any, imported: Imported) -> int | None:
+    """USD per token as nano-USD per million; None: it was written down as left out."""
+    if not isinstance(value, Decimal) or not value.is_finite() or not 0 <= value < 1:
+        imported.refused.append(f"{place} = {value}")
+        return None
+    with localcontext(prec=60):
+        per_million = value.scaleb(6)
+        try:
+            return nano_per_million(per_million)
+        except ValueError:
+            imported.not_whole.append(f"{place} = {value}")
+            if not imported.rounded:
+                return None
+            return nano_per_million(per_million.quantize(Decimal("1e-9"), ROUND_HALF_UP))
+
+
+def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:
+    """One tier's prices, each band up to where the component's next one starts."""
+    if (Component.UNCACHED, 0) not in found:
+        return
+    priced = {component for component, _ in found}
+    missing = {Component.CACHE_READ} - priced | (set() if _WRITES & priced else _WRITES)
+    for component in missing:
+        found |= {(component, since): nano for (of, since), nano in found.items() if of == Component.UNCACHED}
+    for component in Component:
+        starts = sorted(since for of, since in found if of == component)
+        for since, until in pairwise([*starts, NO_END]):
+            nano = found[component, since]
+            if nano is not None:
+                yield NewPrice(model, tier, component, nano, since, until)
+
+
+def read_csv(lines: Iterable[str]) -> Proposal:
+    """A CSV with the columns of CSV_COLUMNS; of those after the fourth, any may be missing or empty.
+
+    `usd_per_million` is a decimal; a band of prompt lengths and a window of the UTC day (up to `24:00`) are half-open.
+
+    Raises:
+        ValueError: naming the line.
+    """
+    reader = csv_tables.read_table(lines, strict=True)
+    columns = reader.fieldnames or []
+    if missing := [name for name in CSV_COLUMNS[:4] if name not in columns]:
+        raise ValueError(f"line 1: the columns {', '.join(missing)} are missing")
+    if unknown := [name for name in columns if name not in CSV_COLUMNS]:
+        raise ValueError(f"line 1: unknown columns {', '.join(unknown)}; known are {', '.join(CSV_COLUMNS)}")
+    prices = []
+    try:
+        for row in reader:
+            prices.append(_csv_price(row))
+    except (ValueError, csv_tables.Error) as fault:
+        raise ValueError(f"line {reader.line_num}: {fault}") from fault
+    return Proposal(tuple(prices))
+
+
+def _csv_price(row: Mapping[str, str | None]) -> NewPrice:
+    given = {name: csv_tables.unguarded((value or "").strip()) for name, value in row.items() if name}
+    return NewPrice(
+        given["model"],
+        Tier(given["tier"] or Tier.STANDARD),
+        Component(given["component"]),
+        nano_per_million(given["usd_per_million"]),
+        int(given.get("from_tokens") or 0),
+        int(given.get("until_tokens") or NO_END),
+        minute(given.get("from_time") or "00:00"),
+        minute(given.get("until_time") or "24:00"),
+    )
+
+
+def minute(text: str) -> int:
+    """A time of day, `00:00` to `24:00`, as a minute.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = re.fullmatch(r"(\d\d):([0-5]\d)", text)
+    if match is None or (at := int(match[1]) * 60 + int(match[2])) > MINUTES_A_DAY:
+        raise ValueError(f"{text!r} is no time of day: want HH:MM")
+    return at

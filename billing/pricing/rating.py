@@ -1,0 +1,68 @@
+"""What each leg cost, by the sheet its admission pinned: worked out once, when its event is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from billing.models import CompiledSheet
+from billing.pricing.pricing import Rated, Rater, UnknownPriceError
+from inference_worker.contract.messages import UsageEvent
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+MOST_SHEETS = 10_000  # remembered; they are small and never change
+
+_raters: dict[int, Rater] = {}
+
+
+FREE = Rated(None, 0, 0)
+
+
+def raters(versions: Iterable[int]) -> dict[int, Rater]:
+    """By the sheets of these versions; of one that there is none of, nothing."""
+    wanted = set(versions)
+    known = {version: rater for version in wanted if (rater := _raters.get(version)) is not None}
+    if missing := wanted - known.keys():
+        with system(SystemUse.SETTLER):
+            read = {row.pk: Rater(row.decoded()) for row in CompiledSheet.objects.filter(pk__in=missing)}
+        if len(_raters) + len(read) > MOST_SHEETS:
+            _raters.clear()  # other threads go on with what they have in hand
+        _raters.update(read)
+        known |= read
+    return known
+
+
+def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:
+    """What each event costs. One that has no price is told by a fault in its place.
+
+    A failed leg costs nothing, nor does one that was admitted before there were prices.
+    """
+    known = raters(event.envelope.price_version for event in events if event.envelope.price_version is not None)
+    return [_rate(event, known) for event in events]
+
+
+def _rate(event: UsageEvent, known: dict[int, Rater]) -> Rated | UnknownPriceError:
+    version = event.envelope.price_version
+    if version is None or event.verdict == "failed":
+        return FREE
+    rater = known.get(version)
+    if rater is None:
+        return UnknownPriceError(f"there is no price version {version}")
+    try:
+        return rater.rate(tokens(event), event.envelope.admitted_at)
+    except UnknownPriceError as fault:
+        return fault
+
+
+def tokens(event: UsageEvent) -> tuple[int, ...]:
+    """The event's tokens by what they are priced as, in the order of COMPONENTS."""
+    usage = event.usage
+    return (
+        usage.uncached,
+        usage.cache_read,
+        usage.cache_write_5m,
+        usage.cache_write_1h,
+        usage.output,
+        event.answer_hit_input,
+        event.answer_hit_output,
+    )

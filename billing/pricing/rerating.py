@@ -1,0 +1,84 @@
+"""What a time's usage would have cost at prices that are not published yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from billing.actions.prices import sheets_to_be
+from billing.metering.partitions import month_of
+from billing.models import CompiledSheet, PriceVersion, UsageEvent, Verdict
+from billing.pricing.pricing import COMPONENTS, Component, PriceIndex, PriceSheet, Tier, UnknownPriceError, rate
+from billing.pricing.rating import raters
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+_BATCH = 5000
+_NO_SHEET = PriceSheet(0, None, "", Tier.STANDARD, 0, ())
+
+
+@dataclass
+class Comparison:
+    """A tenant's usage of a model, as it was rated and as it would be."""
+
+    tenant_id: int
+    model: str
+    events: int = 0
+    was_femto: int = 0
+    would_be_femto: int = 0
+    unpriced: int = 0  # events that would have been refused, for want of a price; in neither sum
+
+
+def last_month(now: datetime | None = None) -> tuple[datetime, datetime]:
+    """The UTC month before this one, half-open."""
+    end = datetime.combine(month_of(now or datetime.now(UTC)), datetime.min.time(), UTC)
+    return datetime.combine(month_of(end - timedelta(days=1)), datetime.min.time(), UTC), end
+
+
+def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Comparison]:
+    """Everybody's usage that the draft's prices would have touched, by tenant and model. Times are half-open.
+
+    Raises:
+        Conflict: it is no draft any more, or a later version is in its way.
+    """
+    to_be = sheets_to_be(draft)
+    touched, models = {(sheet.tenant_id, sheet.model, sheet.tier) for sheet in to_be}, {sheet.model for sheet in to_be}
+    from_then = max((sheet.effective_from for sheet in to_be), default=0)
+    index = PriceIndex()
+    found: dict[tuple[int, str], Comparison] = {}
+    with system(SystemUse.PRICES):
+        index.add(row.decoded() for row in CompiledSheet.objects.filter(model__in=models).order_by("pk"))
+        index.add(to_be)
+        for tenant, model, tier, at, usage, was in _legs(models, start, end):
+            if not {(tenant, model, tier), (None, model, tier)} & touched:
+                continue
+            sheet = index.find(tenant, model, tier, from_then) or _NO_SHEET
+            row = found.setdefault((tenant, model), Comparison(tenant, model))
+            row.events += 1
+            try:
+                would_be = rate(sheet, usage, at).cost_femto
+            except UnknownPriceError:
+                row.unpriced += 1
+                continue
+            row.was_femto += was
+            row.would_be_femto += would_be
+    return [found[key] for key in sorted(found)]
+
+
+def _legs(
+    models: set[str], start: datetime, end: datetime
+) -> Iterator[tuple[int, str, Tier, int, dict[Component, int], int]]:
+    """Every priced leg: tenant, model, tier, microsecond of admission, tokens, and what it cost."""
+    names = [component.value for component in COMPONENTS]
+    rows = (
+        UsageEvent.objects.all_tenants()
+        .filter(admitted_at__gte=start, admitted_at__lt=end, model__in=models, price_version__isnull=False)
+        .exclude(verdict=Verdict.FAILED)
+        .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
+    )
+    for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):
+        known = raters([version])
+        tier = known[version].sheet.tier if version in known else _NO_SHEET.tier
+        at = (admitted_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        yield tenant, model, tier, at, dict(zip(COMPONENTS, tokens, strict=True)), int(cost)

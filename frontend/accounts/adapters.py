@@ -1,0 +1,147 @@
+"""How allauth's parts behave here: who may come in, and by which words they are turned away."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm
+from allauth.core import context
+from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
+from allauth.mfa.totp.forms import ActivateTOTPForm
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from django.core.mail import EmailMessage
+from django.http import HttpRequest, HttpResponse
+
+from frontend.accounts.throttling import attempt, remember_device
+from tenants import audit
+from tenants.outbox.email_rendering import letter
+
+
+class AccountAdapter(DefaultAccountAdapter):
+    """Log-in by password. Nobody signs up: people are invited."""
+
+    error_messages: ClassVar = {
+        **DefaultAccountAdapter.error_messages,
+        "email_password_mismatch": "This e-mail address and password do not match. The password is case-sensitive.",
+    }
+
+    def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
+        """Check a password, at sign-in and at re-authentication, unless the throttle refuses the attempt."""
+        with attempt(request, "password", str(credentials.get("email", ""))) as counted:
+            user = super().authenticate(request, **credentials)
+            if user is not None:
+                counted.succeed()
+        return user
+
+    def post_login(self, request: HttpRequest, user: Any, **kwargs: Any) -> HttpResponse:
+        """Make the device known to the user: all steps of the sign-in are completed."""
+        remember_device(request, user)
+        response: HttpResponse = super().post_login(request, user, **kwargs)
+        return response
+
+    def set_password(self, user: Any, password: str) -> None:
+        """Set the password. The device of a signed-in user stays known, under a new id."""
+        super().set_password(user, password)
+        request = context.request
+        if request.user.is_authenticated and request.user.pk == user.pk:
+            remember_device(request, user, renew=True)
+
+    def get_reauthentication_methods(self, user: Any) -> list[dict[str, Any]]:
+        """Accept only a code once the user has a second factor; a password could remove that factor."""
+        methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
+        codes = [method for method in methods if method["id"] == "mfa_reauthenticate"]
+        return codes or methods
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        return False
+
+    def send_notification_mail(
+        self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
+    ) -> None:
+        """Called for each change of a password or second factor, which is what the audit log wants to know."""
+        audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
+        super().send_notification_mail(template_prefix, user, context, email)
+
+    def render_mail(
+        self, template_prefix: str, email: Any, context: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> EmailMessage:
+        """In the style of all mails."""
+        plain = super().render_mail(template_prefix, email, context, headers)
+        link = urlsplit(str(context.get("password_reset_url", "")))
+        return letter(
+            plain.subject,
+            plain.body,
+            plain.to,
+            button="Set a new password",
+            home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
+            why="You get this because of your log-in at Millrace.",
+            headers=plain.extra_headers,
+        )
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""
+        return str(request.META.get("REMOTE_ADDR", ""))
+
+
+class SocialAccountAdapter(DefaultSocialAccountAdapter):
+    """Log-in by OpenID Connect, for people who are known by their verified address already."""
+
+    def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
+        return False
+
+
+class LogInForm(LoginForm):
+    """Log-in by e-mail address, in the console's words."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        address = self.fields["login"]
+        address.label = "E-mail address"
+        address.widget.attrs |= {"autocomplete": "username", "autofocus": True}
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)  # the label says it
+
+
+class _Code:
+    """A form with a code of the second factor: an attempt of its own to the throttle."""
+
+    user: Any
+
+    def clean_code(self) -> str:
+        with attempt(context.request, "code", self.user.email) as counted:
+            code: str = super().clean_code()  # type: ignore[misc]  # of the form this is mixed into
+            counted.succeed()
+        return code
+
+
+class EnterCode(_Code, AuthenticateForm):
+    """The second step of a sign-in."""
+
+
+class EnterCodeAgain(_Code, ReauthenticateForm):
+    """Re-authentication with a code."""
+
+
+class ActivateTotp(_Code, ActivateTOTPForm):
+    """The first code of a new authenticator app."""
+
+
+class ChangePassword(ChangePasswordForm):
+    """Change of a password, which first checks the old one."""
+
+    def clean_oldpassword(self) -> str:
+        with attempt(context.request, "password", self.user.email) as counted:
+            old: str = super().clean_oldpassword()
+            counted.succeed()
+        return old
+
+
+class ResetPassword(ResetPasswordForm):
+    """Request of a link by email. Each request counts, also for addresses without a user."""
+
+    def clean_email(self) -> str:
+        with attempt(context.request, "reset", self.cleaned_data["email"]):
+            email: str = super().clean_email()
+        return email

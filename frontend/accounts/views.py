@@ -1,0 +1,127 @@
+"""The console's pages: who may see them, and which template shows which view model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from allauth.account.internal.flows.login import perform_password_login
+from allauth.account.models import Login
+from allauth.account.views import LoginView
+from django import forms
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.password_validation import validate_password
+from django.contrib.auth.views import LogoutView
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_safe
+
+from frontend.core import impersonation
+from frontend.core.layout import person_shell, signed_in
+from millrace.conf.environment import platform_settings
+from tenants import actions, audit, invitations
+from tenants.authentication import accesses
+from tenants.models import Invitation, User
+from tenants.reauthentication import has_totp
+
+
+class LogIn(LoginView):
+    """The log-in page; whoever is logged in already goes on."""
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        chosen = platform_settings()
+        sso = {"sso": bool(chosen.oidc_issuer), "sso_name": chosen.oidc_name}
+        return {**super().get_context_data(**kwargs), **sso}
+
+
+class LogOut(LogoutView):
+    """Logging out, which also ends what an operator views."""
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        impersonation.end(request)
+        return super().post(request, *args, **kwargs)
+
+
+class JoinForm(forms.Form):
+    """What somebody who is new here says of themselves, besides the address the invitation went to."""
+
+    name = forms.CharField(label="Your name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+    password = forms.CharField(
+        label="Password", max_length=128, widget=forms.PasswordInput(attrs={"autocomplete": "new-password"})
+    )
+
+    def __init__(self, email: str, data: Any = None) -> None:
+        super().__init__(data)
+        self._email = email
+
+    def clean_password(self) -> str:
+        password: str = self.cleaned_data["password"]
+        validate_password(password, User(email=self._email, name=self.cleaned_data.get("name", "")))
+        return password
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Accept an invitation: as who one is logged in as, after logging in, or as somebody new."""
+    found = invitations.find(token)
+    if found is None:
+        raise Http404
+    user = request.user if isinstance(request.user, User) else None
+    known = User.objects.filter(email__iexact=found.email).exists()
+    sent = request.POST if request.method == "POST" else None
+    form = JoinForm(found.email, sent) if user is None and not known else None
+    refused = ""
+    if request.method == "POST" and found.is_open and (user is not None or (form is not None and form.is_valid())):
+        try:
+            with transaction.atomic():
+                user = user or _newcomer(found, form)
+                actions.do_accept_invitation(found, user)
+        except actions.ActionRefused as fault:
+            refused = str(fault)
+        else:
+            if form is not None:  # a new user, who chose the password in this form
+                made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))
+                signed_in_response: HttpResponse = perform_password_login(request, {"email": user.email}, made)
+                return signed_in_response
+            return redirect("overview", found.tenant.slug)
+    if found.is_open and user is None and known:
+        return redirect(f"{reverse('account_login')}?{urlencode({'next': request.path})}")
+    return render(request, "frontend/invitation.html", {"invitation": found, "form": form, "refused": refused})
+
+
+def _newcomer(found: Invitation, form: JoinForm | None) -> User:
+    assert form is not None  # noqa: S101  (the caller's condition)
+    audit.become(replace(audit.current_actor(), name=found.email))
+    user = User.objects.create_user(found.email, form.cleaned_data["password"], name=form.cleaned_data["name"])
+    audit.record_person("user.create", user, after=audit.described(user))
+    return user
+
+
+@require_safe
+@never_cache
+@login_required
+def account(request: HttpRequest) -> HttpResponse:
+    """One's own log-in: password and second factor."""
+    user = signed_in(request)
+    context = {"shell": person_shell(request, "Your log-in"), "totp": has_totp(user)}
+    return render(request, "frontend/account.html", context)
+
+
+@require_safe
+@never_cache
+@login_required
+def home(request: HttpRequest) -> HttpResponse:
+    """To the one place there is for this person, or a choice of tenants."""
+    user = signed_in(request)
+    if user.is_staff:
+        return redirect("ops-health")
+    tenants = [access.tenant for access in accesses(user)]
+    if len(tenants) == 1:
+        return redirect("overview", tenants[0].slug)
+    context = {"shell": person_shell(request, "Your tenants"), "tenants": tenants}
+    return render(request, "frontend/choose.html", context)

@@ -1,0 +1,131 @@
+"""The palette (Ctrl K) and its page: what a few typed letters may mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from django.db.models import Q
+from django.http import HttpResponse
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from billing.models import Invoice, Price
+from frontend.core.navigation import sections
+from frontend.core.page_context import Visit, operator_page, tenant_page
+from frontend.core.rendering import show
+from millrace.apps.records.models import RequestRecord
+from millrace.conf.environment import platform_settings
+from tenants.models import ApiKey, Tenant, User
+from tenants.permissions import Permission
+
+MOST = 8  # of each kind
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One line of the palette."""
+
+    label: str
+    url: str
+    icon: str
+    detail: str = ""
+    letter: str = ""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The hits of one kind."""
+
+    kind: str
+    hits: tuple[Hit, ...]
+
+
+Finder = Callable[[Visit, str], Iterable[Hit]]
+
+
+def find_keys(visit: Visit, typed: str) -> Iterable[Hit]:
+    """API keys by name or prefix."""
+    if not visit.may(Permission.KEYS_READ):
+        return
+    rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
+    for key in rows.order_by("name")[:MOST]:
+        yield Hit(key.name, visit.url("keys-one", key.pk), "keys", f"{key.prefix}…")
+
+
+def find_request(visit: Visit, typed: str) -> Iterable[Hit]:
+    """A request by its whole id, as callers have it from `x-request-id`."""
+    if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
+        for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
+            yield Hit(row.request_id, visit.url("requests-one", row.request_id), "requests", row.get_verdict_display())
+
+
+def find_invoices(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Invoices and credit notes by number; an operator's are of every tenant."""
+    if not visit.may(Permission.BILLING_READ):
+        return
+    theirs, name = Invoice.objects, "ops-billing-one" if visit.access is None else "invoices-one"
+    rows = theirs.all_tenants() if visit.access is None else theirs.for_tenant(visit.tenant)
+    found = rows.filter(number__icontains=typed).select_related("tenant").order_by("-pk")
+    for row in found[:MOST]:
+        yield Hit(str(row.number), visit.url(name, row.pk), "invoices", row.tenant.name)
+
+
+def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Tenants by name or slug."""
+    rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
+    for tenant in rows.order_by("name")[:MOST]:
+        yield Hit(tenant.name, reverse("ops-tenants-one", args=[tenant.pk]), "tenants", tenant.slug)
+
+
+def find_users(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Users by name or email address."""
+    rows = User.objects.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
+    for user in rows.order_by("email")[:MOST]:
+        yield Hit(user.email, reverse("ops-users-one", args=[user.pk]), "members", user.name)
+
+
+def find_models(visit: Visit, typed: str) -> Iterable[Hit]:
+    """The models that are served, by name: how busy each is."""
+    for spec in platform_settings().models:
+        if typed.lower() in spec.name:
+            yield Hit(spec.name, f"{reverse('ops-fleet')}?model={spec.name}", "models", "fleet")
+
+
+def find_prices(visit: Visit, typed: str) -> Iterable[Hit]:
+    """Models that were ever priced."""
+    rows = Price.objects.filter(model__icontains=typed).order_by("model")
+    for model in rows.values_list("model", flat=True).distinct()[:MOST]:
+        yield Hit(model, f"{reverse('ops-prices')}?{urlencode({'q': model})}", "prices", "prices")
+
+
+# What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
+TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "Invoices": find_invoices}
+OPERATOR: dict[str, Finder] = {
+    "Models": find_models,
+    "Tenants": find_tenants,
+    "Users": find_users,
+    "Prices": find_prices,
+    "Invoices": find_invoices,
+}
+
+
+def _found(visit: Visit) -> tuple[Hits, ...]:
+    typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
+    links = [link for section in sections(visit) for link in section.links if typed.lower() in link.label.lower()]
+    found = [Hits("Screens", tuple(Hit(link.label, link.url, link.icon, letter=link.letter) for link in links))]
+    if typed:
+        with visit.scope():
+            finders = OPERATOR if visit.access is None else TENANT
+            found += [Hits(kind, tuple(islice(find(visit, typed), MOST))) for kind, find in finders.items()]
+    return tuple(hits for hits in found if hits.hits)
+
+
+def _search(visit: Visit) -> HttpResponse:
+    template = "frontend/parts/hits.html" if visit.is_fragment else "frontend/search.html"
+    return show(visit, template, "Search", found=_found(visit), typed=visit.query.get("q", ""))
+
+
+tenant_search = tenant_page()(_search)
+operator_search = operator_page()(_search)

@@ -1,0 +1,40 @@
+"""How far usage has been metered: what every page with figures says next to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import redis
+import structlog
+from django.conf import settings
+
+from billing.metering import status
+
+log = structlog.get_logger(__name__)
+_STALE = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class Metering:
+    """`through`: usage up to this instant is counted; None: nobody knows. `running`: a settler reported lately."""
+
+    through: datetime | None
+    running: bool
+    days_ago: int = 0
+
+
+def metering(now: datetime) -> Metering:
+    """What the settler last said of itself. Without the broker the page still loads: then nobody knows."""
+    try:
+        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+            payload = broker.get(status.STATUS_KEY)
+    except redis.RedisError as fault:
+        log.warning("metering_unknown", error=str(fault))
+        return Metering(None, running=False)
+    if not isinstance(payload, bytes):
+        return Metering(None, running=False)
+    said = status.decode(payload)
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=said.at)
+    through = at - timedelta(milliseconds=said.lag_ms)
+    return Metering(through, running=now - at < _STALE, days_ago=(now.date() - through.date()).days)

@@ -1,0 +1,165 @@
+"""What the operators' page of alerts shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import QuerySet
+from django.urls import NoReverseMatch, reverse
+from django.utils.timesince import timesince
+
+from billing.models import BudgetAlert, Window
+from frontend.core.date_ranges import Choice
+from frontend.core.numbers import Money, compact, exact, share
+from frontend.core.page_context import Visit
+from frontend.tenant.budgets.alerts import Told, how_told
+from millrace.apps.operations.models import HealthEvent
+from tenants.models import Tenant
+
+SIZE = 50
+SHOWS = (("health", "Health"), ("budgets", "Budgets"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    show: str
+    shows: tuple[Choice, ...]
+    only_open: bool
+    states: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class EventRow:
+    title: str
+    kind: str
+    tenant: str
+    urgent: bool
+    opened_at: datetime
+    closed_at: datetime | None
+    lasted: str
+
+
+@dataclass(frozen=True)
+class AlertRow:
+    tenant: str
+    tenant_url: str
+    budget: str
+    threshold: str
+    is_forecast: bool
+    used: str
+    limit: str
+    part: str
+    at: datetime
+    period_start: datetime
+    told: tuple[Told, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    rows: tuple[Any, ...]
+    newer_url: str
+    older_url: str
+
+
+def asked(visit: Visit) -> Asked:
+    """What the address asks for: health events unless it says budgets."""
+    show = "budgets" if visit.query.get("show") == "budgets" else "health"
+    only_open = visit.query.get("state") == "open"
+    shows = tuple(Choice(label, "?" if name == "health" else f"?show={name}", name == show) for name, label in SHOWS)
+    states = (Choice("All", "?", not only_open), Choice("Open", "?state=open", only_open))
+    return Asked(show, shows, only_open, states)
+
+
+def events(visit: Visit) -> Page:
+    """Health events, newest first."""
+    rows = HealthEvent.objects.all()
+    if asked(visit).only_open:
+        rows = rows.filter(closed_at__isnull=True)
+    found, newer, older = _page(visit, rows)
+    ids = {row.tenant_id for row in found if row.tenant_id is not None}
+    names = dict(Tenant.objects.all_tenants().filter(pk__in=ids).values_list("pk", "name"))
+    return Page(tuple(_event(visit, row, names.get(row.tenant_id, "")) for row in found), newer, older)
+
+
+def alerts(visit: Visit) -> Page:
+    """Every tenant's budget alerts, newest first."""
+    rows = BudgetAlert.objects.all_tenants().select_related("budget", "mail", "window", "tenant")
+    found, newer, older = _page(visit, rows)
+    told = how_told(found, None)
+    return Page(tuple(_alert(row, told[row.pk]) for row in found), newer, older)
+
+
+def _page(visit: Visit, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
+    """Up to SIZE of the rows, and the addresses of the newer and the older ones."""
+    before, after = _number(visit, "before"), _number(visit, "after")
+    if after is not None:
+        found = list(rows.filter(pk__gt=after).order_by("pk")[: SIZE + 1])
+        newer, older, found = len(found) > SIZE, True, found[:SIZE][::-1]
+    else:
+        found = list((rows if before is None else rows.filter(pk__lt=before)).order_by("-pk")[: SIZE + 1])
+        newer, older, found = before is not None, len(found) > SIZE, found[:SIZE]
+    return (
+        found,
+        _address(visit, after=found[0].pk) if newer and found else _address(visit) if newer else "",
+        _address(visit, before=found[-1].pk) if older and found else "",
+    )
+
+
+def _event(visit: Visit, row: HealthEvent, tenant: str) -> EventRow:
+    return EventRow(
+        title=row.title,
+        kind=row.kind,
+        tenant=tenant,
+        urgent=row.urgent,
+        opened_at=row.opened_at,
+        closed_at=row.closed_at,
+        lasted=_lasted((row.closed_at or visit.now) - row.opened_at),
+    )
+
+
+def _lasted(time: timedelta) -> str:
+    start = datetime(2000, 1, 1, tzinfo=UTC)
+    return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "under a minute"
+
+
+def _alert(row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
+    is_forecast = row.threshold == BudgetAlert.FORECAST
+    return AlertRow(
+        tenant=row.tenant.name,
+        tenant_url=_budgets(row.tenant),
+        budget=row.budget.name,
+        threshold="Forecast" if is_forecast else f"{row.threshold}%",
+        is_forecast=is_forecast,
+        used=_amount(row.budget.unit, row.used if row.forecast is None else row.forecast),
+        limit=_amount(row.budget.unit, row.limit),
+        part=share(row.used, row.limit),
+        at=row.at,
+        period_start=row.window.period_start,
+        told=told,
+    )
+
+
+def _budgets(tenant: Tenant) -> str:
+    try:
+        return reverse("budgets", args=[tenant.slug])
+    except NoReverseMatch:
+        return reverse("overview", args=[tenant.slug])
+
+
+def _amount(unit: str, amount: int) -> str:
+    if unit == Window.Unit.MONEY:
+        return Money.nano(amount).text
+    return f"{compact(amount) if amount >= 10**6 else exact(amount)} {unit}"
+
+
+def _number(visit: Visit, name: str) -> int | None:
+    text = visit.query.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _address(visit: Visit, **cursor: int) -> str:
+    kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
+    return f"{visit.url('ops-alerts')}?{urlencode(kept | cursor)}"

@@ -1,0 +1,28 @@
+"""Alerts for operators: the page and its two lists."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from django.urls import path
+
+from frontend.core.page_context import Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.operator.alerts import page
+
+HEALTH = Panels("ops-alerts-panel", (Panel("events", "Health", "ops_alerts/events.html", page.events, every=30),))
+BUDGETS = Panels("ops-alerts-budgets", (Panel("alerts", "Budgets", "ops_alerts/alerts.html", page.alerts, every=60),))
+
+
+@operator_page()
+def alerts(visit: Visit) -> HttpResponse:
+    asked = page.asked(visit)
+    panels = BUDGETS if asked.show == "budgets" else HEALTH
+    return show(visit, "ops_alerts/page.html", "Alerts", panels=panels, asked=asked)
+
+
+urlpatterns = [
+    path("ops/alerts/", alerts, name="ops-alerts"),
+    HEALTH.operator_url("ops/alerts/"),
+    BUDGETS.operator_url("ops/alerts/budgets/"),
+]

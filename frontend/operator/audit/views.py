@@ -1,0 +1,41 @@
+"""The audit log for operators: the list, and the drawer of one entry."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+
+from frontend.core import audit_log
+from frontend.core.layout import Crumb
+from frontend.core.page_context import Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+
+
+def _log(visit: Visit) -> audit_log.Log:
+    return audit_log.log(visit, "ops-audit-one")
+
+
+PANELS = Panels("ops-audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
+
+
+@operator_page()
+def audit(visit: Visit) -> HttpResponse:
+    return show(visit, "ops_audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
+
+
+@operator_page()
+def one(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        detail = audit_log.detail(visit, visit.arguments["pk"], "ops-audit-one")
+    if detail is None:
+        raise Http404
+    crumbs = (Crumb("Audit log", visit.url("ops-audit")),)
+    return show(visit, "audit_log/one.html", detail.entry.verb, crumbs=crumbs, detail=detail)
+
+
+urlpatterns = [
+    path("ops/audit/", audit, name="ops-audit"),
+    path("ops/audit/<int:pk>", one, name="ops-audit-one"),
+    PANELS.operator_url("ops/audit/"),
+]

@@ -1,0 +1,286 @@
+"""A month's invoices of every tenant, and whether they, the books and the usage agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Literal
+from urllib.parse import urlencode
+
+from django.db.models import Count, Q, QuerySet, Sum
+
+from billing.actions.drafts import close_after
+from billing.amounts import NANO_A_CENT
+from billing.invoicing.lines import used, wanted
+from billing.metering.archives import require_usage
+from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
+from frontend.core.date_ranges import Choice
+from frontend.core.numbers import Money
+from frontend.core.page_context import Visit
+from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
+from tenants.actions import Conflict
+
+MONTHS = 6
+PAGE = 50
+STATES = {"": "All", "draft": "Draft", "open": "Open", "paid": "Paid", "void": "Void", "uncollectible": "Uncollectible"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a month stands, and which step comes next."""
+
+    pk: int
+    month: str
+    entity: str
+    said: str
+    kind: Literal["good", "warn", "info", ""]
+    drafts: int
+    draft_url: str  # empty where it cannot be
+    finalise_url: str
+
+
+@dataclass(frozen=True)
+class Fields:
+    months: tuple[Choice, ...]
+    states: tuple[Choice, ...]
+    month: str
+    tenant: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Runs:
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Added:
+    label: str
+    count: int
+    amount: Money
+
+
+@dataclass(frozen=True)
+class Figures:
+    sums: tuple[Added, ...]
+    owed: Money
+    past_due: int
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    what: str
+    url: str
+    tenant: str
+    slug: str
+    credit_url: str
+    state: State
+    due_on: date | None
+    subtotal: Money
+    total: Money
+    owed: Money | None
+    booked: Literal["", "agree", "differ"]  # ledger and lines; empty: not booked yet
+    finalise_url: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    rows: tuple[Row, ...]
+    older_url: str
+    first_url: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    name: str
+    url: str
+    tenant: str
+    billed: Money
+    used: Money
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Invoices of the month against its usage. `said`: why they were not compared."""
+
+    at: datetime
+    invoices: int
+    same: int
+    differences: tuple[Difference, ...]
+    usage: Money
+    said: str
+
+
+def month_of(visit: Visit) -> str:
+    """The month the address names; else the newest that is over, or the newest there is."""
+    return visit.once("month", lambda: _month(visit))
+
+
+def _month(visit: Visit) -> str:
+    asked = visit.query.get("month", "")
+    labels = _labels()
+    if asked in labels:
+        return asked
+    over = Period.objects.filter(ends_at__lte=visit.now).order_by("-label").values_list("label", flat=True).first()
+    return over or (labels[0] if labels else f"{visit.now:%Y-%m}")
+
+
+def _labels() -> list[str]:
+    return list(Period.objects.order_by("-label").values_list("label", flat=True).distinct())
+
+
+def fields(visit: Visit) -> Fields:
+    month, state, tenant = month_of(visit), visit.query.get("state", ""), visit.query.get("tenant", "")
+    labels = _labels()
+    near = [label for label in labels[:MONTHS] if label != month] + [month]
+    kept = {name: value for name, value in visit.query.items() if name in ("state", "tenant") and value}
+    months = tuple(
+        Choice(label, f"?{urlencode({**kept, 'month': label})}", label == month) for label in sorted(near, reverse=True)
+    )
+    here = {"month": month} | ({"tenant": tenant} if tenant else {})
+    states = tuple(
+        Choice(label, f"?{urlencode(here | ({'state': name} if name else {}))}", name == state)
+        for name, label in STATES.items()
+    )
+    return Fields(months, states, month, tenant, state)
+
+
+def runs(visit: Visit) -> Runs:
+    """The month, once for each entity."""
+    periods = Period.objects.filter(label=month_of(visit)).select_related("entity").order_by("entity__name", "pk")
+    waiting = Invoice.objects.all_tenants().filter(state=Invoice.State.DRAFT, complete=True).order_by()
+    counts = dict(waiting.values_list("period_id").annotate(Count("pk")))
+    return Runs(tuple(_run(visit, period, counts.get(period.pk, 0)) for period in periods))
+
+
+def _run(visit: Visit, period: Period, drafts: int) -> Run:
+    over = period.ends_at + close_after() <= visit.now
+    kind: Literal["good", "warn", "info", ""]
+    if not over:
+        said, kind = "The month goes on: its drafts show what it would come to, and cannot be final.", "info"
+    elif period.closed_at is None:
+        said, kind = "The month is over, and still takes late usage in until it is closed.", "warn"
+    elif drafts:
+        said, kind = f"Closed. {drafts} draft{'' if drafts == 1 else 's'} wait to be final.", "warn"
+    elif period.invoiced_at is None:
+        said, kind = "Closed. No draft waits.", ""
+    else:
+        said, kind = "Closed, and every tenant is invoiced.", "good"
+    return Run(
+        period.pk,
+        period.label,
+        period.entity.name,
+        said,
+        kind,
+        drafts,
+        visit.url("ops-billing-draft", period.pk),
+        visit.url("ops-billing-finalise-all", period.pk) if drafts else "",
+    )
+
+
+def _invoices(visit: Visit) -> QuerySet[Invoice]:
+    return Invoice.objects.all_tenants().filter(period__label=month_of(visit))
+
+
+def figures(visit: Visit) -> Figures:
+    rows = _invoices(visit).filter(kind=Invoice.Kind.INVOICE)
+    found = {
+        state: (count, total or 0)
+        for state, count, total in rows.order_by().values_list("state").annotate(Count("pk"), Sum("total"))
+    }
+    sums = tuple(
+        Added(label, found.get(state, (0, 0))[0], Money.cents(int(found.get(state, (0, 0))[1])))
+        for state, label in STATES.items()
+        if state
+    )
+    opened = list(rows.filter(state=Invoice.State.OPEN).only("pk", "due_on"))
+    owed = owed_on(LedgerEntry.objects.all_tenants(), opened)
+    late = sum(row.due_on is not None and row.due_on < visit.now.date() for row in opened)
+    return Figures(sums, Money(sum(each.femto for each in owed.values())), late)
+
+
+def listed(visit: Visit) -> Listed:
+    """A page of the month's invoices, by tenant."""
+    rows = _invoices(visit).select_related("tenant", "entity", "period")
+    state, typed = visit.query.get("state", ""), visit.query.get("tenant", "").strip()[:100].replace("\0", "")
+    if state in STATES and state:
+        rows = rows.filter(state=state)
+    if typed:
+        rows = rows.filter(Q(tenant__name__icontains=typed) | Q(tenant__slug__icontains=typed) | Q(number=typed))
+    page = visit.query.get("page", "")
+    start = int(page) * PAGE if page.isascii() and page.isdigit() and len(page) < 6 else 0
+    found = list(rows.order_by("tenant__name", "tenant_id", "pk")[start : start + PAGE + 1])
+    shown = found[:PAGE]
+    owed, booked = owed_on(LedgerEntry.objects.all_tenants(), shown), _booked(shown)
+    kept = {name: value for name, value in visit.query.items() if name != "page"}
+    older = f"?{urlencode({**kept, 'page': start // PAGE + 1})}" if len(found) > PAGE else ""
+    return Listed(
+        tuple(_row(visit, row, owed[row.pk], booked.get(row.pk)) for row in shown),
+        older,
+        f"?{urlencode(kept)}" if start else "",
+    )
+
+
+def _booked(rows: list[Invoice]) -> Mapping[int, bool]:
+    """Whether what each invoice earned in the books is the sum of its lines."""
+    final = {row.pk: row for row in rows if row.state != Invoice.State.DRAFT}
+    if not final:
+        return {}
+    keys = [f"invoice:{pk}" for pk in final]
+    entries = LedgerEntry.objects.all_tenants().filter(transaction__key__in=keys, account=Account.REVENUE).order_by()
+    earned = dict(entries.values_list("invoice_id").annotate(Sum("nano")))
+    lines = InvoiceLine.objects.all_tenants().filter(invoice__in=final).order_by()
+    lined = dict(lines.values_list("invoice_id").annotate(Sum("cents")))
+    return {pk: _agrees(row, int(earned.get(pk, 0)), int(lined.get(pk, 0))) for pk, row in final.items()}
+
+
+def _agrees(row: Invoice, earned_nano: int, lined_cents: int) -> bool:
+    billed = row.taxable if row.gives_back else row.subtotal
+    sign = 1 if row.gives_back else -1
+    return lined_cents == row.subtotal and sign * earned_nano == billed * NANO_A_CENT
+
+
+def _row(visit: Visit, row: Invoice, owed: Money, agrees: bool | None) -> Row:
+    final, sign = row.state != Invoice.State.DRAFT, -1 if row.gives_back else 1
+    return Row(
+        row.number or "Draft",
+        "Credit note" if row.gives_back else "Invoice",
+        visit.url("ops-billing-one", row.pk),
+        row.tenant.name,
+        row.tenant.slug,
+        visit.url("ops-billing-credit", row.tenant.slug),
+        state_of(row, today_of(row, visit.now), owed),
+        row.due_on,
+        Money.cents(sign * row.subtotal),
+        Money.cents(sign * row.total),
+        owed if final and not row.gives_back else None,
+        "" if agrees is None else "agree" if agrees else "differ",
+        visit.url("ops-billing-finalise", row.pk) if not final and row.complete else "",
+    )
+
+
+def compared(visit: Visit) -> Compared:
+    """Each invoice's usage lines against the usage events of its month, in one statement for all tenants."""
+    periods = list(Period.objects.filter(label=month_of(visit)).select_related("entity"))
+    usage = {period.pk: used(period) for period in periods}
+    try:
+        for period in periods:
+            require_usage(period.pk)
+    except Conflict as fault:
+        return Compared(visit.now, 0, 0, (), Money(0), str(fault))
+    standing = _invoices(visit).filter(kind=Invoice.Kind.INVOICE).exclude(state=Invoice.State.VOID)
+    rows = list(standing.select_related("tenant"))
+    lines = InvoiceLine.objects.all_tenants().filter(invoice__in=[row.pk for row in rows], price_id__isnull=False)
+    billed = dict(lines.order_by().values_list("invoice_id").annotate(Sum("femto")))
+    differences = []
+    for row in rows:
+        uses = usage[row.period_id].get(row.tenant_id, [])
+        was = sum(use.femto for use in wanted(Invoice.Kind.INVOICE, uses))
+        if was != int(billed.get(row.pk, 0)):
+            url = visit.url("ops-billing-one", row.pk)
+            found = Money(int(billed.get(row.pk, 0)))
+            differences.append(Difference(row.number or "Draft", url, row.tenant.name, found, Money(was)))
+    everything = sum(use.femto for each in usage.values() for uses in each.values() for use in uses)
+    return Compared(visit.now, len(rows), len(rows) - len(differences), tuple(differences), Money(everything), "")

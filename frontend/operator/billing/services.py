@@ -1,0 +1,98 @@
+"""What operators do to a month and its invoices, by billing's verbs: each may run twice at once, and be cut short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from billing.actions.common import booking
+from billing.actions.corrections import do_issue_credit_note
+from billing.actions.credits import do_grant_credit
+from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
+from billing.actions.invoices import do_finalise
+from billing.actions.payments import Received, do_record_payment
+from billing.amounts import NANO_A_CENT
+from billing.models import CreditGrant, Invoice, Payment, Period
+from frontend.operator.billing.forms import cents_of
+from tenants.actions import ActionRefused, Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.models import Tenant
+
+log = structlog.get_logger(__name__)
+LONG_ENOUGH = 20.0  # seconds of finalising in one go: nobody waits longer for a page
+
+
+@dataclass(frozen=True)
+class Finalised:
+    """What finalising all did: `left` drafts were not reached in time, `refused` says why others were not."""
+
+    done: int
+    left: int
+    refused: tuple[str, ...]
+
+
+def draft(period: Period, now: datetime) -> int:
+    """Draft the month anew for every tenant, after closing it if it is over; how many there are."""
+    if period.closed_at is None and period.ends_at + close_after() <= now:
+        do_close_period(period, now)
+    return len(do_draft(period))
+
+
+def finalise_all(period: Period) -> Finalised:
+    """Make the month's drafts final, one after another, for as long as one may wait."""
+    with system(SystemUse.OPERATOR):
+        rows = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
+        drafts = list(rows.select_related("tenant").order_by("pk"))
+    refused: list[str] = []
+    count, until = 0, time.monotonic() + LONG_ENOUGH
+    for place, row in enumerate(drafts):
+        if time.monotonic() > until:
+            return Finalised(count, len(drafts) - place, tuple(refused))
+        try:
+            do_finalise(row)
+        except Exception as fault:  # one tenant's fault must not hold up the others
+            log.exception("not_finalised", tenant=row.tenant.slug, period=period.label)
+            known = isinstance(fault, ActionRefused)
+            refused.append(f"{row.tenant.slug}: {fault}" if known else f"{row.tenant.slug}: see the log")
+        else:
+            count += 1
+    return Finalised(count, 0, tuple(refused))
+
+
+def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
+    """Record a payment on the invoice; once for each reference."""
+    at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
+    cents, number = cents_of(data["amount"]), str(invoice.number)
+    return do_record_payment(
+        Received("manual", data["reference"], cents, at, invoice.tenant.slug, number, note=data["note"])
+    )
+
+
+def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
+    """Give part of it back, unless somebody has since the form was shown."""
+    with booking(invoice.tenant_id):
+        if notes_on(invoice).count() != data["seen"]:
+            raise Conflict("Another credit note on it came between. Look at it again.")
+        return do_issue_credit_note(invoice, [(data["description"], cents_of(data["amount"]))], data["reason"])
+
+
+def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
+    """Give credit, unless somebody has since the form was shown."""
+    last = data["expires_on"]
+    expires = last and datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
+    with booking(tenant.pk):
+        if credits_of(tenant) != data["seen"]:
+            raise Conflict("Another credit came between. Look at what it has now.")
+        nano = cents_of(data["amount"]) * NANO_A_CENT
+        return do_grant_credit(tenant, CreditGrant.Kind(data["kind"]), nano, expires_at=expires, note=data["note"])
+
+
+def credits_of(tenant: Tenant) -> int:
+    """How many it has been given. Inside a scope that sees them."""
+    return CreditGrant.objects.for_tenant(tenant).count()

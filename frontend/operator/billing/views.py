@@ -1,0 +1,342 @@
+"""Billing runs: the page, an invoice, and the forms of what is done to them, each proved, typed and audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+
+from billing.actions.corrections import do_void, do_write_off
+from billing.actions.drafts import notes_on
+from billing.actions.invoices import do_finalise
+from billing.actions.payments import outstanding
+from billing.amounts import dollars
+from billing.invoicing.lines import lines_of
+from billing.models import Invoice, InvoiceLine, Period
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import ask, posted
+from frontend.core.layout import Crumb
+from frontend.core.metering import metering
+from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import done, show
+from frontend.operator.billing import page, services
+from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, WithReason
+from frontend.tenant.invoices.checking import Reconciled, reconciled
+from frontend.tenant.invoices.document import shown
+from frontend.tenant.invoices.tracing import traced
+from tenants.models import Tenant
+
+TITLE = "Billing runs"
+FOREVER = "That cannot be undone: what is final is only ever corrected by a credit note, or taken back as a whole."
+
+
+def _check(visit: Visit) -> Reconciled:
+    return reconciled(_invoice(visit).pk, visit.now)
+
+
+PANELS = Panels(
+    "ops-billing-panel",
+    (
+        Panel("runs", "Where the month stands", "ops_billing/runs.html", page.runs),
+        Panel("figures", "Invoices by state", "ops_billing/figures.html", page.figures),
+        Panel("list", "The month’s invoices", "ops_billing/list.html", page.listed),
+        Panel("compared", "Invoices against usage", "ops_billing/compared.html", page.compared, every=0, lazy=True),
+    ),
+)
+CHECKS = Panels(
+    "ops-billing-one-panel",
+    (Panel("check", "The check against usage", "invoices/check.html", _check, every=0, lazy=True),),
+)
+
+
+@operator_page()
+def billing(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        fields = page.fields(visit)
+    metered = metering(visit.now)
+    return show(visit, "ops_billing/page.html", TITLE, panels=PANELS, fields=fields, metering=metered)
+
+
+@operator_page()
+def invoice(visit: Visit) -> HttpResponse:
+    found = _invoice(visit)
+
+    def line_url(line: InvoiceLine) -> str:
+        return visit.url("ops-billing-line", found.pk, line.position)
+
+    with visit.scope():
+        one = visit.url
+        it = shown(
+            found, lines_of(found), visit.now, line_url=line_url, invoice_url=lambda pk: one("ops-billing-one", pk)
+        )
+        can = _possible(visit, found)
+    return show(visit, "ops_billing/one.html", it.title, panels=CHECKS, crumbs=_crumbs(visit), it=it, can=can, of=found)
+
+
+def _possible(visit: Visit, found: Invoice) -> dict[str, str]:
+    """The addresses of what may be done to it, by name; empty: not as it stands."""
+    draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
+    paid, billed = found.state == Invoice.State.PAID, not found.gives_back
+    untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
+    able = {
+        "finalise": draft and found.complete,
+        "payment": billed and is_open,
+        "credit-note": billed and (is_open or paid),
+        "void": untouched,
+        "write-off": billed and is_open,
+    }
+    found_urls = {
+        name.replace("-", "_"): visit.url(f"ops-billing-{name}", found.pk) if it else "" for name, it in able.items()
+    }
+    return found_urls | {"credit": visit.url("ops-billing-credit", found.tenant.slug)}
+
+
+@operator_page()
+def line(visit: Visit) -> HttpResponse:
+    found = _invoice(visit)
+    with visit.scope():
+        rows = InvoiceLine.objects.all_tenants().filter(invoice=found, price_id__isnull=False)
+        row = rows.filter(position=visit.arguments["line"]).first()
+        if row is None:
+            raise Http404
+        here = visit.url("ops-billing-line", found.pk, row.position)
+        told = traced(visit, found, row, here, "")
+    name, up = found.number or "Draft", visit.url("ops-billing-one", found.pk)
+    crumbs = (*_crumbs(visit), Crumb(name, up))
+    return show(visit, "invoices/line.html", f"Line {row.position}", crumbs=crumbs, told=told, up=up, name=name)
+
+
+# A month.
+
+
+@operator_page(methods=FORM, step_up=True)
+def draft(visit: Visit) -> HttpResponse:
+    period = _period(visit)
+    closes = period.closed_at is None and period.ends_at <= visit.now
+    effect = f"Every tenant’s draft of {period.label} is written anew from its usage; what is final stays as it is."
+    if closes:
+        effect = f"{period.label} is closed for good: usage that comes later goes to the next month. Then e{effect[1:]}"
+
+    def verb(data: dict[str, Any]) -> int:
+        return services.draft(period, visit.now)
+
+    return _confirm(
+        visit,
+        Confirm(period.label, posted(visit)),
+        verb,
+        title=f"Draft {period.label}",
+        submit="Close and draft" if closes else "Draft",
+        effect=effect,
+        back=_month_url(visit, period),
+        said=lambda count: f"{count} drafts of {period.label} were written.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def finalise_all(visit: Visit) -> HttpResponse:
+    period = _period(visit)
+    with visit.scope():
+        drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
+        count, worth = drafts.count(), sum(drafts.values_list("total", flat=True))
+    many = f"{count} invoice{'' if count == 1 else 's'}"
+    effect = f"{many} of {period.label}, {dollars(worth)} together, get numbers, are booked, and are mailed. {FOREVER}"
+
+    def said(did: services.Finalised) -> str:
+        left = f" {did.left} are left: go on in the same way." if did.left else ""
+        faults = f" Not final: {'; '.join(did.refused)}." if did.refused else ""
+        return f"{did.done} invoices of {period.label} are final.{left}{faults}"
+
+    return _confirm(
+        visit,
+        Confirm(period.label, posted(visit)),
+        lambda data: services.finalise_all(period),
+        title=f"Finalise {period.label}",
+        submit="Finalise all",
+        effect=effect,
+        back=_month_url(visit, period),
+        said=said,
+    )
+
+
+# An invoice.
+
+
+@operator_page(methods=FORM, step_up=True)
+def finalise(visit: Visit) -> HttpResponse:
+    found = _invoice(visit)
+    if found.state != Invoice.State.DRAFT:
+        return done(visit, visit.url("ops-billing-one", found.pk), f"{found.number} is final already.")
+    name = found.tenant.slug
+    what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total)}"
+    return _on_invoice(
+        visit,
+        found,
+        Confirm(name, posted(visit)),
+        lambda data: do_finalise(found),
+        title=f"Finalise {found.period.label} of {found.tenant.name}",
+        submit="Finalise",
+        effect=f"{what}, gets its number, is booked, and is mailed. {FOREVER}",
+        said=lambda row: f"{row.number} is final.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def payment(visit: Visit) -> HttpResponse:
+    found, owed = _final(visit)
+    start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": visit.now.date()}
+    form = RecordPayment(str(found.number), posted(visit))
+    form.initial = start
+    return _on_invoice(
+        visit,
+        found,
+        form,
+        lambda data: services.pay(found, data),
+        title=f"Record a payment on {found.number}",
+        submit="Record the payment",
+        effect=f"The amount is booked as received from {found.tenant.name}, of whom {dollars(owed)} are owed on it.",
+        said=lambda paid: (
+            "The payment was recorded." if paid[1] else "This payment was recorded before; nothing changed."
+        ),
+        danger=False,
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def credit_note(visit: Visit) -> HttpResponse:
+    found, _ = _final(visit)
+    with visit.scope():
+        seen = notes_on(found).count()
+    form = IssueNote(str(found.number), posted(visit))
+    form.initial = {"seen": seen}
+    given = "What is owed on it becomes less; what was paid goes to coming invoices, what was credit is credit again."
+    return _on_invoice(
+        visit,
+        found,
+        form,
+        lambda data: services.credit_note(found, data),
+        title=f"Credit note on {found.number}",
+        submit="Issue the credit note",
+        effect=f"{found.tenant.name} is given the amount back, with its tax, on a credit note that is mailed. {given}",
+        said=lambda note: f"{note.number} was issued.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def void(visit: Visit) -> HttpResponse:
+    found, _ = _final(visit)
+    return _on_invoice(
+        visit,
+        found,
+        WithReason(str(found.number), posted(visit)),
+        lambda data: do_void(found, data["reason"]),
+        title=f"Void {found.number}",
+        submit="Void it",
+        effect=f"Nothing is owed on {found.number} any more. It keeps its number, credits it used come back, and"
+        " the month may be drafted again. That cannot be undone.",
+        said=lambda row: f"{row.number} is void.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def write_off(visit: Visit) -> HttpResponse:
+    found, owed = _final(visit)
+    return _on_invoice(
+        visit,
+        found,
+        WithReason(str(found.number), posted(visit)),
+        lambda data: do_write_off(found, data["reason"]),
+        title=f"Give up {found.number}",
+        submit="Give it up",
+        effect=f"The {dollars(owed)} that {found.tenant.name} owes on it become bad debt. That cannot be undone.",
+        said=lambda row: f"{row.number} is uncollectible.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def credit(visit: Visit) -> HttpResponse:
+    """Give a tenant credit."""
+    with visit.scope():
+        tenant = Tenant.objects.all_tenants().filter(slug=visit.arguments["tenant"]).first()
+        if tenant is None:
+            raise Http404
+        seen = services.credits_of(tenant)
+    form = GrantCredit(tenant.slug, posted(visit))
+    form.initial = {"seen": seen}
+    return _confirm(
+        visit,
+        form,
+        lambda data: services.grant(tenant, data),
+        title=f"Give {tenant.name} credit",
+        submit="Give credit",
+        effect=f"Coming invoices of {tenant.name} are less by the amount, before tax, until it is used up or expires.",
+        back=visit.url("ops-tenants-one", tenant.pk),
+        said=lambda grant: f"{tenant.name} has {dollars(grant.nano // 10**7)} more of credit.",
+        danger=False,
+    )
+
+
+def _on_invoice(
+    visit: Visit, found: Invoice, form: Any, verb: Callable[[dict[str, Any]], Any], **given: Any
+) -> HttpResponse:
+    return _confirm(visit, form, verb, back=visit.url("ops-billing-one", found.pk), **given)
+
+
+def _confirm(
+    visit: Visit, form: Any, verb: Callable[[dict[str, Any]], Any], *, title: str, danger: bool = True, **given: Any
+) -> HttpResponse:
+    """The page of one deed; what was done is said where `back` leads."""
+    return ask(visit, title, form, verb, crumbs=_crumbs(visit), danger=danger, **given)
+
+
+def _period(visit: Visit) -> Period:
+    with visit.scope():
+        found = Period.objects.select_related("entity").filter(pk=visit.arguments["period"]).first()
+    if found is None:
+        raise Http404
+    return found
+
+
+def _invoice(visit: Visit) -> Invoice:
+    with visit.scope():
+        rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to", "tenant")
+        found = rows.filter(pk=visit.arguments["invoice"]).first()
+    if found is None:
+        raise Http404
+    return found
+
+
+def _final(visit: Visit) -> tuple[Invoice, int]:
+    """An invoice, no draft or note, and what is owed on it, in cents."""
+    found = _invoice(visit)
+    if found.state == Invoice.State.DRAFT or found.gives_back:
+        raise Http404
+    with visit.scope():
+        return found, outstanding(found)
+
+
+def _month_url(visit: Visit, period: Period) -> str:
+    return f"{visit.url('ops-billing')}?month={period.label}"
+
+
+def _crumbs(visit: Visit) -> tuple[Crumb, ...]:
+    return (Crumb(TITLE, visit.url("ops-billing")),)
+
+
+urlpatterns = [
+    path("ops/billing/", billing, name="ops-billing"),
+    PANELS.operator_url("ops/billing/"),
+    path("ops/billing/months/<int:period>/draft", draft, name="ops-billing-draft"),
+    path("ops/billing/months/<int:period>/finalise", finalise_all, name="ops-billing-finalise-all"),
+    path("ops/billing/tenants/<slug:tenant>/credit", credit, name="ops-billing-credit"),
+    path("ops/billing/<int:invoice>", invoice, name="ops-billing-one"),
+    CHECKS.operator_url("ops/billing/<int:invoice>/"),
+    path("ops/billing/<int:invoice>/lines/<int:line>", line, name="ops-billing-line"),
+    path("ops/billing/<int:invoice>/finalise", finalise, name="ops-billing-finalise"),
+    path("ops/billing/<int:invoice>/payment", payment, name="ops-billing-payment"),
+    path("ops/billing/<int:invoice>/credit-note", credit_note, name="ops-billing-credit-note"),
+    path("ops/billing/<int:invoice>/void", void, name="ops-billing-void"),
+    path("ops/billing/<int:invoice>/write-off", write_off, name="ops-billing-write-off"),
+]

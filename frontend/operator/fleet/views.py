@@ -1,0 +1,75 @@
+"""Fleet: the page, its panels, and what a machine costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.http import Http404, HttpResponse
+from django.urls import path, reverse
+
+from billing.pricing.price_book import nano_per_million
+from frontend.core.form_view import posted
+from frontend.core.layout import Crumb
+from frontend.core.metering import metering
+from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import carry_out, done, refused, show
+from frontend.operator.fleet import page
+from millrace.apps.operations.costs import do_set_machine_cost
+from millrace.conf.environment import platform_settings
+
+PANELS = Panels(
+    "ops-fleet-panel",
+    (
+        Panel("workers", "Workers", "ops_fleet/workers.html", page.workers, every=30),
+        Panel("history", "History", "ops_fleet/history.html", page.history, every=60),
+        Panel("cost", "Cost and price", "ops_fleet/cost.html", page.cost, every=60),
+    ),
+)
+
+
+class MachineCost(forms.Form):
+    """USD an hour; cleaned to nano-USD."""
+
+    amount = forms.CharField(
+        max_length=20,
+        label="USD an hour, for each replica",
+        help_text="Machine, power and place, as your own books have it: 0.40",
+        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
+    )
+
+    def clean_amount(self) -> int:
+        try:
+            return nano_per_million(self.cleaned_data["amount"].strip().removeprefix("$"))
+        except ValueError as fault:
+            raise forms.ValidationError(f"Want an amount such as 0.40: {fault}.") from fault
+
+
+@operator_page()
+def fleet(visit: Visit) -> HttpResponse:
+    context: dict[str, Any] = {"asked": page.asked(visit), "metering": metering(visit.now)}
+    return show(visit, "ops_fleet/page.html", "Fleet", panels=PANELS, **context)
+
+
+@operator_page(methods=FORM)
+def cost(visit: Visit) -> HttpResponse:
+    model = visit.arguments["model"]
+    if model not in {spec.name for spec in platform_settings().models}:
+        raise Http404
+    form = MachineCost(posted(visit))
+    title, back = f"Machine cost of {model}", reverse("ops-fleet")
+    given: dict[str, Any] = {"action": visit.request.path, "submit": "Save", "back": back}
+    given["crumbs"] = (Crumb("Fleet", back),)
+    if visit.request.method == "POST":
+        if carry_out(form, lambda data: do_set_machine_cost(model, data["amount"])):
+            return done(visit, back, f"The cost of {model} was set.")
+        return refused(visit, "frontend/form.html", title, form, **given)
+    return show(visit, "frontend/form.html", title, form=form, **given)
+
+
+urlpatterns = [
+    path("ops/fleet/", fleet, name="ops-fleet"),
+    path("ops/fleet/costs/<str:model>", cost, name="ops-fleet-cost"),
+    PANELS.operator_url("ops/fleet/"),
+]

@@ -1,0 +1,91 @@
+"""Health: its page, its panels, what is done about a usage record in quarantine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.http import Http404, HttpResponse
+from django.urls import path, reverse
+
+from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
+from billing.models import UsageQuarantine
+from frontend.core.form_view import posted
+from frontend.core.layout import Crumb
+from frontend.core.metering import metering
+from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import carry_out, done, refused, show
+from frontend.operator.health import page
+from millrace.conf.environment import platform_settings
+
+PANELS = Panels(
+    "ops-health-panel",
+    (
+        Panel("needs", "What needs you", "ops_health/needs.html", page.needs, every=10),
+        Panel("figures", "Now", "ops_health/figures.html", page.figures, every=5),
+        Panel("queues", "Queues", "ops_health/queues.html", page.queues, every=5),
+        Panel("reconciliation", "Reconciliation", "ops_health/reconciliation.html", page.reconciliation, every=60),
+        Panel("quarantine", "Quarantine", "ops_health/quarantine.html", page.quarantine, every=30),
+    ),
+)
+
+
+class Dismissal(forms.Form):
+    why = forms.CharField(max_length=200, label="Why it shall not count", help_text="Kept in the audit log.")
+
+
+@operator_page()
+def health(visit: Visit) -> HttpResponse:
+    context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_objective_ms}
+    return show(visit, "ops_health/page.html", "Health", panels=PANELS, **context)
+
+
+@operator_page(methods=FORM, step_up=True)
+def replay(visit: Visit) -> HttpResponse:
+    return _quarantined(
+        visit,
+        forms.Form(posted(visit)),  # nothing is asked: only that it is sent
+        "Settle again",
+        "The record is rated and stored as if it came now, once, and is billed to its tenant.",
+        "It was settled.",
+        lambda pk, data: do_replay_quarantined(pk),
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def dismiss(visit: Visit) -> HttpResponse:
+    return _quarantined(
+        visit,
+        Dismissal(posted(visit)),
+        "Dismiss",
+        "What this record says was used is never counted and never billed.",
+        "It was dismissed.",
+        lambda pk, data: do_dismiss_quarantined(pk, **data),
+    )
+
+
+def _quarantined(visit: Visit, form: forms.Form, submit: str, effect: str, said: str, verb: Any) -> HttpResponse:
+    pk = visit.arguments["pk"]
+    with visit.scope():
+        row = UsageQuarantine.objects.filter(pk=pk).first()
+    if row is None:
+        raise Http404
+    title = f"{submit}: record {row.stream_id}"
+    back = reverse("ops-health")
+    crumbs = (Crumb("Health", back),)
+    given: dict[str, Any] = {"action": visit.request.path, "submit": submit, "back": back, "effect": effect}
+    given |= {"crumbs": crumbs}
+    if visit.request.method == "POST":
+        if carry_out(form, lambda data: verb(pk, data)):
+            return done(visit, back, said)
+        return refused(visit, "frontend/form.html", title, form, **given)
+    return show(visit, "frontend/form.html", title, form=form, **given)
+
+
+urlpatterns = [
+    path("ops/", health, name="ops-health"),
+    path("ops/quarantine/<int:pk>/replay", replay, name="ops-health-replay"),
+    path("ops/quarantine/<int:pk>/dismiss", dismiss, name="ops-health-dismiss"),
+    PANELS.operator_url("ops/health/"),
+]

@@ -1,0 +1,5 @@
+"""The price book, for operators."""
+
+from frontend.operator.prices.views import urlpatterns
+
+__all__ = ["urlpatterns"]

@@ -1,0 +1,195 @@
+"""What operators fill in about prices."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from django import forms
+
+from billing.metering.usage import instant
+from billing.models import PriceBook
+from billing.pricing.price_book import LONGEST_NAME, Kind, NewPrice, Proposal, nano_per_million
+from billing.pricing.price_files import Imported, read_csv, read_public
+from billing.pricing.pricing import Tier
+from frontend.tenant.prices.page import COLUMNS, TIERS
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.models import Tenant
+
+LARGEST = 16 * 2**20  # bytes of a file
+_OFF = {"autocomplete": "off", "spellcheck": "false"}
+
+
+class Whose(forms.Form):
+    """Whose prices they are, and from when."""
+
+    book = forms.SlugField(
+        label="Price book",
+        max_length=50,
+        initial=PriceBook.LIST,
+        required=False,
+        help_text="“list” is everybody’s who has no other. A new name makes a new book.",
+        widget=forms.TextInput(attrs=_OFF),
+    )
+    tenant = forms.CharField(
+        label="Or one tenant’s own",
+        max_length=50,
+        required=False,
+        help_text="Its slug. Own prices beat the book’s.",
+        widget=forms.TextInput(attrs=_OFF),
+    )
+    since = forms.CharField(
+        label="In force from",
+        max_length=25,
+        required=False,
+        help_text="As 2026-12-01 or 2026-12-01 14:30, UTC. Left empty: when they are published.",
+        widget=forms.TextInput(attrs=_OFF),
+    )
+    note = forms.CharField(
+        label="Note",
+        max_length=200,
+        required=False,
+        help_text="Why: the second person reads it.",
+        widget=forms.TextInput(attrs=_OFF),
+    )
+
+    def clean_since(self) -> datetime | None:
+        text = self.cleaned_data["since"].strip()
+        if not text:
+            return None
+        try:
+            since = instant(text)
+        except ValueError:
+            raise forms.ValidationError("Want a day, or a day and a time: 2026-12-01 14:30.") from None
+        if since <= datetime.now(UTC):
+            raise forms.ValidationError("That moment has passed.")
+        return since
+
+    def clean_tenant(self) -> Tenant | None:
+        slug = self.cleaned_data["tenant"].strip()
+        if not slug:
+            return None
+        with system(SystemUse.OPERATOR):
+            found = Tenant.objects.all_tenants().filter(slug=slug).first()
+        if found is None:
+            raise forms.ValidationError("There is no such tenant.")
+        return found
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        given["book"] = PriceBook.LIST if given.get("tenant") else given.get("book") or PriceBook.LIST
+        return given
+
+
+class ModelPrices(Whose):
+    """All prices of one model in one tier, for every prompt at any time."""
+
+    model = forms.CharField(label="Model", max_length=LONGEST_NAME, widget=forms.TextInput(attrs=_OFF))
+    tier = forms.ChoiceField(label="Tier", choices=[(tier.value, label) for tier, label in TIERS.items()])
+
+    def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial)
+        box = forms.TextInput(attrs=_OFF | {"inputmode": "decimal"})
+        for component, label in COLUMNS:
+            self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
+        last = self.fields[COLUMNS[-1][0].value]
+        last.help_text = "A class without a price refuses the requests that use it; 0 is free."
+        self.order_fields(["model", "tier", *(component.value for component, _ in COLUMNS), *Whose.base_fields])
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean()
+        prices = []
+        for component, _ in COLUMNS:
+            text = (given.get(component.value) or "").strip()
+            if not text:
+                continue
+            try:
+                nano = nano_per_million(text)
+            except ValueError as fault:
+                self.add_error(component.value, f"{fault}.")
+                continue
+            prices.append(NewPrice(given.get("model", ""), Tier(given.get("tier", Tier.STANDARD)), component, nano))
+        if not prices and not self.errors:
+            raise forms.ValidationError("Give at least one price.")
+        return given | {"proposal": Proposal(tuple(prices))}
+
+
+class Csv(Whose):
+    """Any prices, as a file or as text."""
+
+    file = forms.FileField(label="CSV file", required=False)
+    text = forms.CharField(
+        label="Or the CSV itself",
+        required=False,
+        strip=False,
+        help_text="Columns: model, tier, component, usd_per_million, and if wanted from_tokens, until_tokens,"
+        " from_time, until_time. They replace, as a whole, those of the models and tiers they name.",
+        widget=forms.Textarea(attrs=_OFF | {"rows": 12, "class": "mono", "wrap": "off"}),
+    )
+    withdrawn = forms.CharField(
+        label="No longer priced",
+        required=False,
+        help_text="One a line: a model, or model,tier. Its requests are refused from then on.",
+        widget=forms.Textarea(attrs=_OFF | {"rows": 2, "class": "mono"}),
+    )
+    field_order = ("file", "text", "withdrawn", "book", "tenant", "since", "note")
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean()
+        try:
+            withdrawn = tuple(_kind(line) for line in given.get("withdrawn", "").splitlines() if line.strip())
+            text = _content(given.get("file")) or given.get("text", "")
+            prices = read_csv(text.splitlines()).prices if text.strip() else ()
+        except ValueError as fault:
+            raise forms.ValidationError(f"{fault}.") from fault
+        return given | {"proposal": Proposal(tuple(prices), withdrawn)}
+
+
+class Public(forms.Form):
+    """The public price file."""
+
+    file = forms.FileField(label="model_prices_and_context_window.json")
+    models = forms.CharField(
+        label="Only these models",
+        required=False,
+        help_text="Names as in the file, one a line or with commas between. Left empty: all.",
+        widget=forms.Textarea(attrs=_OFF | {"rows": 3, "class": "mono"}),
+    )
+    rounding = forms.BooleanField(
+        label="Round prices that are not whole nano-USD, rather than leave them out", required=False
+    )
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        if "file" not in given:
+            return given
+        models = {name for name in re.split(r"[,\s]+", given.get("models", "")) if name} or None
+        try:
+            text = _content(given["file"])
+            imported: Imported = read_public(text, rounding=given["rounding"], models=models)
+        except (ValueError, TypeError, AttributeError, KeyError) as fault:
+            raise forms.ValidationError("This is no such file: want a JSON object of models.") from fault
+        if models and (missing := sorted(models - {price.model for price in imported.prices} - set(imported.unpriced))):
+            self.add_error("models", f"Not in the file: {', '.join(missing[:10])}.")
+        return given | {"imported": imported}
+
+
+def _content(file: Any) -> str:
+    """The upload as text.
+
+    Raises:
+        ValueError: it is too large, or no UTF-8.
+    """
+    if not file:
+        return ""
+    if file.size > LARGEST:
+        raise ValueError(f"The file is larger than {LARGEST // 2**20} MB")
+    text: str = file.read().decode("utf-8-sig")
+    return text
+
+
+def _kind(line: str) -> Kind:
+    model, _, tier = line.strip().partition(",")
+    return model.strip(), Tier(tier.strip() or Tier.STANDARD)

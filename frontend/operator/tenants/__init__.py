@@ -1,0 +1,5 @@
+"""All tenants, for operators."""
+
+from frontend.operator.tenants.views import urlpatterns
+
+__all__ = ["urlpatterns"]

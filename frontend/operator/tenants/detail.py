@@ -1,0 +1,369 @@
+"""One tenant, as operators see it: one view model a panel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from django.db.models import Q
+from django.http import Http404
+
+from billing.actions.credits import with_rest
+from billing.ledger import balance
+from billing.metering.usage import Question, sums, this_month
+from billing.models import (
+    Account,
+    BillingProfile,
+    BookAssignment,
+    CreditGrant,
+    Invoice,
+    Price,
+    PriceBook,
+    UsageQuarantine,
+)
+from frontend.core.charts import Chart, Series
+from frontend.core.layout import initials
+from frontend.core.numbers import Money, exact, share
+from frontend.core.page_context import Visit
+from frontend.operator.tenants import standing
+from frontend.operator.tenants.page import commitments
+from inference_worker.contract.messages import decode_usage
+from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant
+
+SHOWN = 8
+LATEST = 5
+MOST_BUDGETS = 50
+DAYS = 30
+LOOKED_AT = 500  # records in quarantine
+
+
+@dataclass(frozen=True)
+class Head:
+    """The page's title, and what can be done. `resume_url` or `suspend_url`: the one that makes sense."""
+
+    tenant: Tenant
+    status_label: str
+    view_url: str
+    suspend_url: str
+    resume_url: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    spend: Money
+    before: Money  # on the same days of last month
+    before_label: str
+    requests: int
+    tokens: int
+    margin: Money | None
+    margin_share: str
+    credit: Money
+    owed: Money
+    open_invoices: int
+    month: datetime
+
+
+@dataclass(frozen=True)
+class Plan:
+    book: str
+    book_url: str
+    own_prices: int
+    own_url: str
+    commitments: str
+    billed_as: str
+    entity: str
+    live_keys: int
+    keeps: int
+
+
+@dataclass(frozen=True)
+class BudgetRow:
+    room: standing.Room
+    mode: str
+    level: str  # of the badge
+    raise_url: str
+    is_raised: bool
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    of: str
+    model: str
+    limits: str
+    is_ours: bool
+    is_dry: bool
+
+
+@dataclass(frozen=True)
+class Bounds:
+    budgets: tuple[BudgetRow, ...]
+    limits: tuple[LimitRow, ...]
+    budgets_url: str
+
+
+@dataclass(frozen=True)
+class Person:
+    name: str
+    email: str
+    initials: str
+    role: str
+    last_login: datetime | None
+    invited_until: datetime | None  # None: a member
+
+
+@dataclass(frozen=True)
+class People:
+    rows: tuple[Person, ...]
+    more: int
+    invite_url: str
+
+
+@dataclass(frozen=True)
+class CreditRow:
+    name: str
+    kind: str
+    rest: Money
+    nano: Money
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Credits:
+    rows: tuple[CreditRow, ...]
+    left: Money
+    give_url: str
+
+
+@dataclass(frozen=True)
+class InvoiceRow:
+    number: str
+    url: str
+    month: str
+    state: str
+    level: str
+    total: Money
+    issued_at: datetime | None
+
+
+@dataclass(frozen=True)
+class PutAside:
+    received_at: datetime
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Changed:
+    at: datetime
+    verb: str
+    actor: str
+    object: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Log:
+    rows: tuple[Changed, ...]
+    url: str
+
+
+def tenant_of(visit: Visit) -> Tenant:
+    """The tenant that the address names, in the visit's scope.
+
+    Raises:
+        Http404: there is none such.
+    """
+
+    def find() -> Tenant:
+        found = Tenant.objects.all_tenants().filter(pk=visit.arguments["tenant"]).first()
+        if found is None:
+            raise Http404
+        return found
+
+    return visit.once("ops-tenant", find)
+
+
+def head(visit: Visit) -> Head:
+    tenant = tenant_of(visit)
+    served, here = tenant.status == Tenant.Status.ACTIVE, tenant.status != Tenant.Status.PURGED
+    return Head(
+        tenant,
+        "To be purged" if tenant.purge_after else tenant.get_status_display(),
+        view_url=visit.url("ops-tenants-view", tenant.pk) if here else "",
+        suspend_url=visit.url("ops-tenants-suspend", tenant.pk) if here and served else "",
+        resume_url=visit.url("ops-tenants-resume", tenant.pk) if here and not served else "",
+    )
+
+
+def figures(visit: Visit) -> Figures:
+    tenant = tenant_of(visit)
+    start, now = this_month(visit.now)
+    last = this_month(start - timedelta(days=1))[0]
+    used = standing.spent(start).get(tenant.pk, standing.Spent())
+    before = sums(Question(tenant.pk, last, min(last + (now - start), start)))
+    margin = standing.margin(used, standing.token_costs(now))
+    owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, kind=Invoice.Kind.INVOICE)
+    return Figures(
+        spend=Money(used.femto),
+        before=Money(sum(row["cost_femto"] for row in before)),
+        before_label=f"{last:%B}",
+        requests=used.requests,
+        tokens=used.all_tokens,
+        margin=margin,
+        margin_share=share(margin.femto, used.femto) if margin is not None and margin.femto >= 0 else "",
+        credit=_credit_left(tenant, visit.now),
+        owed=Money.nano(max(0, balance(tenant.pk, Account.RECEIVABLE))),
+        open_invoices=owed.count(),
+        month=start,
+    )
+
+
+def spend(visit: Visit) -> Chart | None:
+    """Each day of the last thirty; None: nothing was spent."""
+    tenant = tenant_of(visit)
+    today = datetime.combine(visit.now.astimezone(UTC).date(), datetime.min.time(), UTC)
+    days = [today - timedelta(days=ago) for ago in reversed(range(DAYS))]
+    found = {row["start"]: row["cost_femto"] for row in sums(Question(tenant.pk, days[0], visit.now), bucket="day")}
+    values = tuple(int(found.get(day, 0)) for day in days)
+    if not any(values):
+        return None
+    total = Money(sum(values)).text
+    of = f"Spend by day, last {DAYS} days: {total} in all"
+    return Chart("spend", of, tuple(days), (Series("Spend", "spend", values, "area", total),), "usd", height=214)
+
+
+def plan(visit: Visit) -> Plan:
+    tenant = tenant_of(visit)
+    assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
+    profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
+    own = Price.objects.filter(Q(effective_until=None) | Q(effective_until__gt=visit.now), tenant_id=tenant.pk)
+    live = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None)
+    return Plan(
+        book=assigned.book.name if assigned else PriceBook.LIST,
+        book_url=visit.url("ops-tenants-book", tenant.pk),
+        own_prices=own.count(),
+        own_url=f"{visit.url('ops-prices')}?tenant={tenant.slug}",
+        commitments=", ".join(commitments(visit.now).get(tenant.pk, ())),
+        billed_as=profile.name if profile else tenant.name,
+        entity=profile.entity.name if profile else "",
+        live_keys=live.filter(Q(expires_at=None) | Q(expires_at__gt=visit.now)).count(),
+        keeps=tenant.keep_content_days,
+    )
+
+
+def bounds(visit: Visit) -> Bounds:
+    """Budgets, the fullest first, and limits."""
+    tenant = tenant_of(visit)
+    rooms = standing.budgets(visit.now, tenant.pk, MOST_BUDGETS).get(tenant.pk, [])
+    modes = {"hard": "Blocks", "soft": "Only counts", "dry_run": "On trial"}
+    rows = (
+        LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")
+    )
+    return Bounds(
+        tuple(
+            BudgetRow(
+                room,
+                modes[room.mode],
+                "bad" if room.mode == "hard" and room.per_mille >= 1000 else "warn" if room.is_near else "",
+                visit.url("ops-tenants-raise", tenant.pk, room.id),
+                room.raise_until is not None and room.raise_until > visit.now,
+            )
+            for room in rooms
+        ),
+        tuple(_limits(row) for row in rows[:MOST_BUDGETS]),
+        f"/t/{tenant.slug}/budgets/",
+    )
+
+
+def _limits(row: LimitSet) -> LimitRow:
+    of = f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
+    set_ = [(name, getattr(row, name)) for name in LIMITS]
+    said = ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
+    return LimitRow(of, row.model, said, row.by_operator, row.dry_run)
+
+
+def people(visit: Visit) -> People:
+    """Owners first, then who is invited."""
+    tenant = tenant_of(visit)
+    rows = Membership.objects.for_tenant(tenant).select_related("user")
+    ranks = {role: place for place, role in enumerate(Membership.Role.values)}
+    found = sorted(rows, key=lambda row: (ranks[row.role], row.user.email))
+    waiting = Invitation.objects.for_tenant(tenant).filter(accepted_at=None, revoked_at=None, expires_at__gt=visit.now)
+    persons = [
+        Person(
+            row.user.name,
+            row.user.email,
+            initials(row.user.name or row.user.email),
+            row.get_role_display(),
+            row.user.last_login,
+            None,
+        )
+        for row in found
+    ]
+    persons += [
+        Person("", row.email, initials(row.email), Membership.Role(row.role).label, None, row.expires_at)
+        for row in waiting.order_by("email")
+    ]
+    return People(tuple(persons[:SHOWN]), max(0, len(persons) - SHOWN), visit.url("ops-tenants-invite", tenant.pk))
+
+
+def credits(visit: Visit) -> Credits:
+    tenant = tenant_of(visit)
+    alive = CreditGrant.objects.for_tenant(tenant).filter(Q(expires_at=None) | Q(expires_at__gt=visit.now))
+    grants = [grant for grant in with_rest(alive.order_by("priority", "pk")) if grant.rest > 0]
+    rows = (
+        CreditRow(str(one), one.get_kind_display(), Money.nano(one.rest), Money.nano(one.nano), one.expires_at)
+        for one in grants[:SHOWN]
+    )
+    left = Money.nano(sum(one.rest for one in grants))
+    return Credits(tuple(rows), left, visit.url("ops-billing-credit", tenant.slug))
+
+
+def _credit_left(tenant: Tenant, now: datetime) -> Money:
+    alive = CreditGrant.objects.for_tenant(tenant).filter(
+        Q(expires_at=None) | Q(expires_at__gt=now), starts_at__lte=now
+    )
+    return Money.nano(sum(int(one.rest) for one in with_rest(alive)))
+
+
+def invoices(visit: Visit) -> tuple[InvoiceRow, ...]:
+    tenant = tenant_of(visit)
+    rows = Invoice.objects.for_tenant(tenant).select_related("period").order_by("-period__starts_at", "-pk")[:SHOWN]
+    levels = {"open": "info", "paid": "good", "uncollectible": "bad"}
+    return tuple(
+        InvoiceRow(
+            number=row.number or "Draft",
+            url=visit.link("ops-billing-one", row.pk),
+            month=row.period.label,
+            state=row.get_state_display() if row.kind == Invoice.Kind.INVOICE else row.get_kind_display(),
+            level=levels.get(row.state, ""),
+            total=Money.cents(row.total if row.kind == Invoice.Kind.INVOICE else -row.total),
+            issued_at=row.issued_at,
+        )
+        for row in rows
+    )
+
+
+def quarantine(visit: Visit) -> tuple[PutAside, ...]:
+    """Usage records put aside that name this tenant, of the newest there are."""
+    tenant = tenant_of(visit)
+    waiting = UsageQuarantine.objects.filter(resolved_at=None).order_by("-received_at")[:LOOKED_AT]
+    theirs = (row for row in waiting if _names(bytes(row.payload), tenant.pk))
+    return tuple(PutAside(row.received_at, row.get_reason_display(), row.detail) for row in theirs)
+
+
+def _names(payload: bytes, tenant_id: int) -> bool:
+    try:
+        return decode_usage(payload).envelope.tenant_id == tenant_id
+    except (msgspec.MsgspecError, ValueError):
+        return False
+
+
+def log(visit: Visit) -> Log:
+    tenant = tenant_of(visit)
+    rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:LATEST]
+    changed = (
+        Changed(row.at, row.verb, row.actor, row.object_name, visit.url("ops-audit-one", row.pk)) for row in rows
+    )
+    return Log(tuple(changed), f"{visit.url('ops-audit')}?tenant={tenant.slug}")

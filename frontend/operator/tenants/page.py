@@ -1,0 +1,235 @@
+"""The operators' list of tenants: filters, order and page in the address."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Q
+
+from billing.metering.usage import this_month
+from billing.models import BookAssignment, Commitment, PriceBook
+from frontend.core.numbers import Money, share
+from frontend.core.page_context import Visit
+from frontend.operator.tenants import standing
+from frontend.operator.tenants.standing import Room, Spent
+from tenants.models import Tenant
+
+SIZE = 50
+USUAL = "-spend"
+VIEWS = (("", "All"), ("active", "Active"), ("near", "Near a limit"), ("suspended", "Suspended"), ("purged", "Purged"))
+SORTS = (
+    ("name", "Tenant", ""),
+    ("", "Plan", ""),
+    ("spend", "Spend", "n"),
+    ("margin", "Margin", "n"),
+    ("limit", "Fullest budget", ""),
+    ("requests", "Requests", "n"),
+    ("", "Status", ""),
+    ("since", "Since", "n"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tenant. `room`: its fullest budget; `margin`: None if costs are not known."""
+
+    tenant: Tenant
+    url: str
+    plan: str
+    commitments: str
+    used: Spent
+    margin: Money | None
+    room: Room | None
+
+    @property
+    def spend(self) -> Money:
+        return Money(self.used.femto)
+
+    @property
+    def margin_share(self) -> str:
+        return share(self.margin.femto, self.used.femto) if self.margin is not None and self.margin.femto >= 0 else ""
+
+    @property
+    def status_label(self) -> str:
+        return "To be purged" if self.tenant.purge_after else self.tenant.get_status_display()
+
+
+@dataclass(frozen=True)
+class Heading:
+    label: str
+    kind: str
+    url: str  # "": one cannot sort by it
+    order: str  # "ascending", "descending" or ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    label: str
+    url: str
+    is_chosen: bool
+
+
+@dataclass(frozen=True)
+class Listed:
+    headings: tuple[Heading, ...]
+    rows: tuple[Row, ...]
+    has_margin: bool
+    first: int
+    last: int
+    number: int
+    newer_url: str
+    older_url: str
+    filtered: bool
+    new_url: str
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of all tenants that are not purged."""
+
+    active: int
+    suspended: int
+    near: int
+    full: int
+    spend: Money
+    margin: Money | None
+    month: datetime
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What the filters' form shows."""
+
+    typed: str
+    chosen: str
+    sort: str
+    choices: tuple[Choice, ...]
+
+
+_KEYS: dict[str, Callable[[Row], Any]] = {
+    "name": lambda row: row.tenant.name.casefold(),
+    "spend": lambda row: row.used.femto,
+    "margin": lambda row: -(10**30) if row.margin is None else row.margin.femto,
+    "limit": lambda row: -1 if row.room is None else row.room.per_mille,
+    "requests": lambda row: row.used.requests,
+    "since": lambda row: row.tenant.created_at,
+}
+
+
+def fields(visit: Visit) -> Fields:
+    chosen = visit.query.get("show", "")
+    choices = (Choice(label, _address(visit, show=name, page=""), name == chosen) for name, label in VIEWS)
+    return Fields(_typed(visit), chosen, visit.query.get("sort", ""), tuple(choices))
+
+
+def figures(visit: Visit) -> Sums:
+    rows = [row for row in _all(visit) if row.tenant.status != Tenant.Status.PURGED]
+    near = [row.room for row in rows if row.room is not None and row.room.is_near]
+    return Sums(
+        active=sum(not row.tenant.is_suspended for row in rows),
+        suspended=sum(row.tenant.is_suspended for row in rows),
+        near=len(near),
+        full=sum(one.per_mille >= 1000 for one in near),
+        spend=Money(sum(row.used.femto for row in rows)),
+        margin=standing.margins(row.margin for row in rows),
+        month=this_month(visit.now)[0],
+    )
+
+
+def listed(visit: Visit) -> Listed:
+    """One page of the tenants that the address asks for."""
+    found = [row for row in _all(visit) if _is_shown(row, visit.query.get("show", ""), _typed(visit).casefold())]
+    sort = visit.query.get("sort", "")
+    sort = sort if sort.removeprefix("-") in _KEYS else USUAL
+    found.sort(key=_KEYS["name"])
+    found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
+    page = min(_number(visit.query.get("page", "")), max(1, -(-len(found) // SIZE)))
+    shown = found[(page - 1) * SIZE : page * SIZE]
+    has_margin = any(row.margin is not None for row in found)
+    return Listed(
+        headings=tuple(_heading(visit, *each, sort) for each in SORTS if has_margin or each[0] != "margin"),
+        rows=tuple(shown),
+        has_margin=has_margin,
+        first=(page - 1) * SIZE + 1,
+        last=(page - 1) * SIZE + len(shown),
+        number=len(found),
+        newer_url=_address(visit, page=str(page - 1)) if page > 1 else "",
+        older_url=_address(visit, page=str(page + 1)) if page * SIZE < len(found) else "",
+        filtered=bool(_typed(visit) or visit.query.get("show")),
+        new_url=visit.url("ops-tenants-new"),
+    )
+
+
+def _all(visit: Visit) -> list[Row]:
+    """Every tenant, once for all panels of the page; the number of queries is the same however many there are."""
+    return visit.once("ops-tenants", lambda: _read(visit))
+
+
+def _read(visit: Visit) -> list[Row]:
+    start, now = this_month(visit.now)
+    used, rates, rooms = standing.spent(start), standing.token_costs(now), standing.budgets(now)
+    books = dict(BookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
+    agreed = commitments(now)
+    none = Spent()
+    return [
+        Row(
+            tenant=tenant,
+            url=visit.url("ops-tenants-one", tenant.pk),
+            plan=books.get(tenant.pk, PriceBook.LIST),
+            commitments=", ".join(agreed[tenant.pk]),
+            used=used.get(tenant.pk, none),
+            margin=standing.margin(used[tenant.pk], rates) if tenant.pk in used else None,
+            room=rooms[tenant.pk][0] if tenant.pk in rooms and rooms[tenant.pk][0].mode != "dry_run" else None,
+        )
+        for tenant in Tenant.objects.all_tenants()
+    ]
+
+
+def commitments(now: datetime) -> Mapping[int, list[str]]:
+    """The names of what is agreed for this month, by tenant."""
+    month = f"{now:%Y-%m}"
+    rows = Commitment.objects.all_tenants().filter(Q(last_month="") | Q(last_month__gte=month), first_month__lte=month)
+    found: dict[int, list[str]] = defaultdict(list)
+    for tenant, name in rows.order_by("pk").values_list("tenant_id", "name"):
+        found[tenant].append(name)
+    return found
+
+
+def _is_shown(row: Row, view: str, typed: str) -> bool:
+    if view == "near":
+        right = row.room is not None and row.room.is_near
+    elif view == "suspended":
+        right = row.tenant.is_suspended and row.tenant.status != Tenant.Status.PURGED
+    elif view == "active":
+        right = not row.tenant.is_suspended
+    else:
+        right = (row.tenant.status == Tenant.Status.PURGED) == (view == "purged")
+    return right and (typed in row.tenant.name.casefold() or typed in row.tenant.slug)
+
+
+def _heading(visit: Visit, name: str, label: str, kind: str, sort: str) -> Heading:
+    if not name:
+        return Heading(label, kind, "", "")
+    down = sort == f"-{name}" or (sort != name and name == "name")
+    order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
+    return Heading(label, kind, _address(visit, sort=name if down else f"-{name}", page=""), order)
+
+
+def _address(visit: Visit, **changes: str) -> str:
+    """The page with these filters changed."""
+    asked = {name: visit.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
+    given = {name: value for name, value in asked.items() if value}
+    return f"{visit.url('ops-tenants')}?{urlencode(given)}" if given else visit.url("ops-tenants")
+
+
+def _typed(visit: Visit) -> str:
+    return visit.query.get("q", "").strip()[:100]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and int(text[:6]) > 0 else 1

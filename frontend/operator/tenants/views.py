@@ -1,0 +1,259 @@
+"""All tenants, one of them, what operators do to it, and viewing its console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+from django.utils.http import url_has_allowed_host_and_scheme
+
+from billing.actions.budgets import do_change_budget
+from billing.actions.prices import do_assign_book
+from billing.models import BookAssignment, Budget, PriceBook
+from frontend.core import impersonation
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import ask, posted
+from frontend.core.layout import Crumb
+from frontend.core.metering import metering
+from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import carry_out, done, refused, show
+from frontend.operator.tenants import detail, forms, page
+from frontend.tenant.budgets.effect import effect_of
+from millrace.conf.environment import platform_settings
+from tenants import actions, invitations
+from tenants.models import Invitation, Membership, Tenant
+
+T = TypeVar("T")
+LIST = Panels(
+    "ops-tenants-panel",
+    (
+        Panel("figures", "All tenants", "ops_tenants/figures.html", page.figures, every=60),
+        Panel("list", "Tenants", "ops_tenants/list.html", page.listed, every=60),
+    ),
+)
+ONE = Panels(
+    "ops-tenants-one-panel",
+    (
+        Panel("figures", "Figures", "ops_tenants/one_figures.html", detail.figures),
+        Panel("spend", "Spend by day", "ops_tenants/spend.html", detail.spend, every=0),
+        Panel("plan", "Plan", "ops_tenants/plan.html", detail.plan, every=0),
+        Panel("bounds", "Budgets and limits", "ops_tenants/bounds.html", detail.bounds),
+        Panel("people", "People", "ops_tenants/people.html", detail.people, every=0),
+        Panel("credits", "Credits", "ops_tenants/credits.html", detail.credits, every=0),
+        Panel("invoices", "Invoices", "ops_tenants/invoices.html", detail.invoices, every=0),
+        Panel("quarantine", "Quarantine", "ops_tenants/quarantine.html", detail.quarantine),
+        Panel("log", "Latest changes", "ops_tenants/log.html", detail.log),
+    ),
+)
+
+
+@operator_page()
+def tenants(visit: Visit) -> HttpResponse:
+    given: dict[str, Any] = {
+        "fields": page.fields(visit),
+        "metering": metering(visit.now),
+        "new_url": visit.url("ops-tenants-new"),
+    }
+    return show(visit, "ops_tenants/page.html", "Tenants", panels=LIST, **given)
+
+
+@operator_page()
+def tenant(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        head = detail.head(visit)
+    crumbs, told = (_tenants(visit),), metering(visit.now)
+    return show(visit, "ops_tenants/one.html", head.tenant.name, panels=ONE, crumbs=crumbs, head=head, metering=told)
+
+
+@operator_page(methods=FORM, step_up=True)
+def new(visit: Visit) -> HttpResponse:
+    form = forms.NewTenant(posted(visit))
+    back = visit.url("ops-tenants")
+    given: dict[str, Any] = {"action": visit.request.path, "submit": "Create the tenant", "back": back}
+    given["crumbs"] = (_tenants(visit),)
+    if visit.request.method == "POST":
+        if carried := carry_out(form, lambda data: _create(visit, data)):
+            return _invited(visit, *carried.value)
+        return refused(visit, "frontend/form.html", "New tenant", form, **given)
+    return show(visit, "frontend/form.html", "New tenant", form=form, **given)
+
+
+def _create(visit: Visit, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
+    """Ended between the two, there is a tenant to whom an owner can still be invited."""
+    made = actions.do_create_tenant(data["slug"], data["name"])
+    return made, actions.do_invite(made, data["email"], Membership.Role.OWNER, by=visit.user)
+
+
+def _invited(visit: Visit, found: Tenant, made: Invitation) -> HttpResponse:
+    """The link, this once: it works before the mail comes, and where none is sent."""
+    settings = platform_settings()
+    given: dict[str, Any] = {
+        "tenant": found,
+        "invitation": made,
+        "link": invitations.link(made),
+        "files": "" if settings.email_url else settings.state_dir.absolute() / "mail",
+        "url": visit.url("ops-tenants-one", found.pk),
+    }
+    return show(visit, "ops_tenants/invited.html", "Pass the link on", crumbs=(_tenants(visit),), **given)
+
+
+@operator_page(methods=FORM, step_up=True)
+def suspend(visit: Visit) -> HttpResponse:
+    found = _found(visit)
+    return _ask(
+        visit,
+        found,
+        f"Suspend {found.name}",
+        Confirm(found.slug, posted(visit)),
+        lambda _: actions.do_suspend_tenant(found),
+        submit="Suspend",
+        said=lambda was: f"{found.name} is no longer served." if was else f"{found.name} was suspended before.",
+        effect=f"Within a second every key of {found.name} is refused with 403, running answers end, and batches wait."
+        " Its people still log in; usage so far is billed.",
+        danger=True,
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def resume(visit: Visit) -> HttpResponse:
+    found = _found(visit)
+    return _ask(
+        visit,
+        found,
+        f"Resume {found.name}",
+        Confirm(found.slug, posted(visit)),
+        lambda _: actions.do_resume_tenant(found),
+        submit="Resume",
+        said=lambda was: f"{found.name} is served again." if was else f"{found.name} was not suspended.",
+        effect=f"Within a second the keys of {found.name} work again, and what they ask for is billed.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def raise_budget(visit: Visit) -> HttpResponse:
+    found = _found(visit)
+    with visit.scope():
+        budget = Budget.objects.for_tenant(found).filter(pk=visit.arguments["budget"], active=True).first()
+    if budget is None:
+        raise Http404
+    return _ask(
+        visit,
+        found,
+        f"Raise “{budget.name}”",
+        forms.Raise(budget.unit, posted(visit)),
+        lambda data: do_change_budget(budget, raise_amount=data["raise_amount"], raise_until=data["raise_until"]),
+        submit="Raise",
+        said=lambda changed: f"“{budget.name}” is raised. {effect_of(changed)}",
+        effect="It holds within a second. A raise that it has now is replaced.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def book(visit: Visit) -> HttpResponse:
+    found = _found(visit)
+    with visit.scope():
+        books = list(PriceBook.objects.order_by("name").values_list("name", flat=True)) or [PriceBook.LIST]
+        assigned = BookAssignment.objects.for_tenant(found).select_related("book").first()
+    return _ask(
+        visit,
+        found,
+        f"Price book of {found.name}",
+        forms.Book(books, posted(visit), assigned.book.name if assigned else PriceBook.LIST),
+        lambda data: do_assign_book(found, data["book"]),
+        submit="Assign",
+        said=lambda _: f"{found.name} has its prices from this book now.",
+        effect="Requests admitted from now on are charged by it; those before keep their prices.",
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def invite(visit: Visit) -> HttpResponse:
+    found = _found(visit)
+    form = forms.Invite(posted(visit))
+    back = visit.url("ops-tenants-one", found.pk)
+    given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
+    given["crumbs"] = (_tenants(visit), Crumb(found.name, back))
+    title = f"Invite an owner of {found.name}"
+    if visit.request.method == "POST":
+        owner = Membership.Role.OWNER
+        if carried := carry_out(form, lambda data: actions.do_invite(found, data["email"], owner, by=visit.user)):
+            return _invited(visit, found, carried.value)
+        return refused(visit, "frontend/form.html", title, form, **given)
+    return show(visit, "frontend/form.html", title, form=form, **given)
+
+
+@operator_page(methods=FORM)
+def view(visit: Visit) -> HttpResponse:
+    """Begin to view; `next`: the page of the tenant's that was asked for."""
+    found = _found(visit)
+    wanted = visit.query.get("next", "")
+    home = f"/t/{found.slug}/"
+    inside = wanted.startswith(home) and url_has_allowed_host_and_scheme(wanted, allowed_hosts=None)
+    form = forms.Why(posted(visit))
+    given: dict[str, Any] = {
+        "action": visit.request.get_full_path(),
+        "submit": "View",
+        "back": visit.url("ops-tenants-one", found.pk),
+        "crumbs": (_tenants(visit), Crumb(found.name, visit.url("ops-tenants-one", found.pk))),
+        "effect": f"You read the console as {found.name} does, for an hour at most, and can change nothing. The tenant"
+        " sees in its audit log that you did, when and why.",
+    }
+    title = f"View as {found.name}"
+    if visit.request.method == "POST":
+        if carry_out(form, lambda data: impersonation.start(visit.request, found, data["why"])):
+            return done(visit, wanted if inside else home, f"You view {found.name}, read-only.")
+        return refused(visit, "frontend/form.html", title, form, **given)
+    return show(visit, "frontend/form.html", title, form=form, **given)
+
+
+@operator_page(methods=("POST",))
+def end_view(visit: Visit) -> HttpResponse:
+    found = impersonation.end(visit.request)
+    if found is None:
+        return done(visit, visit.url("ops-tenants"), "The view had ended.")
+    return done(visit, visit.url("ops-tenants-one", found.tenant_id), f"You no longer view {found.name}.")
+
+
+def _found(visit: Visit) -> Tenant:
+    with visit.scope():
+        return detail.tenant_of(visit)
+
+
+def _ask(
+    visit: Visit,
+    found: Tenant,
+    title: str,
+    form: Any,
+    verb: Callable[[dict[str, Any]], T],
+    *,
+    submit: str,
+    said: Callable[[T], str],
+    **given: Any,
+) -> HttpResponse:
+    """A form about the tenant, which leads back to its page."""
+    back = visit.url("ops-tenants-one", found.pk)
+    crumbs = (_tenants(visit), Crumb(found.name, back))
+    return ask(visit, title, form, verb, submit=submit, back=back, said=said, crumbs=crumbs, **given)
+
+
+def _tenants(visit: Visit) -> Crumb:
+    return Crumb("Tenants", visit.url("ops-tenants"))
+
+
+urlpatterns = [
+    path("ops/tenants/", tenants, name="ops-tenants"),
+    path("ops/tenants/new", new, name="ops-tenants-new"),
+    path("ops/tenants/view/end", end_view, name="ops-tenants-view-end"),
+    LIST.operator_url("ops/tenants/"),
+    path("ops/tenants/<int:tenant>/", tenant, name="ops-tenants-one"),
+    path("ops/tenants/<int:tenant>/suspend", suspend, name="ops-tenants-suspend"),
+    path("ops/tenants/<int:tenant>/resume", resume, name="ops-tenants-resume"),
+    path("ops/tenants/<int:tenant>/book", book, name="ops-tenants-book"),
+    path("ops/tenants/<int:tenant>/invite", invite, name="ops-tenants-invite"),
+    path("ops/tenants/<int:tenant>/view", view, name="ops-tenants-view"),
+    path("ops/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="ops-tenants-raise"),
+    ONE.operator_url("ops/tenants/<int:tenant>/"),
+]

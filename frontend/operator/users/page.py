@@ -1,0 +1,196 @@
+"""Users as operators see them: the list with its filters, and one user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from allauth.mfa.models import Authenticator
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.http import Http404
+
+from frontend.core.layout import initials
+from frontend.core.page_context import Visit
+from tenants.models import AuditEntry, Membership, User
+
+MAX_ROWS = 100  # shown together; the search finds the others
+MAX_CHANGES = 10
+FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "No second factor"), ("deactivated", "Deactivated"))
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """One user of the list."""
+
+    user: User
+    url: str
+    initials: str
+    has_second_factor: bool
+    tenants: int
+
+
+@dataclass(frozen=True)
+class UserList:
+    rows: tuple[UserRow, ...]
+    number: int
+    is_filtered: bool
+
+
+@dataclass(frozen=True)
+class FilterLink:
+    label: str
+    url: str
+    is_chosen: bool
+
+
+@dataclass(frozen=True)
+class Filters:
+    typed: str
+    chosen: str
+    links: tuple[FilterLink, ...]
+
+
+@dataclass(frozen=True)
+class UserAction:
+    """A button of the user's page."""
+
+    label: str
+    url: str
+    icon: str
+
+
+@dataclass(frozen=True)
+class UserPage:
+    user: User
+    is_you: bool
+    has_second_factor: bool
+    actions: tuple[UserAction, ...]
+
+
+@dataclass(frozen=True)
+class MembershipRow:
+    tenant: str
+    slug: str
+    url: str
+    role: str
+    since: datetime
+
+
+@dataclass(frozen=True)
+class UserChange:
+    at: datetime
+    verb: str
+    actor: str
+    url: str
+
+
+def filters(visit: Visit) -> Filters:
+    typed, chosen = _typed(visit), visit.query.get("show", "")
+    links = (FilterLink(label, _url(visit, typed, name), name == chosen) for name, label in FILTERS)
+    return Filters(typed, chosen, tuple(links))
+
+
+def user_list(visit: Visit) -> UserList:
+    """The users that match, by email address."""
+    typed, chosen = _typed(visit), visit.query.get("show", "")
+    rows = _users().order_by("email")
+    if typed:
+        rows = rows.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
+    if chosen == "operators":
+        rows = rows.filter(is_staff=True)
+    elif chosen == "deactivated":
+        rows = rows.filter(is_active=False)
+    elif chosen == "unprotected":
+        rows = rows.filter(is_active=True, has_factor=False)
+    found = list(rows[:MAX_ROWS])
+    counts: dict[int, int] = {}
+    for user_id in Membership.objects.all_tenants().filter(user__in=found).values_list("user_id", flat=True):
+        counts[user_id] = counts.get(user_id, 0) + 1
+    return UserList(
+        tuple(
+            UserRow(
+                user,
+                visit.url("ops-users-one", user.pk),
+                initials(user.name or user.email),
+                user.has_factor,
+                counts.get(user.pk, 0),
+            )
+            for user in found
+        ),
+        rows.count(),
+        bool(typed or chosen),
+    )
+
+
+def user_of(visit: Visit) -> User:
+    """The user that the URL names.
+
+    Raises:
+        Http404: there is none.
+    """
+
+    def find() -> User:
+        found: User | None = _users().filter(pk=visit.arguments["user"]).first()
+        if found is None:
+            raise Http404
+        return found
+
+    return visit.once("ops-user", find)
+
+
+def user_page(visit: Visit) -> UserPage:
+    user = user_of(visit)
+    has_factor: bool = user.has_factor  # type: ignore[attr-defined]  # annotated in _users
+    is_you = user.pk == visit.user.pk
+    offered = (
+        ("Remove second factor", "remove-second-factor", "lock", has_factor),
+        ("Revoke operator", "revoke-operator", "undo", user.is_staff),
+        ("Make operator", "grant-operator", "admin", not user.is_staff and user.is_active),
+        ("Deactivate", "deactivate", "ban", user.is_active),
+        ("Reactivate", "reactivate", "play", not user.is_active),
+    )
+    actions = (
+        UserAction(label, visit.url(f"ops-users-{name}", user.pk), icon)
+        for label, name, icon, is_possible in offered
+        if is_possible and not is_you
+    )
+    return UserPage(user, is_you, has_factor, tuple(actions))
+
+
+def memberships(visit: Visit) -> tuple[MembershipRow, ...]:
+    rows = (
+        Membership.objects.all_tenants().filter(user=user_of(visit)).select_related("tenant").order_by("tenant__name")
+    )
+    return tuple(
+        MembershipRow(
+            row.tenant.name,
+            row.tenant.slug,
+            visit.url("ops-tenants-one", row.tenant_id),
+            row.get_role_display(),
+            row.created_at,
+        )
+        for row in rows
+    )
+
+
+def changes(visit: Visit) -> tuple[UserChange, ...]:
+    """The latest audit entries about the user's login."""
+    rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(visit).pk)
+    latest = rows.order_by("-pk")[:MAX_CHANGES]
+    return tuple(UserChange(row.at, row.verb, row.actor, visit.url("ops-audit-one", row.pk)) for row in latest)
+
+
+def _users() -> QuerySet[Any]:
+    factor = Authenticator.objects.filter(user=OuterRef("pk"), type=Authenticator.Type.TOTP)
+    return User.objects.annotate(has_factor=Exists(factor))
+
+
+def _typed(visit: Visit) -> str:
+    return visit.query.get("q", "").strip()[:100].replace("\0", "")
+
+
+def _url(visit: Visit, typed: str, chosen: str) -> str:
+    given = {name: value for name, value in (("q", typed), ("show", chosen)) if value}
+    return f"{visit.url('ops-users')}?{urlencode(given)}" if given else visit.url("ops-users")

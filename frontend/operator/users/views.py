@@ -1,0 +1,138 @@
+"""The operators' list of users, one user, and the actions on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.http import HttpResponse
+from django.urls import path
+
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import ask, posted
+from frontend.core.layout import Crumb
+from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.operator.users import page
+from tenants import actions
+from tenants.models import User
+
+LIST = Panels("ops-users-panel", (Panel("list", "Users", "ops_users/list.html", page.user_list, every=0),))
+ONE = Panels(
+    "ops-users-one-panel",
+    (
+        Panel("memberships", "Tenants", "ops_users/memberships.html", page.memberships, every=0),
+        Panel("changes", "Latest changes", "ops_users/changes.html", page.changes, every=0),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action on a user, and its form. `{}` in the texts is replaced by the email address."""
+
+    verb: Callable[[User], bool]
+    title: str
+    submit: str
+    effect: str
+    done: str
+    not_needed: str
+    is_dangerous: bool = True
+
+
+ACTIONS = {
+    "deactivate": Action(
+        actions.do_deactivate_user,
+        "Deactivate {}",
+        "Deactivate",
+        "{} is signed out on all devices and cannot sign in until reactivated. Playground sessions end."
+        " API keys and memberships stay.",
+        "{} was deactivated.",
+        "{} was already deactivated.",
+    ),
+    "reactivate": Action(
+        actions.do_reactivate_user,
+        "Reactivate {}",
+        "Reactivate",
+        "{} can sign in again, with the same password, second factor and memberships.",
+        "{} was reactivated.",
+        "{} was already active.",
+        is_dangerous=False,
+    ),
+    "grant-operator": Action(
+        actions.do_grant_operator,
+        "Make {} an operator",
+        "Make operator",
+        "{} gets every permission in every tenant, and this operator console.",
+        "{} is an operator.",
+        "{} was already an operator.",
+    ),
+    "revoke-operator": Action(
+        actions.do_revoke_operator,
+        "Revoke operator rights of {}",
+        "Revoke",
+        "{} loses the operator console and is signed out on all devices. Memberships stay.",
+        "{} is no longer an operator.",
+        "{} was not an operator.",
+    ),
+    "remove-second-factor": Action(
+        actions.do_remove_second_factor,
+        "Remove the second factor of {}",
+        "Remove",
+        "{} can sign in with only the password, is signed out on all devices, and gets an email about this."
+        " Verify the user's identity first.",
+        "The second factor of {} was removed.",
+        "{} had no second factor.",
+    ),
+}
+
+
+@operator_page()
+def users(visit: Visit) -> HttpResponse:
+    return show(visit, "ops_users/page.html", "Users", panels=LIST, filters=page.filters(visit))
+
+
+@operator_page()
+def user(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        found = page.user_page(visit)
+    return show(visit, "ops_users/one.html", found.user.email, panels=ONE, crumbs=(_users(visit),), page=found)
+
+
+def _form(action: Action) -> Callable[..., HttpResponse]:
+    @operator_page(methods=FORM, step_up=True)
+    def view(visit: Visit) -> HttpResponse:
+        with visit.scope():
+            found = page.user_of(visit)
+        email, back = found.email, visit.url("ops-users-one", found.pk)
+        return ask(
+            visit,
+            action.title.format(email),
+            Confirm(email, posted(visit)),
+            lambda _: action.verb(found),
+            submit=action.submit,
+            back=back,
+            said=lambda was: (action.done if was else action.not_needed).format(email),
+            crumbs=(_users(visit), Crumb(email, back)),
+            effect=action.effect.format(email),
+            danger=action.is_dangerous,
+        )
+
+    return view
+
+
+def _users(visit: Visit) -> Crumb:
+    return Crumb("Users", visit.url("ops-users"))
+
+
+urlpatterns = [
+    path("ops/users/", users, name="ops-users"),
+    LIST.operator_url("ops/users/"),
+    path("ops/users/<int:user>/", user, name="ops-users-one"),
+    ONE.operator_url("ops/users/<int:user>/"),
+    *(
+        path(f"ops/users/<int:user>/{name}", _form(action), name=f"ops-users-{name}")
+        for name, action in ACTIONS.items()
+    ),
+]

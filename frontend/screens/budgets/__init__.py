@@ -1,5 +1,0 @@
-"""Budgets, quotas and rate limits: what bounds the account, its projects, keys and members."""
-
-from frontend.screens.budgets.views import urlpatterns
-
-__all__ = ["urlpatterns"]

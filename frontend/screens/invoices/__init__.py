@@ -1,5 +1,0 @@
-"""A tenant's invoices: the list, each as a document, and what its lines are the sum of."""
-
-from frontend.screens.invoices.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,0 @@
-"""API keys and the projects they belong to: what each may do, what bounds it, what it costs."""
-
-from frontend.screens.keys.views import urlpatterns
-
-__all__ = ["urlpatterns"]

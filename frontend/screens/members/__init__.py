@@ -1,5 +1,0 @@
-"""Who is in the tenant, what they may do, and who is asked in."""
-
-from frontend.screens.members.views import urlpatterns
-
-__all__ = ["urlpatterns"]

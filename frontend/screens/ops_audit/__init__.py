@@ -1,5 +1,0 @@
-"""The audit log of all tenants and of the platform itself."""
-
-from frontend.screens.ops_audit.views import urlpatterns
-
-__all__ = ["urlpatterns"]

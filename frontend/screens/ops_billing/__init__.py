@@ -1,5 +1,0 @@
-"""Billing runs: the months' invoices, from draft to paid, and what operators do to them."""
-
-from frontend.screens.ops_billing.views import urlpatterns
-
-__all__ = ["urlpatterns"]

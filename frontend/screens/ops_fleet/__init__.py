@@ -1,5 +1,0 @@
-"""Fleet: how busy the workers were, and what their tokens cost."""
-
-from frontend.screens.ops_fleet.views import urlpatterns
-
-__all__ = ["urlpatterns"]

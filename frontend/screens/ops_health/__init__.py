@@ -1,5 +1,0 @@
-"""Health: what needs a person now, on the operators' first screen."""
-
-from frontend.screens.ops_health.views import urlpatterns
-
-__all__ = ["urlpatterns"]

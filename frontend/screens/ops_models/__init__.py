@@ -1,5 +1,0 @@
-"""Models and workers: what is served, by which replicas, and which of them get work."""
-
-from frontend.screens.ops_models.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,0 @@
-"""All tenants, for operators."""
-
-from frontend.screens.ops_tenants.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,0 @@
-"""A tenant's usage: grouped, over time, with what caches saved and what limits refused."""
-
-from frontend.screens.usage.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,0 @@
-"""Where the tenant's events are sent, and what became of each."""
-
-from frontend.screens.webhooks.views import urlpatterns
-
-__all__ = ["urlpatterns"]

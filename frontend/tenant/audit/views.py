@@ -1,0 +1,42 @@
+"""The tenant's audit log: the list, and the drawer of one entry."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+
+from frontend.core import audit_log
+from frontend.core.layout import Crumb
+from frontend.core.page_context import Visit, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from tenants.permissions import Permission
+
+
+def _log(visit: Visit) -> audit_log.Log:
+    return audit_log.log(visit, "audit-one")
+
+
+PANELS = Panels("audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
+
+
+@tenant_page(Permission.AUDIT_READ)
+def audit(visit: Visit) -> HttpResponse:
+    return show(visit, "audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
+
+
+@tenant_page(Permission.AUDIT_READ)
+def one(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        detail = audit_log.detail(visit, visit.arguments["entry"], "audit-one")
+    if detail is None:
+        raise Http404
+    crumbs = (Crumb("Audit log", visit.url("audit")),)
+    return show(visit, "audit_log/one.html", detail.entry.verb, crumbs=crumbs, detail=detail)
+
+
+urlpatterns = [
+    path("t/<slug:slug>/audit/", audit, name="audit"),
+    path("t/<slug:slug>/audit/<int:entry>", one, name="audit-one"),
+    PANELS.tenant_url("t/<slug:slug>/audit/", Permission.AUDIT_READ),
+]

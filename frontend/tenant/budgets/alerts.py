@@ -1,0 +1,110 @@
+"""The history of alerts, and whether they arrived."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+
+from billing.budgets.alerts import alerts_of
+from billing.models import BudgetAlert
+from frontend.core.numbers import exact
+from frontend.core.page_context import Visit
+from frontend.tenant.budgets.amounts import Amount
+from tenants.models import Mail, WebhookDelivery
+from tenants.permissions import Permission
+from tenants.webhooks.queries import deliveries
+
+MOST = 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """A mail, or webhooks, and what became of it; `why` it did not arrive."""
+
+    text: str
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class AlertRow:
+    budget: str
+    url: str
+    what: str
+    kind: str
+    used: Amount
+    limit: Amount
+    at: datetime
+    told: tuple[Told, ...]
+
+
+@dataclass(frozen=True)
+class Alerts:
+    rows: tuple[AlertRow, ...]
+    webhooks_url: str
+
+
+def alerts(visit: Visit, budget_id: int | None = None) -> Alerts:
+    """What was told lately, and whether it arrived."""
+    rows = list(alerts_of(visit.tenant.pk, budget_id)[:MOST])
+    told = how_told(rows, visit.tenant.pk)
+    return Alerts(
+        tuple(_alert(visit, row, told[row.pk]) for row in rows),
+        visit.link("webhooks") if visit.may(Permission.WEBHOOKS_READ) else "",
+    )
+
+
+def _alert(visit: Visit, row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
+    unit = row.budget.unit
+    expected = row.threshold == BudgetAlert.FORECAST
+    what = f"{row.threshold}% reached"
+    if expected:
+        what = f"Forecast {Amount.whole(unit, row.forecast or 0).text}"
+    return AlertRow(
+        row.budget.name,
+        visit.url("budgets-one", row.budget_id) if row.budget.active else "",
+        what,
+        "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
+        Amount.whole(unit, row.used),
+        Amount.whole(unit, row.limit),
+        row.at,
+        told,
+    )
+
+
+_MAILED = {Mail.State.QUEUED: "warn", Mail.State.SENT: "good", Mail.State.FAILED: "bad"}
+_SENT = {
+    WebhookDelivery.State.PENDING: ("on its way", "warn"),
+    WebhookDelivery.State.DELIVERED: ("delivered", "good"),
+    WebhookDelivery.State.FAILED: ("failed", "bad"),
+}
+
+
+def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[Told, ...]]:
+    """What became of the mail and the webhooks of each; `tenant_id` None: they are of several tenants."""
+    sent: defaultdict[int | None, list[WebhookDelivery]] = defaultdict(list)
+    if events := [row.event_id for row in rows if row.event_id]:
+        for one in deliveries(tenant_id).filter(event_id__in=events):
+            sent[one.event_id].append(one)
+    return {row.pk: _told(row.mail, sent[row.event_id]) for row in rows}
+
+
+def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[Told, ...]:
+    """The mail, then the webhooks, those that fared alike together."""
+    alike = Counter((one.state, _why(one)) for one in sent)
+    hooks = []
+    for (state, why), count in sorted(alike.items()):
+        fared, kind = _SENT[WebhookDelivery.State(state)]
+        hooks.append(Told(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, why))
+    if mail is None:
+        return (Told("Mail", "", "no longer on record"), *hooks)
+    return (Told(f"Mail {mail.state}", _MAILED[mail.state], mail.error), *hooks)
+
+
+def _why(one: WebhookDelivery) -> str:
+    """Why it has not arrived, as far as a try says."""
+    tries = list(one.attempts.all())
+    if one.state == WebhookDelivery.State.DELIVERED or not tries:
+        return ""
+    return tries[-1].error

@@ -1,0 +1,67 @@
+"""Amounts of money, tokens or requests, as people read and type them: exact, and never a float."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from billing.amounts import decimal
+from frontend.core.numbers import Money, exact
+
+MILLIONTHS = 10**6
+MOST = 10**17  # of a budget, in nano-USD, tokens or requests
+_NANO_DIGITS = 9
+_DOLLARS = re.compile(r"\$?([0-9]{1,9})(?:\.([0-9]{0,9}))?", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So many millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
+
+    unit: str  # money, tokens or requests
+    millionths: int
+
+    @classmethod
+    def whole(cls, unit: str, value: int) -> Amount:
+        """Of nano-USD, tokens or requests."""
+        return cls(unit, value * MILLIONTHS)
+
+    @property
+    def money(self) -> Money | None:
+        return Money(self.millionths) if self.unit == "money" else None
+
+    @property
+    def number(self) -> int:
+        """Whole tokens or requests, rounded up."""
+        return -(-self.millionths // MILLIONTHS)
+
+    @property
+    def text(self) -> str:
+        return Money(self.millionths).text if self.unit == "money" else f"{exact(self.number)} {self.unit}"
+
+
+def parse(text: str, unit: str) -> int:
+    """Nano-USD from dollars, or whole tokens or requests, as somebody types them: $1,200.50; 1,000,000.
+
+    Raises:
+        ValueError: it is no such amount, or more than a budget can hold; the message says so.
+    """
+    value: int
+    bare = re.sub(r"[,_\s]", "", text)
+    if unit == "money":
+        if not (found := _DOLLARS.fullmatch(bare)):
+            raise ValueError("Type dollars, with nine digits after the point at most: 12.50.")
+        value = int(found[1]) * 10**_NANO_DIGITS + int((found[2] or "").ljust(_NANO_DIGITS, "0"))
+    else:
+        if not _WHOLE.fullmatch(bare):
+            raise ValueError("Type a whole number: 1,000,000.")
+        value = int(bare)
+    if value > MOST:
+        raise ValueError(f"The most is {Amount.whole(unit, MOST).text}.")
+    return value
+
+
+def typed(value: int, unit: str) -> str:
+    """What one would type for an amount: 1200.50; 1000000."""
+    return decimal(value, _NANO_DIGITS, 2) if unit == "money" else str(value)

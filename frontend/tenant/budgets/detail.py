@@ -1,0 +1,167 @@
+"""The page of one budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.http import Http404
+
+from billing.models import Budget, BudgetAlert, Window
+from frontend.core.gauges import Gauge
+from frontend.core.page_context import Visit
+from frontend.tenant.budgets.alerts import Alerts, alerts
+from frontend.tenant.budgets.amounts import Amount, typed
+from frontend.tenant.budgets.dry_runs import Sentence, of_budget
+from frontend.tenant.budgets.page import MODES, PERIODS, Standing, gauge, mode_kind, stand
+from frontend.tenant.budgets.scopes import whose
+from tenants.permissions import Permission
+
+PAST = 12
+
+
+@dataclass(frozen=True)
+class Head:
+    name: str
+    whose: str
+    mode: str
+    mode_kind: str
+    removed: bool
+    is_raised: bool
+    raise_url: str
+    end_url: str
+    edit_url: str
+    remove_url: str
+
+
+@dataclass(frozen=True)
+class Now:
+    """The period under way."""
+
+    used: Amount
+    held: Amount
+    left: Amount
+    limit: Amount
+    percent: int
+    gauge: Gauge
+    period: str
+    began_at: datetime | None
+    resets_at: datetime | None
+    amount: Amount
+    raised: Amount | None
+    raised_until: datetime | None
+    carried: Amount | None
+    cap: Amount | None
+    clamps: bool
+    thresholds: tuple[int, ...]
+    by_forecast: bool
+
+
+@dataclass(frozen=True)
+class PeriodRow:
+    start: datetime
+    end: datetime | None
+    used: Amount
+    held: Amount
+    carried: Amount
+    refused: int
+
+
+@dataclass(frozen=True)
+class Past:
+    rows: tuple[PeriodRow, ...]
+    counts_refused: bool
+
+
+def budget_of(visit: Visit) -> Budget:
+    """The budget that the address names. In the visit's scope."""
+    pk = visit.arguments["budget"]
+    rows = Budget.objects.for_tenant(visit.tenant).select_related("project", "key__project", "member")
+    found = visit.once(("budget", pk), lambda: rows.filter(pk=pk).first())
+    if found is None:
+        raise Http404
+    return found
+
+
+def _standing(visit: Visit) -> Standing:
+    budget = budget_of(visit)
+    return visit.once(("standing", budget.pk), lambda: stand(visit, [budget])[0])
+
+
+def head(visit: Visit) -> Head:
+    one = _standing(visit)
+    budget = one.budget
+    writes = visit.may(Permission.LIMITS_WRITE) and budget.active
+    return Head(
+        budget.name,
+        whose(budget).label,
+        MODES[budget.mode] if budget.active else "Removed",
+        mode_kind(one) if budget.active else "",
+        not budget.active,
+        one.raised is not None,
+        visit.url("budgets-raise", budget.pk) if writes else "",
+        visit.url("budgets-lower", budget.pk) if writes and one.raised else "",
+        visit.url("budgets-edit", budget.pk) if writes else "",
+        visit.url("budgets-remove", budget.pk) if writes else "",
+    )
+
+
+def now(visit: Visit) -> Now:
+    """How it stands, and what it does."""
+    one = _standing(visit)
+    budget = one.budget
+    sent: set[str] = set()
+    if one.window:
+        rows = BudgetAlert.objects.for_tenant(visit.tenant).filter(window=one.window)
+        sent = set(rows.values_list("threshold", flat=True))
+    amount = Amount.whole(budget.unit, budget.amount)
+    return Now(
+        one.used,
+        one.held,
+        one.left,
+        one.limit,
+        one.percent,
+        gauge(one, sent),
+        PERIODS[budget.period],
+        one.window.period_start if one.window else None,
+        one.ends,
+        amount,
+        one.raised,
+        budget.raise_until,
+        one.carried,
+        Amount.whole(budget.unit, budget.rollover_cap) if budget.rollover_cap else None,
+        budget.clamp,
+        tuple(budget.thresholds),
+        budget.alert_forecast and budget.period == Budget.Period.MONTH,
+    )
+
+
+def trial(visit: Visit) -> Sentence:
+    """What it does, and would have refused last week."""
+    budget = budget_of(visit)
+    amount = typed(budget.amount, budget.unit)
+    return of_budget(visit.tenant.pk, whose(budget), budget.mode, budget.unit, budget.period, amount)
+
+
+def past(visit: Visit) -> Past:
+    """Its periods, the newest first."""
+    budget = budget_of(visit)
+    rows = Window.objects.for_tenant(visit.tenant).filter(budget_id=budget.pk).order_by("-period_start")[:PAST]
+    return Past(
+        tuple(
+            PeriodRow(
+                row.period_start,
+                row.period_end,
+                Amount(budget.unit, int(row.used)),
+                Amount.whole(budget.unit, row.held),
+                Amount.whole(budget.unit, row.carried),
+                row.refused,
+            )
+            for row in rows
+        ),
+        budget.mode == Budget.Mode.DRY_RUN,
+    )
+
+
+def told(visit: Visit) -> Alerts:
+    return alerts(visit, budget_of(visit).pk)

@@ -1,0 +1,215 @@
+"""Forms of budgets and sets of limits. Amounts are typed as text, so that they stay exact."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, time, timedelta, tzinfo
+from typing import Any
+
+from django import forms
+
+from billing.models import Budget
+from frontend.tenant.budgets.amounts import parse, typed
+from frontend.tenant.budgets.scopes import Whose
+from frontend.tenant.keys.bounds import NAMES
+from millrace.conf.environment import platform_settings
+from tenants.models import LIMITS, LimitSet
+
+_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
+_NUMBER = {**_PLAIN, "inputmode": "decimal"}
+UNITS = (("money", "Money, in dollars"), ("tokens", "Tokens"), ("requests", "Requests"))
+PERIODS = (("month", "Each month"), ("day", "Each day"), ("lifetime", "For good"))
+MODES = (
+    (Budget.Mode.HARD, "Block: refuse what does not fit"),
+    (Budget.Mode.SOFT, "Only count, and alert"),
+    (Budget.Mode.DRY_RUN, "Dry run: count what it would refuse"),
+)
+LIMIT_MODES = (("hard", "Block: refuse what does not fit"), ("dry_run", "Dry run: count what it would refuse"))
+GROUPS = (
+    ("Requests", ("requests_per_minute", "requests_per_day", "concurrency")),
+    ("Tokens", ("tokens_per_minute", "tokens_per_day")),
+    ("Input tokens", ("input_tokens_per_minute", "input_tokens_per_day")),
+    ("Output tokens", ("output_tokens_per_minute", "output_tokens_per_day")),
+    ("Of one request", ("max_prompt_tokens", "max_output_tokens")),
+    ("Long jobs", ("long_queue", "long_cap")),
+)
+
+
+class AmountField(forms.CharField):
+    """What is typed; the form turns it into whole units once it knows which."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=40, widget=forms.TextInput(_NUMBER), **options)
+
+
+class BudgetForm(forms.Form):
+    """What may be changed of a budget at any time. `unit` is that of its amounts."""
+
+    name = forms.CharField(max_length=100, widget=forms.TextInput(_PLAIN))
+    amount = AmountField(label="Limit")
+    mode = forms.ChoiceField(
+        label="When it is used up", choices=MODES, initial=Budget.Mode.HARD, widget=forms.RadioSelect
+    )
+    clamp = forms.BooleanField(
+        required=False,
+        label="Shorten an answer that would not fit",
+        help_text="Rather than refuse its request.",
+    )
+    rollover_cap = AmountField(
+        required=False,
+        label="Carry over at most",
+        help_text="So much of what a period leaves goes to the next. Empty: nothing.",
+    )
+    thresholds = forms.CharField(
+        required=False,
+        max_length=100,
+        initial="50, 80, 100",
+        widget=forms.TextInput(_PLAIN),
+        label="Alert at percent of the limit",
+        help_text="Once each in a period, by mail and webhook. Empty: no alerts.",
+    )
+    alert_forecast = forms.BooleanField(
+        required=False, initial=True, label="Alert when the month’s forecast passes the limit"
+    )
+
+    def __init__(self, data: Any = None, budget: Budget | None = None, initial: Any = None) -> None:
+        super().__init__(data, initial=_of_budget(budget) if budget else initial)
+        self._unit = budget.unit if budget else ""
+
+    def unit(self) -> str:
+        return self._unit
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or {}
+        for name in ("amount", "rollover_cap"):
+            if name in data and self.unit():
+                try:
+                    data[name] = parse(data[name], self.unit()) if data[name] else 0
+                except ValueError as fault:
+                    self.add_error(name, str(fault))
+        return data
+
+    def clean_thresholds(self) -> list[int]:
+        words = [word for word in re.split(r"[\s,;%]+", self.cleaned_data["thresholds"]) if word]
+        if not all(word.isascii() and word.isdigit() and len(word) < 5 for word in words):
+            raise forms.ValidationError("Type whole percents: 50, 80, 100.")
+        return [int(word) for word in words]
+
+    def chosen(self) -> dict[str, Any]:
+        """The fields as the verbs take them."""
+        names = ("name", "amount", "mode", "clamp", "rollover_cap", "thresholds", "alert_forecast")
+        return {name: self.cleaned_data[name] for name in names}
+
+
+class NewBudget(BudgetForm):
+    """A budget to be: whose it is, its unit and its period stay."""
+
+    whose = forms.ChoiceField(label="It bounds")
+    counts = forms.ChoiceField(label="It counts", choices=UNITS)
+    period = forms.ChoiceField(label="It begins anew", choices=PERIODS)
+
+    def __init__(self, owners: dict[str, Whose], data: Any = None, initial: Any = None) -> None:
+        super().__init__(data, initial=initial)
+        self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
+
+    def unit(self) -> str:
+        return str(self.cleaned_data.get("counts", ""))
+
+    def chosen(self) -> dict[str, Any]:
+        return super().chosen() | {"unit": self.cleaned_data["counts"], "period": self.cleaned_data["period"]}
+
+
+class RaiseForm(forms.Form):
+    """So much more, for a while."""
+
+    more = AmountField(label="Raise by")
+    until = forms.DateField(
+        label="Until the end of",
+        widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
+        help_text="Then the limit is as it was.",
+    )
+
+    def __init__(self, unit: str, zone: tzinfo, data: Any = None, initial: Any = None) -> None:
+        super().__init__(data, initial=initial)
+        self._unit, self._zone = unit, zone
+        if unit == "money":
+            self.fields["more"].help_text = "In dollars."
+
+    def clean_more(self) -> int:
+        try:
+            value = parse(self.cleaned_data["more"], self._unit)
+        except ValueError as fault:
+            raise forms.ValidationError(str(fault)) from fault
+        if not value:
+            raise forms.ValidationError("Raise it by more than nothing.")
+        return value
+
+    def clean_until(self) -> datetime:
+        day: date = self.cleaned_data["until"]
+        end = datetime.combine(day + timedelta(days=1), time(), self._zone)
+        if end <= datetime.now(self._zone):
+            raise forms.ValidationError("That day is over.")
+        return end
+
+
+class LimitsForm(forms.Form):
+    """A set of limits: each may be left empty."""
+
+    mode = forms.ChoiceField(label="When one is reached", choices=LIMIT_MODES, initial="hard", widget=forms.RadioSelect)
+
+    def __init__(self, data: Any = None, row: LimitSet | None = None, initial: Any = None) -> None:
+        super().__init__(data, initial=_of_limits(row) if row else initial)
+        for name in LIMITS:
+            self.fields[name] = AmountField(label=NAMES[name], required=False)
+
+    def groups(self) -> list[tuple[str, list[Any]]]:
+        """The fields of the limits as they stand together."""
+        return [(label, [self[name] for name in names]) for label, names in GROUPS]
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or {}
+        for name in LIMITS:
+            if name in data:
+                try:
+                    data[name] = parse(data[name], "requests") if data[name] else None
+                except ValueError as fault:
+                    self.add_error(name, str(fault))
+        return data
+
+    def limits(self) -> dict[str, int | None]:
+        return {name: self.cleaned_data[name] for name in LIMITS}
+
+    def is_dry_run(self) -> bool:
+        return bool(self.cleaned_data["mode"] == "dry_run")
+
+
+class NewLimits(LimitsForm):
+    """Limits to be: whose they are and for which model stays."""
+
+    whose = forms.ChoiceField(label="They bound")
+    model = forms.ChoiceField(label="For", required=False)
+
+    def __init__(self, owners: dict[str, Whose], data: Any = None, initial: Any = None) -> None:
+        super().__init__(data, initial=initial)
+        self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
+        models = [(model.name, f"{model.name} alone") for model in platform_settings().models]
+        self.fields["model"].choices = [("", "All models together"), *models]  # type: ignore[attr-defined]
+
+
+def _of_budget(budget: Budget) -> dict[str, Any]:
+    return {
+        "name": budget.name,
+        "amount": typed(budget.amount, budget.unit),
+        "mode": budget.mode,
+        "clamp": budget.clamp,
+        "rollover_cap": typed(budget.rollover_cap, budget.unit) if budget.rollover_cap else "",
+        "thresholds": ", ".join(map(str, budget.thresholds)),
+        "alert_forecast": budget.alert_forecast,
+    }
+
+
+def _of_limits(row: LimitSet) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in LIMITS}
+    return {"mode": "dry_run" if row.dry_run else "hard"} | {
+        name: "" if value is None else str(value) for name, value in values.items()
+    }

@@ -1,0 +1,290 @@
+"""The tree of budgets, the sets of limits, and the history of alerts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Q
+
+from billing.budgets.alerts import standing
+from billing.models import Budget, BudgetAlert, Window
+from frontend.core.gauges import Gauge, Mark, percent
+from frontend.core.page_context import Visit
+from frontend.tenant.budgets.amounts import Amount
+from frontend.tenant.budgets.scopes import ACCOUNT, Whose, whose
+from millrace.apps.records.models import RequestRecord, Verdict
+from tenants.permissions import Permission
+
+MOST = 300  # budgets in the tree
+LATELY = timedelta(hours=1)
+FULL_AT = 99  # percent: what is left then fits hardly any request
+NEAR_AT = 80
+_APART = 12  # percent of the gauge that two labels need between them
+PERIODS = {"day": "each day", "month": "each month", "lifetime": "for good"}
+MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a budget stands in the period under way."""
+
+    budget: Budget
+    window: Window | None
+    used: Amount
+    held: Amount
+    limit: Amount
+    raised: Amount | None  # for now, in the limit
+    carried: Amount | None
+
+    @property
+    def left(self) -> Amount:
+        return Amount(self.limit.unit, max(0, self.limit.millionths - self.used.millionths - self.held.millionths))
+
+    @property
+    def is_hard(self) -> bool:
+        return self.budget.mode == Budget.Mode.HARD
+
+    @property
+    def is_full(self) -> bool:
+        return self.used.millionths * 100 >= self.limit.millionths * FULL_AT
+
+    @property
+    def percent(self) -> int:
+        return self.used.millionths * 100 // self.limit.millionths if self.limit.millionths else 100
+
+    @property
+    def ends(self) -> datetime | None:
+        return self.window.period_end if self.window else None
+
+
+@dataclass(frozen=True)
+class Threshold:
+    percent: int
+    sent: bool
+
+
+@dataclass(frozen=True)
+class BudgetRow:
+    """A budget in the tree. Widths are in percent, for the meter."""
+
+    name: str
+    url: str
+    raise_url: str
+    edit_url: str
+    mode: str
+    mode_kind: str
+    used: Amount
+    held: Amount
+    left: Amount
+    limit: Amount
+    percent: int
+    used_width: str
+    taken_width: str
+    level: str
+    period: str
+    resets_at: datetime | None
+    notes: tuple[str, ...]
+    thresholds: tuple[Threshold, ...]
+    refused: int  # would have been, lately: of those on trial
+
+
+@dataclass(frozen=True)
+class Node:
+    """Whose the budgets below are."""
+
+    label: str
+    icon: str
+    depth: int
+    rows: tuple[BudgetRow, ...]
+    new_url: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    nodes: tuple[Node, ...]
+    new_url: str
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class Notice:
+    kind: str
+    title: str
+    text: str
+    code: str
+    after: str
+    raise_url: str
+
+
+@dataclass(frozen=True)
+class Notices:
+    notices: tuple[Notice, ...]
+
+
+def standings(visit: Visit) -> list[Standing]:
+    """Every budget as it stands, asked once a page. In the visit's scope."""
+
+    def find() -> list[Standing]:
+        rows = Budget.objects.for_tenant(visit.tenant).filter(active=True)
+        return stand(visit, list(rows.select_related("project", "key__project", "member").order_by("pk")[: MOST + 1]))
+
+    return visit.once("standings", find)
+
+
+def stand(visit: Visit, budgets: list[Budget]) -> list[Standing]:
+    """How budgets stand now."""
+    under_way = Q(period_start__lte=visit.now) & (Q(period_end__gt=visit.now) | Q(period_end=None))
+    rows = Window.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+    windows = {row.budget_id: row for row in rows}
+    return [_stand(one, windows.get(one.pk), visit.now) for one in budgets]
+
+
+def _stand(budget: Budget, window: Window | None, now: datetime) -> Standing:
+    at = window or Window(used=0, carried=0, held=0)
+    raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
+    return Standing(
+        budget,
+        window,
+        Amount(budget.unit, int(at.used)),
+        Amount.whole(budget.unit, at.held),
+        Amount.whole(budget.unit, standing(budget, at, now).limit),
+        Amount.whole(budget.unit, raised) if raised else None,
+        Amount.whole(budget.unit, at.carried) if at.carried else None,
+    )
+
+
+def tree(visit: Visit) -> Tree:
+    """The account, its projects and their keys, and its members, with the budgets of each."""
+    found = standings(visit)
+    sent: defaultdict[int, set[str]] = defaultdict(set)
+    windows = [one.window.pk for one in found if one.window]
+    for row in BudgetAlert.objects.for_tenant(visit.tenant).filter(window_id__in=windows):
+        sent[row.budget_id].add(row.threshold)
+    writes = visit.may(Permission.LIMITS_WRITE)
+    rows: defaultdict[tuple[str, ...], list[Standing]] = defaultdict(list)
+    owners: dict[tuple[str, ...], Whose] = {("",): Whose(ACCOUNT)}
+    for one in found[:MOST]:
+        owner = whose(one.budget)
+        place = _place(owner)
+        owners[place] = owner
+        if owner.kind == "key":
+            owners.setdefault(place[:2], Whose("project", owner.row.project))
+        rows[place].append(one)
+    nodes = [
+        Node(
+            owner.label if owner.kind != "key" else owner.row.name,
+            {"project": "layers", "key": "keys", "member": "user"}.get(owner.kind, "tenants"),
+            len(place) - 1,
+            tuple(_row(visit, one, sent[one.budget.pk], writes=writes) for one in rows[place]),
+            f"{visit.url('budgets-new')}?whose={owner.value}" if writes else "",
+        )
+        for place, owner in sorted(owners.items(), key=lambda each: each[0])
+    ]
+    shown = tuple(nodes) if found else ()
+    return Tree(shown, visit.url("budgets-new") if writes else "", len(found) > MOST)
+
+
+def _place(owner: Whose) -> tuple[str, ...]:
+    """Where it stands in the tree: its parents first."""
+    if owner.kind == "project":
+        return ("a", f"{owner.row.name} {owner.row.pk}")
+    if owner.kind == "key":
+        project = owner.row.project
+        return ("a", f"{project.name} {project.pk}", f"{owner.row.name} {owner.row.pk}")
+    if owner.kind == "member":
+        return ("b", f"{owner.row.email}")
+    return ("",)
+
+
+def _row(visit: Visit, one: Standing, sent: set[str], *, writes: bool) -> BudgetRow:
+    budget, whole = one.budget, one.limit.millionths
+    notes = []
+    if one.raised and budget.raise_until:
+        notes.append(f"{one.raised.text} more until {budget.raise_until.astimezone(visit.zone):%-d %b %H:%M}")
+    if one.carried:
+        notes.append(f"{one.carried.text} carried over")
+    if budget.clamp:
+        notes.append("shortens answers that do not fit")
+    return BudgetRow(
+        name=budget.name,
+        url=visit.url("budgets-one", budget.pk),
+        raise_url=visit.url("budgets-raise", budget.pk) if writes else "",
+        edit_url=visit.url("budgets-edit", budget.pk) if writes else "",
+        mode=MODES[budget.mode],
+        mode_kind=mode_kind(one),
+        used=one.used,
+        held=one.held,
+        left=one.left,
+        limit=one.limit,
+        percent=one.percent,
+        used_width=percent(one.used.millionths, whole),
+        taken_width=percent(one.used.millionths + one.held.millionths, whole),
+        level="over" if one.is_full else "near" if one.percent >= NEAR_AT else "fill",
+        period=PERIODS[budget.period],
+        resets_at=one.ends,
+        notes=tuple(notes),
+        thresholds=tuple(Threshold(each, str(each) in sent) for each in budget.thresholds),
+        refused=one.window.refused if one.window and budget.mode == Budget.Mode.DRY_RUN else 0,
+    )
+
+
+def mode_kind(one: Standing) -> str:
+    if not one.is_hard:
+        return ""
+    return "bad" if one.is_full else "info"
+
+
+def gauge(one: Standing, sent: set[str]) -> Gauge:
+    """Used and, hatched, reserved, of a scale that reaches a little past the limit."""
+    used, whole = one.used.millionths, one.limit.millionths
+    scale = max(whole * 17 // 15, used + one.held.millionths, 1)
+    marks = [Mark(percent(whole, scale), f"Limit {one.limit.text}", is_limit=True)]
+    for each in one.budget.thresholds:
+        if each < 100:
+            place = percent(whole * each // 100, scale)
+            near = any(mark.label and abs(float(place) - float(mark.at)) < _APART for mark in marks)
+            marks.append(Mark(place, "" if near else f"{each}%" + (", told" if str(each) in sent else "")))
+    label = f"{one.used.text} used and {one.held.text} reserved of {one.limit.text}"
+    return Gauge(percent(used, scale), percent(used + one.held.millionths, scale), tuple(marks), label)
+
+
+def _needed(visit: Visit) -> dict[int, int]:
+    """Budgets that refused a request in the last hour, with what the latest one needed, in whole units."""
+    rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
+        verdict=Verdict.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
+    )
+    newest = rows.order_by("-at").values_list("bound", flat=True)[:MOST]
+    return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}
+
+
+def notices(visit: Visit) -> Notices:
+    """Hard budgets that are full, or refused the latest request and would again: until when, and a way out."""
+    writes = visit.may(Permission.LIMITS_WRITE)
+    needed = _needed(visit)
+    found = []
+    for one in standings(visit):
+        short = Amount.whole(one.budget.unit, needed.get(one.budget.pk, 0))
+        if one.is_hard and (one.is_full or short.millionths > one.left.millionths):
+            ends = one.ends and one.ends.astimezone(visit.zone)
+            until = f" until {ends:%-d %B, %H:%M}, or until it is raised." if ends else " until it is raised."
+            said = f"{one.used.text} of {one.limit.text} is used."
+            if not one.is_full:
+                said = f"{one.left.text} is left, and the latest one might have needed {short.text}."
+            found.append(
+                Notice(
+                    "bad",
+                    f"{one.budget.name}: {'the hard limit is reached' if one.is_full else 'requests are refused'}.",
+                    f"{said} Requests of {_of(one.budget)} get",
+                    f"429 {'budget' if one.budget.unit == 'money' else 'quota'}_exceeded",
+                    until if one.is_full else f" if they do not fit,{until}",
+                    visit.url("budgets-raise", one.budget.pk) if writes else "",
+                )
+            )
+    return Notices(tuple(found[:5]))
+
+
+def _of(budget: Budget) -> str:
+    owner = whose(budget)
+    return "the whole account" if owner.row is None else owner.label[0].lower() + owner.label[1:]

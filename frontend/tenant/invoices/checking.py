@@ -1,0 +1,65 @@
+"""Whether an invoice is what its usage and the books say: the panel that works it out anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from billing.invoicing import checks
+from billing.invoicing.lines import lines_of
+from billing.models import Invoice
+from frontend.core.numbers import Money
+from tenants.actions import Conflict
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+
+@dataclass(frozen=True)
+class Finding:
+    good: bool
+    what: str
+    detail: str
+    is_code: bool = False
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """`said`: why nothing was checked; empty: it was."""
+
+    at: datetime
+    good: bool
+    findings: tuple[Finding, ...]
+    said: str
+
+
+def reconciled(pk: int, now: datetime) -> Reconciled:
+    """The invoice of that id, which is the visitor's to see, made anew from its events and compared."""
+    with system(SystemUse.BILLING):
+        rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
+        invoice = rows.get(pk=pk)
+        if invoice.state == Invoice.State.DRAFT:
+            return Reconciled(now, True, (), "A draft is compared with its usage and the books once it is final.")
+        try:
+            check = checks.check(invoice)
+        except Conflict as fault:
+            return Reconciled(now, True, (), str(fault))
+        lines = lines_of(invoice).count()
+    difference = Money.cents(check.ledger_difference)
+    lined = f"difference {difference.text} over {lines} line{'' if lines == 1 else 's'}"
+    unrated = f"{check.unrated:,} unrated" if check.unrated else "all rated, 0 unrated"
+    findings = (
+        Finding(not check.unrated, f"{check.events:,} metered legs of requests", unrated),
+        Finding(not check.ledger_difference, "Ledger equals line items", lined),
+        Finding(
+            check.same_data,
+            "Recomputed from raw usage" if check.same_data else "Raw usage says otherwise",
+            f"sha256 {check.sha256[:4]}…{check.sha256[-4:]}",
+            is_code=True,
+        ),
+        Finding(
+            check.same_pdf,
+            "PDF typeset anew" if check.same_pdf else "The PDF typeset anew differs",
+            "the same bytes as were sent" if check.same_pdf else "other versions of its typesetter also do that",
+        ),
+    )
+    return Reconciled(now, all(one.good for one in findings), findings, "")

@@ -1,0 +1,263 @@
+"""An invoice as a page shows it, for its tenant and for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from billing.amounts import FEMTO_A_CENT, decimal
+from billing.invoicing import document
+from billing.models import Account, Invoice, InvoiceLine, InvoiceMail, LedgerEntry
+from frontend.core.numbers import Money
+from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
+
+_SHORT_HASH = 4
+
+
+@dataclass(frozen=True)
+class Line:
+    """tokens x price = exact, which is rounded once to `amount`."""
+
+    label: str
+    note: str
+    tokens: int | None
+    price: Money | None  # of a million tokens
+    exact: Money
+    amount: Money
+    events: int
+    url: str  # to the usage behind it; empty: there is none
+
+    @property
+    def is_rounded(self) -> bool:
+        return self.exact != self.amount
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    tier: str
+    amount: Money
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Total:
+    label: str
+    amount: Money
+
+
+@dataclass(frozen=True)
+class Party:
+    name: str
+    lines: tuple[str, ...]
+    vat_id: str
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What changed the amount owed after it was issued, as the books have it."""
+
+    at: datetime
+    label: str
+    amount: Money
+    url: str
+
+
+@dataclass(frozen=True)
+class Happened:
+    at: datetime
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Document:
+    number: str
+    title: str
+    state: State
+    seller: Party
+    buyer: Party
+    period: str
+    time_zone: str
+    issued_at: datetime | None
+    groups: tuple[Group, ...]
+    totals: tuple[Total, ...]
+    total_label: str
+    total: Money
+    movements: tuple[Movement, ...]
+    owed: Money | None
+    lines: int
+    exact: Money  # all lines before rounding
+    subtotal: Money
+    residue: Money  # what rounding added, or took
+    saved: Money
+    versions: tuple[int, ...]
+    notes: tuple[str, ...]
+    reason: str
+    refers_to: str
+    refers_url: str
+    display: str
+    details: tuple[tuple[str, str], ...]
+    happened: tuple[Happened, ...]
+
+    @property
+    def rounding(self) -> str:
+        """What rounding did, in words."""
+        if not self.residue.femto:
+            return "Here no line had anything to round."
+        did = "added" if self.residue.femto > 0 else "took"
+        size = abs(self.residue.femto)
+        return f"Together that {did} ${Money(size).exact}."
+
+
+def shown(
+    invoice: Invoice,
+    lines: Iterable[InvoiceLine],
+    now: datetime,
+    *,
+    line_url: Callable[[InvoiceLine], str],
+    invoice_url: Callable[[int], str],
+) -> Document:
+    """The invoice with its period, entity and `refers_to`; inside a scope that sees its tenant and the entity."""
+    lines = list(lines)
+    words = document.in_words(document.described(invoice, lines))
+    final = invoice.pk is not None and invoice.state != Invoice.State.DRAFT
+    owed = owed_on(LedgerEntry.objects.for_tenant(invoice.tenant_id), [invoice])[invoice.pk] if final else Money(0)
+    exact = Money(sum(int(line.femto) for line in lines))
+    return Document(
+        invoice.number or "Draft",
+        f"{words['title']} {invoice.number or 'draft'}",
+        state_of(invoice, today_of(invoice, now), owed),
+        _party(words["seller"]),
+        _party(words["buyer"]),
+        words["period"],
+        words["time_zone"],
+        invoice.issued_at,
+        tuple(_group(key, list(found), line_url) for key, found in groupby(lines, key=_key)),
+        tuple(_totals(invoice)),
+        words["due_label"],
+        Money.cents(invoice.total),
+        _movements(invoice, invoice_url) if final and not invoice.gives_back else (),
+        owed if final and not invoice.gives_back else None,
+        len(lines),
+        exact,
+        Money.cents(invoice.subtotal),
+        Money(int(invoice.residue_femto)),
+        Money(int(invoice.saved_femto)),
+        tuple(sorted({line.price_version for line in lines if line.price_version})),
+        tuple(words["notes"]),
+        invoice.reason,
+        words["refers_to"],
+        invoice_url(invoice.refers_to_id) if invoice.refers_to_id else "",
+        words["display"],
+        tuple(_details(invoice, words)),
+        tuple(_happened(invoice)) if final else (),
+    )
+
+
+def _party(party: dict[str, Any]) -> Party:
+    return Party(party["name"], tuple(party["lines"]), party["vat_id"])
+
+
+def _key(line: InvoiceLine) -> tuple[str, str]:
+    return (line.model or line.description, line.tier)
+
+
+def _group(key: tuple[str, str], lines: list[InvoiceLine], line_url: Callable[[InvoiceLine], str]) -> Group:
+    name, tier = key
+    amount = Money.cents(sum(line.cents for line in lines))
+    return Group(name, "" if tier == "standard" else tier, amount, tuple(_line(line, line_url(line)) for line in lines))
+
+
+def _line(line: InvoiceLine, url: str) -> Line:
+    exact, amount = Money(int(line.femto)), Money.cents(line.cents)
+    if line.nano_per_million is None:
+        what = "Monthly commitment" if line.kind == InvoiceLine.Kind.COMMITMENT else line.description
+        return Line(what, "", None, None, exact, amount, 0, "")
+    return Line(
+        document.COMPONENTS[line.component],
+        note_of(line),
+        line.tokens,
+        Money.nano(line.nano_per_million),
+        exact,
+        amount,
+        line.events,
+        url,
+    )
+
+
+def note_of(line: InvoiceLine) -> str:
+    """What tells the line apart from its neighbours."""
+    parts = (
+        f"used in {line.late_from}" if line.late_from else "",
+        f"prompts from {line.band:,} tokens" if line.band else "",
+        f"{line.window} UTC" if line.window else "",
+        f"v{line.price_version}",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _totals(invoice: Invoice) -> Iterable[Total]:
+    yield Total("Subtotal", Money.cents(invoice.subtotal))
+    for credit in invoice.credits:
+        yield Total(credit["label"], Money.cents(-credit["cents"]))
+    if invoice.credits:
+        yield Total("Taxable amount", Money.cents(invoice.taxable))
+    for tax in invoice.taxes:
+        label = f"{tax['label']}, reverse charge" if tax["category"] == "AE" else tax["label"]
+        yield Total(f"{label} {decimal(tax['rate_ppm'], 4)} %", Money.cents(tax["tax"]))
+
+
+def _movements(invoice: Invoice, invoice_url: Callable[[int], str]) -> tuple[Movement, ...]:
+    entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(account=Account.RECEIVABLE, invoice=invoice)
+    rows = entries.exclude(transaction__key=f"invoice:{invoice.pk}").select_related("transaction").order_by("pk")
+    notes = {
+        note.pk: note
+        for note in Invoice.objects.for_tenant(invoice.tenant_id).filter(refers_to=invoice).exclude(number=None)
+    }
+    return tuple(_movement(row, notes, invoice_url) for row in rows)
+
+
+def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callable[[int], str]) -> Movement:
+    kind, _, rest = entry.transaction.key.partition(":")
+    amount, at, url = Money.nano(entry.nano), entry.transaction.at, ""
+    if kind == "invoice" and rest.isdigit() and int(rest) in notes:
+        label, url = f"Credit note {notes[int(rest)].number}", invoice_url(int(rest))
+    elif kind == "match":
+        label = "Payment" if entry.nano < 0 else "Payment taken back"
+    else:
+        label = {"void": "Taken back", "bad-debt": "Given up"}.get(kind, "Correction")
+    return Movement(at, label, amount, url)
+
+
+def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    if invoice.pk:
+        yield "Invoice ID", str(invoice.pk)
+    if invoice.due_on is not None and invoice.issued_at is not None:
+        yield "Terms", f"Net {(invoice.due_on - today_of(invoice, invoice.issued_at)).days}"
+    if words["payment"]:
+        yield "Payment", words["payment"]
+    if words["po_number"]:
+        yield "PO number", words["po_number"]
+    if invoice.revision > 1:
+        yield "Revision", str(invoice.revision)
+    yield "Currency", "USD"
+
+
+def _happened(invoice: Invoice) -> Iterable[Happened]:
+    """Newest first."""
+    found = [Happened(invoice.issued_at, "Finalised", f"as {invoice.number}")] if invoice.issued_at else []
+    sent = InvoiceMail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
+    for mail in sent.order_by("pk"):
+        what = "Sent" if mail.kind == InvoiceMail.Kind.ISSUED else "Reminder sent"
+        found.append(Happened(mail.sent_at, what, f"to {', '.join(mail.sent_to)}"))  # type: ignore[arg-type]
+    return sorted(found, key=lambda one: one.at, reverse=True)
+
+
+def cents_of(line: InvoiceLine) -> tuple[Money, Money, Money]:
+    """A line's exact amount, what it was rounded to, and the difference."""
+    exact, amount = Money(int(line.femto)), Money(line.cents * FEMTO_A_CENT)
+    return exact, amount, amount - exact

@@ -1,0 +1,68 @@
+"""How an invoice's state is said, and what is owed on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from django.db.models import QuerySet, Sum
+
+from billing.models import Account, Invoice, LedgerEntry
+from frontend.core.numbers import Money
+
+Kind = Literal["good", "warn", "bad", "info", ""]
+_STATES: dict[str, tuple[str, Kind]] = {
+    Invoice.State.DRAFT: ("Draft", ""),
+    Invoice.State.OPEN: ("Open", "info"),
+    Invoice.State.PAID: ("Paid", "good"),
+    Invoice.State.VOID: ("Void", ""),
+    Invoice.State.UNCOLLECTIBLE: ("Uncollectible", "bad"),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """A state in a word, its colour, and a sentence to it."""
+
+    label: str
+    kind: Kind
+    said: str
+
+
+def state_of(invoice: Invoice, today: date, owed: Money) -> State:
+    """`invoice` with its entity; `today` in its time zone."""
+    label, kind = _STATES[invoice.state]
+    if invoice.gives_back and invoice.state != Invoice.State.DRAFT:
+        return State("Credit note", "good", "")
+    if invoice.state == Invoice.State.DRAFT:
+        return State(label, kind, "It is written anew until it is final, and has no number yet.")
+    if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:
+        if invoice.due_on < today:
+            return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} are owed.")
+        return State(label, kind, f"Due {_day(invoice.due_on)}. {owed.text} are owed.")
+    said = {
+        Invoice.State.PAID: "Nothing is owed.",
+        Invoice.State.VOID: "Taken back: nothing is owed on it.",
+        Invoice.State.UNCOLLECTIBLE: "What was still owed has been given up.",
+    }
+    return State(label, kind, said.get(Invoice.State(invoice.state), ""))
+
+
+def today_of(invoice: Invoice, now: datetime) -> date:
+    """The day it is for who issues the invoice."""
+    return now.astimezone(ZoneInfo(invoice.entity.time_zone)).date()
+
+
+def _day(of: date) -> str:
+    return f"{of.day} {of:%B %Y}"
+
+
+def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict[int, Money]:
+    """What the books say is still owed on each, in one question to `entries` of whose they are."""
+    ids = [row.pk for row in invoices]
+    found = entries.filter(account=Account.RECEIVABLE, invoice__in=ids).order_by() if ids else entries.none()
+    sums = dict(found.values_list("invoice_id").annotate(sum=Sum("nano")))
+    return {pk: Money.nano(int(sums.get(pk, 0))) for pk in ids}

@@ -1,0 +1,159 @@
+"""The usage events that one line of an invoice is the sum of, in pages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db import connection
+
+from billing.invoicing import document
+from billing.metering.archives import require_usage
+from billing.metering.usage import instant
+from billing.models import Invoice, InvoiceLine
+from frontend.core.numbers import Money
+from frontend.core.page_context import Visit
+from frontend.tenant.invoices.document import cents_of, note_of
+from tenants.actions import Conflict
+
+SIZE = 50
+# NOTE: the view has corrections of events beside them, as the line's sum does.
+_PAGE = """
+SELECT admitted_at, request_id, leg, tokens, femto FROM billing_rated_line
+WHERE tenant_id = %(tenant)s AND invoice_period = %(period)s AND price_id = %(price)s
+    AND admitted_at >= %(first)s AND admitted_at <= %(last)s
+    AND (%(at)s::timestamptz IS NULL
+        OR (admitted_at, request_id, leg, tokens) < (%(at)s, %(request)s, %(leg)s, %(tokens)s))
+ORDER BY admitted_at DESC, request_id DESC, leg DESC, tokens DESC LIMIT %(most)s
+"""
+
+
+@dataclass(frozen=True)
+class Event:
+    at: datetime
+    request_id: str
+    url: str
+    leg: int
+    tokens: int
+    cost: Money
+
+    @property
+    def is_correction(self) -> bool:
+        return self.tokens < 0
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A line, its arithmetic, and a page of what it sums."""
+
+    label: str
+    note: str
+    model: str
+    tier: str
+    tokens: int
+    price: Money
+    exact: Money
+    amount: Money
+    residue: Money
+    count: int
+    first_at: datetime
+    last_at: datetime
+    events: tuple[Event, ...]
+    page_tokens: int
+    page_cost: Money
+    older_url: str
+    newest_url: str
+    fault: str  # why there are no events to be seen
+
+    @property
+    def rounding(self) -> str:
+        """What rounding did, in words."""
+        if not self.residue.femto:
+            return "nothing to round"
+        return f"which {'added' if self.residue.femto > 0 else 'took'} ${Money(abs(self.residue.femto)).exact}"
+
+
+def traced(visit: Visit, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> Traced:
+    """Inside the visit's scope. `here` is the page's address; `request_name` that of the page of one request."""
+    if line.first_at is None or line.last_at is None or line.nano_per_million is None:
+        raise ValueError("this line is of no usage")
+    cursor, fault = _read(visit.query.get("cursor", "")), ""
+    rows = _rows(invoice, line, cursor)
+    try:
+        require_usage(invoice.period_id)
+    except Conflict as archived:
+        rows, fault = [], str(archived)
+    sign = -1 if invoice.gives_back else 1
+    events = tuple(
+        Event(at, name, _request(visit, request_name, name), leg, sign * tokens, Money(sign * int(femto)))
+        for at, name, leg, tokens, femto in rows[:SIZE]
+    )
+    exact, amount, residue = cents_of(line)
+    return Traced(
+        document.COMPONENTS[line.component],
+        note_of(line),
+        line.model,
+        line.tier,
+        line.tokens,
+        Money.nano(line.nano_per_million),
+        exact,
+        amount,
+        residue,
+        line.events,
+        line.first_at,
+        line.last_at,
+        events,
+        sum(event.tokens for event in events),
+        Money(sum(event.cost.femto for event in events)),
+        f"{here}?{urlencode({'cursor': _write(rows[SIZE - 1])})}" if len(rows) > SIZE else "",
+        here if cursor else "",
+        fault,
+    )
+
+
+def _request(visit: Visit, route: str, name: str) -> str:
+    """The page of a request; a prompt among several is named after its request."""
+    return visit.link(route, name.partition(".")[0]) if route else ""
+
+
+def _rows(invoice: Invoice, line: InvoiceLine, cursor: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    given = {
+        "tenant": invoice.tenant_id,
+        "period": invoice.period_id,
+        "price": line.price_id,
+        "first": line.first_at,
+        "last": line.last_at,
+        "most": SIZE + 1,
+        "at": None,
+        "request": None,
+        "leg": None,
+        "tokens": None,
+    }
+    with connection.cursor() as database:
+        database.execute(_PAGE, {**given, **cursor})
+        found: list[tuple[Any, ...]] = database.fetchall()
+    return found
+
+
+def _write(row: tuple[Any, ...]) -> str:
+    at, name, leg, tokens, _ = row
+    text = f"{at.astimezone(UTC).isoformat()} {name} {leg} {tokens}"
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _read(cursor: str) -> dict[str, Any]:
+    """Where to go on; nothing if it is no cursor of ours."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        at, name, leg, tokens = text.split(" ")
+        numbers = int(leg), int(tokens)
+        if "\0" in name or any(abs(number) >= 2**31 for number in numbers):
+            return {}
+        return {"at": instant(at), "request": name, "leg": numbers[0], "tokens": numbers[1]}
+    except (ValueError, binascii.Error):
+        return {}

@@ -1,0 +1,173 @@
+"""Invoices: the list, a document and its downloads, the month under way, a line's usage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+
+from billing.invoicing import document, facturx
+from billing.invoicing.exports import as_csv
+from billing.invoicing.lines import lines_of
+from billing.invoicing.preview import preview
+from billing.models import Invoice, InvoiceFile, InvoiceLine
+from frontend.core.layout import Crumb
+from frontend.core.metering import metering
+from frontend.core.page_context import Visit, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.tenant.invoices import listing
+from frontend.tenant.invoices.checking import Reconciled, reconciled
+from frontend.tenant.invoices.document import Document, shown
+from frontend.tenant.invoices.tracing import traced
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.permissions import Permission
+
+NEEDS = Permission.BILLING_READ
+FORMS = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "json": "JSON"}
+_TYPES = {
+    "pdf": "application/pdf",
+    "csv": "text/csv; charset=utf-8",
+    "xml": "application/xml",
+    "json": "application/json",
+}
+
+
+@dataclass(frozen=True)
+class Download:
+    label: str
+    url: str
+
+
+def _check(visit: Visit) -> Reconciled:
+    pk: int = visit.arguments["invoice"]
+    if not Invoice.objects.for_tenant(visit.tenant).filter(pk=pk).exists():
+        raise Http404
+    return reconciled(pk, visit.now)
+
+
+PANELS = Panels(
+    "invoices-panel",
+    (
+        Panel("upcoming", "The month under way", "invoices/upcoming.html", listing.upcoming),
+        Panel("standing", "What is owed", "invoices/standing.html", listing.standing),
+        Panel("list", "Invoices and credit notes", "invoices/list.html", listing.listed),
+    ),
+)
+CHECKS = Panels(
+    "invoices-one-panel",
+    (Panel("check", "The check against usage", "invoices/check.html", _check, every=0, lazy=True),),
+)
+
+
+@tenant_page(NEEDS)
+def invoices(visit: Visit) -> HttpResponse:
+    return show(visit, "invoices/page.html", "Invoices", panels=PANELS, metering=metering(visit.now))
+
+
+@tenant_page(NEEDS)
+def upcoming(visit: Visit) -> HttpResponse:
+    """The month under way as the invoice it would be now."""
+    found = preview(visit.tenant, visit.now)
+    it = None
+    if found:
+        with system(SystemUse.BILLING):
+            it = shown(*found, visit.now, line_url=lambda line: "", invoice_url=lambda pk: "")
+    metered = metering(visit.now)
+    return show(visit, "invoices/one_upcoming.html", "Upcoming invoice", crumbs=_crumbs(visit), it=it, metering=metered)
+
+
+@tenant_page(NEEDS)
+def invoice(visit: Visit) -> HttpResponse:
+    found = find(visit)
+    it = _document(visit, found)
+    final = found.state != Invoice.State.DRAFT
+    forms = FORMS if final else {"csv": FORMS["csv"], "json": FORMS["json"]}
+    files = [Download(label, visit.url("invoices-file", found.pk, form)) for form, label in forms.items()]
+    given: dict[str, Any] = {"it": it, "files": files, "final": final}
+    return show(visit, "invoices/one.html", it.title, panels=CHECKS, crumbs=_crumbs(visit), **given)
+
+
+@tenant_page(NEEDS)
+def line(visit: Visit) -> HttpResponse:
+    """A line's usage events."""
+    found = find(visit)
+    with visit.scope():
+        rows = InvoiceLine.objects.for_tenant(visit.tenant)
+        row = rows.filter(invoice=found, position=visit.arguments["line"], price_id__isnull=False).first()
+        if row is None:
+            raise Http404
+        here = visit.url("invoices-line", found.pk, row.position)
+        told = traced(visit, found, row, here, "requests-one")
+    name, up = found.number or "Draft", visit.url("invoices-one", found.pk)
+    crumbs = (*_crumbs(visit), Crumb(name, up))
+    return show(visit, "invoices/line.html", f"Line {row.position}", crumbs=crumbs, told=told, up=up, name=name)
+
+
+@tenant_page(NEEDS)
+def file(visit: Visit) -> HttpResponse:
+    """The invoice as a file."""
+    found, form = find(visit), visit.arguments["form"]
+    final = found.state != Invoice.State.DRAFT
+    if form not in FORMS or (form in ("pdf", "xml") and not final):
+        raise Http404
+    with system(SystemUse.BILLING):
+        body = _body(found, form)
+    answer = HttpResponse(body, content_type=_TYPES[form])
+    answer.headers["Content-Disposition"] = f'attachment; filename="{found.number or "draft"}.{form}"'
+    return answer
+
+
+def _body(found: Invoice, form: str) -> bytes | str:
+    if form == "pdf":
+        return bytes(InvoiceFile.objects.for_tenant(found.tenant_id).get(invoice=found).pdf)
+    described = document.described(found, lines_of(found))
+    if form == "xml":
+        return facturx.xml(described)
+    return as_csv(described) if form == "csv" else document.encoded(described)
+
+
+def find(visit: Visit) -> Invoice:
+    """The invoice of the address.
+
+    Raises:
+        Http404: the tenant has none such.
+    """
+    with system(SystemUse.BILLING):  # months and entities are nobody's rows
+        rows = Invoice.objects.for_tenant(visit.tenant).select_related("entity", "period", "refers_to", "tenant")
+        found = rows.filter(pk=visit.arguments["invoice"]).first()
+    if found is None:
+        raise Http404
+    return found
+
+
+def _document(visit: Visit, found: Invoice) -> Document:
+    def line_url(line: InvoiceLine) -> str:
+        return visit.url("invoices-line", found.pk, line.position)
+
+    with system(SystemUse.BILLING):
+        return shown(
+            found,
+            lines_of(found),
+            visit.now,
+            line_url=line_url,
+            invoice_url=lambda pk: visit.url("invoices-one", pk),
+        )
+
+
+def _crumbs(visit: Visit) -> tuple[Crumb, ...]:
+    return (Crumb("Invoices", visit.url("invoices")),)
+
+
+urlpatterns = [
+    path("t/<slug:slug>/invoices/", invoices, name="invoices"),
+    PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),
+    path("t/<slug:slug>/invoices/upcoming", upcoming, name="invoices-upcoming"),
+    path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-one"),
+    path("t/<slug:slug>/invoices/<int:invoice>/lines/<int:line>", line, name="invoices-line"),
+    path("t/<slug:slug>/invoices/<int:invoice>/files/<slug:form>", file, name="invoices-file"),
+    CHECKS.tenant_url("t/<slug:slug>/invoices/<int:invoice>/", NEEDS),
+]

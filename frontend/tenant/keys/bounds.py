@@ -1,0 +1,75 @@
+"""What bounds a key, in words: its own limits and budgets, its project's, the tenant's and its maker's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from frontend.tenant.budgets.amounts import Amount
+from millrace.apps.records.limiting_factor import Bound
+
+_WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the account’s", "member": "its maker’s"}
+_PERIODS = {"minute": "a minute", "day": "a day", "month": "a month", "lifetime": "for good"}
+NAMES = {
+    "requests_per_minute": "Requests a minute",
+    "input_tokens_per_minute": "Input tokens a minute",
+    "output_tokens_per_minute": "Output tokens a minute",
+    "tokens_per_minute": "Tokens a minute",
+    "requests_per_day": "Requests a day",
+    "input_tokens_per_day": "Input tokens a day",
+    "output_tokens_per_day": "Output tokens a day",
+    "tokens_per_day": "Tokens a day",
+    "concurrency": "Requests at once",
+    "max_prompt_tokens": "Tokens of one prompt",
+    "max_output_tokens": "Tokens of one answer",
+    "long_queue": "Long jobs begin at, tokens",
+    "long_cap": "Long jobs at once",
+}
+_FULL = 10  # per mille: what is left of a budget then fits hardly any request
+_NEAR = 200
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """One limit or budget that holds for a key. `used` and `of` are for its meter."""
+
+    label: str
+    whose: str
+    limit: Amount
+    period: str
+    left: Amount | None  # None: nobody knows
+    model: str
+    resets_at: datetime | None
+    is_budget: bool
+    is_own: bool
+    used: int
+    of: int
+    share: str
+    level: str  # full, near or empty
+
+
+def row_of(bound: Bound) -> BoundRow:
+    used = 0 if bound.left is None else bound.limit - bound.left
+    is_budget = bound.kind == "budget"
+    return BoundRow(
+        label=bound.name if is_budget else NAMES.get(bound.name, bound.name),
+        whose=_WHOSE[bound.scope],
+        limit=Amount.whole(bound.unit, bound.limit),
+        period=_PERIODS.get(bound.period, ""),
+        left=None if bound.left is None else Amount.whole(bound.unit, bound.left),
+        model=bound.model,
+        resets_at=bound.resets_at,
+        is_budget=is_budget,
+        is_own=bound.scope == "key",
+        used=used,
+        of=bound.limit,
+        share=f"{(1000 - bound.per_mille) // 10}%",
+        level=_level(bound),
+    )
+
+
+def _level(bound: Bound) -> str:
+    """Of budgets alone: a limit that is used up for this second is used as it should be."""
+    if bound.kind != "budget":
+        return ""
+    return "full" if bound.per_mille <= _FULL else "near" if bound.per_mille <= _NEAR else ""

@@ -1,0 +1,128 @@
+"""Forms of keys and projects."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, time, timedelta, tzinfo
+from typing import Any
+
+from django import forms
+
+from frontend.core.page_context import Visit
+from frontend.tenant.keys.page import SCOPES, owner
+from millrace.conf.environment import platform_settings
+from tenants.models import ApiKey, Project, RoutingPolicy
+from tenants.permissions import Permission
+
+OVERLAPS = (
+    ("0", "None: the old one stops now"),
+    ("1", "1 hour"),
+    ("24", "1 day"),
+    ("168", "7 days"),
+    ("720", "30 days"),
+)
+_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
+
+
+def after(day: date, zone: tzinfo) -> datetime:
+    """The first instant after the day, by the person's clocks."""
+    return datetime.combine(day + timedelta(days=1), time(), zone)
+
+
+class KeyForm(forms.Form):
+    """What may be chosen of a key at any time."""
+
+    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text="Where it is used: prod-support.")
+    scopes = forms.MultipleChoiceField(label="What it may do", widget=forms.CheckboxSelectMultiple)
+    models = forms.MultipleChoiceField(
+        label="Models", widget=forms.CheckboxSelectMultiple, required=False, help_text="None ticked: all models."
+    )
+    addresses = forms.CharField(
+        label="Addresses",
+        required=False,
+        widget=forms.TextInput({**_PLAIN, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
+        help_text="Networks it may be used from. Empty: any.",
+    )
+    expires_on = forms.DateField(
+        label="Last day",
+        required=False,
+        widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
+        help_text="It works until the end of that day. Empty: it never expires.",
+    )
+
+    def __init__(self, visit: Visit, data: Any = None, key: ApiKey | None = None) -> None:
+        super().__init__(data, initial=_initial(visit, key))
+        self._zone = visit.zone
+        self.fields["scopes"].choices = [  # type: ignore[attr-defined]
+            (name, label) for name, label in SCOPES.items() if name != "manage" or visit.may(Permission.KEYS_MANAGE)
+        ]
+        known = dict.fromkeys([*_models(visit), *((key.allowed_models or ()) if key else ())])
+        self.fields["models"].choices = [(name, name) for name in known]  # type: ignore[attr-defined]
+
+    def chosen(self) -> dict[str, Any]:
+        """The fields as the verbs take them."""
+        data = self.cleaned_data
+        networks = [word for word in re.split(r"[\s,;]+", data["addresses"]) if word]
+        return {
+            "name": data["name"],
+            "scopes": data["scopes"],
+            "allowed_models": data["models"] or None,
+            "allowed_addresses": networks or None,
+            "expires_at": after(data["expires_on"], self._zone) if data["expires_on"] else None,
+        }
+
+
+class NewKey(KeyForm):
+    """A key to be; its project stays."""
+
+    project = forms.ChoiceField(help_text="Its usage is the project’s, which stays.")
+    field_order = ("name", "project")
+
+    def __init__(self, visit: Visit, projects: list[Project], data: Any = None) -> None:
+        super().__init__(visit, data)
+        self.fields["project"].choices = [(str(row.pk), row.name) for row in projects]  # type: ignore[attr-defined]
+
+
+class Rotation(forms.Form):
+    overlap = forms.ChoiceField(
+        label="Both work for", choices=OVERLAPS, initial="24", help_text="So long you have to put the new one in place."
+    )
+
+
+class NewProject(forms.Form):
+    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
+    slug = forms.SlugField(
+        max_length=50, widget=forms.TextInput(_PLAIN), help_text="Its short name in the API, which stays: support-bot."
+    )
+
+
+class ProjectName(forms.Form):
+    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
+
+
+def _initial(visit: Visit, key: ApiKey | None) -> dict[str, Any]:
+    if key is None:
+        return {"scopes": ["inference", "models"]}
+    last = key.expires_at and (key.expires_at - timedelta(microseconds=1)).astimezone(visit.zone).date()
+    return {
+        "name": key.name,
+        "scopes": key.scopes,
+        "models": key.allowed_models or [],
+        "addresses": ", ".join(key.allowed_addresses or []),
+        "expires_on": last,
+    }
+
+
+def _models(visit: Visit) -> list[str]:
+    """What callers may ask for: the platform's models, and the tenant's own names."""
+    own = RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name")
+    return [*own.values_list("name", flat=True), *(model.name for model in platform_settings().models)]
+
+
+def revoking(key: ApiKey, requests: int) -> str:
+    """What disabling the key does."""
+    used = f" It answered {requests:,} request{'' if requests == 1 else 's'} this month." if requests else ""
+    return (
+        f"{key.name} ({key.prefix}…), made by {owner(key)}, works nowhere within a second, and its running streams "
+        f"end.{used} This cannot be undone; what it used stays on the bill."
+    )

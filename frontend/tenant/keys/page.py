@@ -1,0 +1,302 @@
+"""The list of keys, what in it is unsafe, and the projects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+
+from billing.metering.usage import Question, sums
+from billing.models import Budget
+from frontend.core.date_ranges import month_of
+from frontend.core.numbers import Money
+from frontend.core.page_context import Visit
+from frontend.tenant.keys.bounds import BoundRow, row_of
+from millrace.apps.records.limiting_factor import binding
+from tenants.models import ApiKey, LimitSet, Project
+from tenants.permissions import Permission
+
+SIZE = 50
+MOST_PROJECTS = 100
+IDLE = timedelta(days=90)
+SOON = timedelta(days=7)
+SCOPES = {
+    "inference": "Ask models",
+    "models": "List models",
+    "endpoints": "Endpoints of models",
+    "manage": "Manage this account: keys, limits, budgets, people",
+}
+VIEWS = (
+    ("", "Live", "that work"),
+    ("unlimited", "No limit of their own", "a leak spends what the account may"),
+    ("forever", "Never expire", "a leak works until somebody sees it"),
+    ("idle", "Idle for 90 days", "nobody would miss them"),
+    ("ended", "Revoked or expired", "for what was billed"),
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """One of the safety views: how many keys it holds, and where it is."""
+
+    label: str
+    detail: str
+    keys: int
+    url: str
+    current: bool
+    warns: bool
+
+
+@dataclass(frozen=True)
+class Safety:
+    views: tuple[View, ...]
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    name: str
+    prefix: str
+    url: str
+    project: str
+    owner: str
+    scopes: str
+    restrictions: str
+    last_used: datetime | None
+    bound: BoundRow | None  # the one with least left
+    others: int
+    spend: Money
+    status: str
+    status_kind: str
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Keys:
+    title: str
+    rows: tuple[KeyRow, ...]
+    filtered: bool
+    none_yet: bool
+    new_url: str
+    older_url: str
+    first_url: str
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What stands in the filters."""
+
+    typed: str
+    view: str
+    project: str
+    projects: tuple[tuple[str, str], ...]
+    clear_url: str
+
+
+@dataclass(frozen=True)
+class ProjectRow:
+    name: str
+    slug: str
+    keys: int
+    spend: Money
+    requests: int
+    keys_url: str
+    edit_url: str
+    remove_url: str
+
+
+@dataclass(frozen=True)
+class Projects:
+    rows: tuple[ProjectRow, ...]
+    new_url: str
+
+
+def live(visit: Visit) -> Q:
+    """Keys that work now."""
+    return Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=visit.now))
+
+
+def conditions(visit: Visit) -> dict[str, Q]:
+    """What each view holds."""
+    own_limits = LimitSet.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), dry_run=False)
+    own_budgets = Budget.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), active=True, mode=Budget.Mode.HARD)
+    since = visit.now - IDLE
+    idle = Q(use__last_used_at__lt=since) | Q(use=None, created_at__lt=since)
+    works = live(visit)
+    return {
+        "": works,
+        "unlimited": works & ~Exists(own_limits) & ~Exists(own_budgets),
+        "forever": works & Q(expires_at=None),
+        "idle": works & idle,
+        "ended": ~works,
+    }
+
+
+def safety(visit: Visit) -> Safety:
+    counts = {f"n{place}": Count("pk", filter=held) for place, held in enumerate(conditions(visit).values())}
+    found = ApiKey.objects.for_tenant(visit.tenant).order_by().aggregate(**counts)
+    here = _view(visit)
+    return Safety(
+        tuple(
+            View(label, detail, found[f"n{place}"], _with(visit, show=name), name == here, 0 < place < 4)
+            for place, (name, label, detail) in enumerate(VIEWS)
+        )
+    )
+
+
+def fields(visit: Visit) -> Fields:
+    projects = Project.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")
+    return Fields(
+        _typed(visit),
+        _view(visit),
+        visit.query.get("project", ""),
+        tuple((str(pk), name) for pk, name in projects[:MOST_PROJECTS]),
+        _with(visit, q="", project="") if _typed(visit) or visit.query.get("project") else "",
+    )
+
+
+def keys(visit: Visit) -> Keys:
+    """A page of the keys, newest first."""
+    rows = ApiKey.objects.for_tenant(visit.tenant).filter(conditions(visit)[_view(visit)])
+    if typed := _typed(visit):
+        rows = rows.filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
+    if (project := number(visit.query.get("project", ""))) is not None:
+        rows = rows.filter(project_id=project)
+    if (before := number(visit.query.get("before", ""))) is not None:
+        rows = rows.filter(pk__lt=before)
+    found = list(with_use(rows).order_by("-pk")[: SIZE + 1])
+    shown = found[:SIZE]
+    bounds = binding(visit.tenant.pk, shown) if shown else {}
+    spent = spending(visit, "key") if shown else {}
+    replaced = successors(visit, shown)
+    filtered = bool(typed or project is not None or _view(visit))
+    return Keys(
+        dict((name, label) for name, label, _ in VIEWS)[_view(visit)],
+        tuple(_row(visit, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown),
+        filtered,
+        not shown and not filtered and not ApiKey.objects.for_tenant(visit.tenant).exists(),
+        visit.url("keys-new") if visit.may(Permission.KEYS_WRITE) else "",
+        _with(visit, before=str(shown[-1].pk)) if len(found) > SIZE else "",
+        _with(visit) if before is not None else "",
+    )
+
+
+def with_use(rows: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+    """Keys with what their rows show: when they were last used, their project and who made them."""
+    return rows.select_related("project", "created_by").annotate(last_used=F("use__last_used_at"))
+
+
+def successors(visit: Visit, keys: list[ApiKey]) -> set[int]:
+    """Which of the keys were rotated: another that is not revoked replaces them."""
+    rows = ApiKey.objects.for_tenant(visit.tenant).filter(replaces__in=[key.pk for key in keys], revoked_at=None)
+    return set(rows.values_list("replaces_id", flat=True)) if keys else set()
+
+
+def spending(visit: Visit, group: Any) -> dict[int, dict[str, Any]]:
+    """This month's usage of each key or project."""
+    start, end = month_of(visit)
+    found = sums(Question(visit.tenant.pk, start=start, end=end), group_by=(group,))
+    return {row[f"{group}_id"]: row for row in found}
+
+
+def _row(visit: Visit, key: ApiKey, bounds: tuple[Any, ...], spent: dict[str, Any] | None, replaced: bool) -> KeyRow:
+    rows = [row_of(bound) for bound in bounds]
+    label, kind = status(visit, key, rows, replaced=replaced)
+    return KeyRow(
+        name=key.name,
+        prefix=f"{key.prefix}…",
+        url=visit.url("keys-one", key.pk),
+        project=key.project.name,
+        owner=owner(key),
+        scopes=", ".join(key.scopes),
+        restrictions=restrictions(key),
+        last_used=getattr(key, "last_used", None),
+        bound=rows[0] if rows else None,
+        others=max(0, len(rows) - 1),
+        spend=Money(spent["cost_femto"] if spent else 0),
+        status=label,
+        status_kind=kind,
+        expires_at=key.expires_at if key.revoked_at is None else None,
+    )
+
+
+def owner(key: ApiKey) -> str:
+    """Who made it."""
+    if key.created_by is None:
+        return "nobody who is left"
+    return key.created_by.name or key.created_by.email
+
+
+def restrictions(key: ApiKey) -> str:
+    """What it may not be used for, or from, in few words."""
+    found = []
+    if key.allowed_models is not None:
+        found.append(f"{len(key.allowed_models)} model{'' if len(key.allowed_models) == 1 else 's'}")
+    if key.allowed_addresses is not None:
+        found.append(f"{len(key.allowed_addresses)} network{'' if len(key.allowed_addresses) == 1 else 's'}")
+    return f"only {' and '.join(found)}" if found else ""
+
+
+def status(visit: Visit, key: ApiKey, bounds: list[BoundRow], *, replaced: bool) -> tuple[str, str]:
+    """How it stands, and the kind of its badge."""
+    if key.revoked_at is not None:
+        return "Revoked", ""
+    if key.expires_at is not None and key.expires_at <= visit.now:
+        return "Expired", ""
+    if any(bound.level == "full" for bound in bounds):
+        return "Blocked", "bad"
+    if replaced:
+        return "Being replaced", "info"
+    if key.expires_at is not None and key.expires_at <= visit.now + SOON:
+        return "Expires soon", "warn"
+    if any(bound.level == "near" for bound in bounds):
+        return "Near limit", "warn"
+    return "Active", "good"
+
+
+def projects(visit: Visit) -> Projects:
+    """The projects, with how many keys each has and what it spent."""
+    works = Count(
+        "keys", filter=Q(keys__revoked_at=None) & (Q(keys__expires_at=None) | Q(keys__expires_at__gt=visit.now))
+    )
+    rows = Project.objects.for_tenant(visit.tenant).annotate(live=works).order_by("name", "pk")[:MOST_PROJECTS]
+    spent = spending(visit, "project")
+    writes = visit.may(Permission.PROJECTS_WRITE)
+    return Projects(
+        tuple(
+            ProjectRow(
+                row.name,
+                row.slug,
+                row.live,
+                Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0),
+                spent[row.pk]["completed"] + spent[row.pk]["cancelled"] if row.pk in spent else 0,
+                f"{visit.url('keys')}?{urlencode({'project': row.pk})}",
+                visit.url("keys-project", row.pk) if writes else "",
+                visit.url("keys-project-remove", row.pk) if writes else "",
+            )
+            for row in rows
+        ),
+        visit.url("keys-project-new") if writes else "",
+    )
+
+
+def number(text: str) -> int | None:
+    """An id in the address; None if it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _typed(visit: Visit) -> str:
+    return visit.query.get("q", "").strip()[:100].replace("\0", "")
+
+
+def _view(visit: Visit) -> str:
+    asked = visit.query.get("show", "")
+    return asked if asked in dict((name, label) for name, label, _ in VIEWS) else ""
+
+
+def _with(visit: Visit, **changes: str) -> str:
+    kept = {name: value for name, value in visit.query.items() if name in ("q", "project", "show")} | changes
+    asked = urlencode({name: value for name, value in kept.items() if value})
+    return f"{visit.url('keys')}?{asked}" if asked else visit.url("keys")

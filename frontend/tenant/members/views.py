@@ -1,0 +1,201 @@
+"""Members: the page, and inviting, changing a role, removing, leaving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpResponse
+from django.urls import path, reverse
+
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import ask, posted
+from frontend.core.layout import Crumb
+from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.tenant.members import page
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.models import Invitation, Membership
+from tenants.permissions import Permission
+
+PANELS = Panels(
+    "members-panel",
+    (
+        Panel("people", "Members", "members/people.html", page.members, every=0),
+        Panel("invited", "Invitations", "members/invited.html", page.invited),
+    ),
+)
+SAYS = {
+    "owner": "Owner: everything, also other owners and deleting the tenant",
+    "admin": "Admin: everything but owners, billing details and deleting",
+    "developer": "Developer: keys, routing and usage",
+    "billing": "Billing: invoices, billing details and usage",
+    "readonly": "Read only: sees keys, routing, limits and usage",
+}
+
+
+class RoleForm(forms.Form):
+    """Which role; owners are offered to owners alone."""
+
+    role = forms.ChoiceField(label="Role")
+
+    def __init__(self, visit: Visit, data: Any = None, role: str = "developer") -> None:
+        super().__init__(data, initial={"role": role})
+        field = self.fields["role"]
+        if not isinstance(field, forms.ChoiceField):
+            raise TypeError("the role is a choice")
+        field.choices = [(role, SAYS[role]) for role in Membership.Role.values if page.may_touch(visit, role)]
+
+
+class Invite(RoleForm):
+    """Whom, and as what."""
+
+    email = forms.EmailField(
+        label="E-mail address",
+        max_length=254,
+        help_text="They get a link that works once, for 7 days, for this address alone.",
+        widget=forms.EmailInput(attrs={"autocomplete": "off"}),
+    )
+    field_order = ("email", "role")
+
+
+@tenant_page(Permission.MEMBERS_READ)
+def members(visit: Visit) -> HttpResponse:
+    given: dict[str, Any] = {"roles": page.roles(), "typed": visit.query.get("q", "")[:100]}
+    invite_url = visit.url("members-invite") if visit.may(Permission.MEMBERS_WRITE) else ""
+    return show(visit, "members/page.html", "Members", panels=PANELS, invite_url=invite_url, **given)
+
+
+@tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
+def invite(visit: Visit) -> HttpResponse:
+    return ask(
+        visit,
+        "Invite a member",
+        Invite(visit, posted(visit)),
+        lambda data: actions.do_invite(visit.tenant, data["email"], data["role"], by=visit.user),
+        said=lambda made: f"{made.email} was invited.{_unsent()}",
+        **_sheet(visit, "Send the invitation"),
+    )
+
+
+@tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
+def resend(visit: Visit) -> HttpResponse:
+    row = _invitation(visit)
+    return ask(
+        visit,
+        f"Invite {row.email} again",
+        forms.Form(posted(visit)),
+        lambda _: actions.do_invite(visit.tenant, row.email, row.role, by=visit.user),
+        said=lambda made: f"{made.email} was invited again.{_unsent()}",
+        effect="A new mail goes out. The link in the old one ends.",
+        **_sheet(visit, "Send it again"),
+    )
+
+
+@tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
+def withdraw(visit: Visit) -> HttpResponse:
+    row = _invitation(visit)
+    return ask(
+        visit,
+        f"Withdraw the invitation of {row.email}",
+        forms.Form(posted(visit)),
+        lambda _: actions.do_revoke_invitation(row),
+        said=lambda was: f"{row.email} is no longer invited." if was else "It was used or withdrawn before.",
+        effect="The link in the mail ends at once.",
+        **_sheet(visit, "Withdraw"),
+    )
+
+
+@tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
+def role(visit: Visit) -> HttpResponse:
+    row = _member(visit)
+    return ask(
+        visit,
+        f"Role of {row.user.email}",
+        RoleForm(visit, posted(visit), row.role),
+        lambda data: actions.do_change_role(row, data["role"]),
+        said=lambda changed: f"{row.user.email} is {changed.get_role_display()} now.",
+        **_sheet(visit, "Change the role"),
+    )
+
+
+@tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
+def remove(visit: Visit) -> HttpResponse:
+    row = _member(visit)
+    return ask(
+        visit,
+        f"Remove {row.user.email}",
+        Confirm(row.user.email, posted(visit)),
+        lambda _: actions.do_remove_member(row),
+        said=lambda _: f"{row.user.email} is no longer a member.",
+        effect=f"{row.user.email} loses sight of {visit.tenant.name} at once. Keys they made go on working: keys"
+        " belong to projects. Revoke those that they know.",
+        danger=True,
+        **_sheet(visit, "Remove"),
+    )
+
+
+@tenant_page(methods=FORM, step_up=True)
+def leave(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        row = page.memberships(visit).filter(user=visit.user).first()
+    if row is None:
+        raise Http404
+    return ask(
+        visit,
+        f"Leave {visit.tenant.name}",
+        Confirm(visit.tenant.slug, posted(visit)),
+        lambda _: actions.do_remove_member(row),
+        said=lambda _: f"You left {visit.tenant.name}.",
+        then=reverse("home"),
+        effect=f"You lose sight of {visit.tenant.name} at once, until somebody invites you again.",
+        danger=True,
+        **_sheet(visit, "Leave"),
+    )
+
+
+def _unsent() -> str:
+    """Where the mail is if none goes out. Inviters are not shown its link: who has it is taken to be the invited."""
+    if platform_settings().email_url:
+        return ""
+    return " No mail server is set: the operator finds the mail in the platform’s state folder, and passes it on."
+
+
+def _sheet(visit: Visit, submit: str) -> dict[str, Any]:
+    back = visit.url("members")
+    return {"submit": submit, "back": back, "crumbs": (Crumb("Members", back),)}
+
+
+def _member(visit: Visit) -> Membership:
+    with visit.scope():
+        row = page.memberships(visit).filter(pk=visit.arguments["member"]).first()
+    if row is None:
+        raise Http404
+    if not page.may_touch(visit, row.role):
+        raise PermissionDenied
+    return row
+
+
+def _invitation(visit: Visit) -> Invitation:
+    with visit.scope():
+        row = page.pending(visit).filter(pk=visit.arguments["invitation"]).first()
+    if row is None:
+        raise Http404
+    if not page.may_touch(visit, row.role):
+        raise PermissionDenied
+    return row
+
+
+urlpatterns = [
+    path("t/<slug:slug>/members/", members, name="members"),
+    path("t/<slug:slug>/members/invite", invite, name="members-invite"),
+    path("t/<slug:slug>/members/leave", leave, name="members-leave"),
+    path("t/<slug:slug>/members/<int:member>/role", role, name="members-role"),
+    path("t/<slug:slug>/members/<int:member>/remove", remove, name="members-remove"),
+    path("t/<slug:slug>/members/invitations/<int:invitation>/resend", resend, name="members-resend"),
+    path("t/<slug:slug>/members/invitations/<int:invitation>/withdraw", withdraw, name="members-withdraw"),
+    PANELS.tenant_url("t/<slug:slug>/members/", Permission.MEMBERS_READ),
+]

@@ -1,0 +1,35 @@
+"""Models: the catalogue, and how to ask one."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+
+from frontend.core.layout import Crumb
+from frontend.core.page_context import Visit, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.tenant.models import page
+
+PANELS = Panels("models-panel", (Panel("catalogue", "Models", "models/catalogue.html", page.models),))
+
+
+@tenant_page()
+def models(visit: Visit) -> HttpResponse:
+    return show(visit, "models/page.html", "Models", panels=PANELS, prices_url=visit.link("prices"))
+
+
+@tenant_page()
+def one(visit: Visit) -> HttpResponse:
+    found = page.snippets(visit, visit.arguments["model"])
+    if found is None:
+        raise Http404
+    crumbs = (Crumb("Models", visit.url("models")),)
+    return show(visit, "models/one.html", found.model, crumbs=crumbs, snippets=found)
+
+
+urlpatterns = [
+    path("t/<slug:slug>/models/", models, name="models"),
+    path("t/<slug:slug>/models/<str:model>", one, name="models-one"),
+    PANELS.tenant_url("t/<slug:slug>/models/"),
+]

@@ -1,0 +1,145 @@
+"""The overview's panels of keys and batch jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from billing.metering.usage import Question, sums
+from billing.models import Budget, Window
+from frontend.core.date_ranges import span_of
+from frontend.core.numbers import Money, share
+from frontend.core.page_context import Visit
+from frontend.tenant.overview.spend import Standing, hard_budgets, standings
+from frontend.tenant.overview.usage import all_input
+from millrace.apps.batches.models import Batch
+from tenants.models import ApiKey
+
+TOP = 5
+LATEST = 4
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """A key with its own tightest hard budget in money, if it has one."""
+
+    name: str
+    prefix: str
+    url: str
+    tokens: int
+    hit: str
+    hit_tokens: int
+    input_tokens: int
+    spend: Money
+    used: str
+    used_femto: int
+    limit_femto: int
+    limit: Money | None
+    tenant_left: Money | None  # without a budget of its own, the tenant's binds it
+    status: str
+    status_kind: Literal["good", "warn", "bad", ""]
+
+
+@dataclass(frozen=True)
+class Keys:
+    rows: tuple[KeyRow, ...]
+    shown: Money
+    everything: Money
+    part: str
+    others: int
+    keys_url: str
+    new_url: str
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    name: str
+    endpoint: str
+    ended: int
+    total: int
+    status: str
+    status_kind: Literal["good", "warn", "bad", "info"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    rows: tuple[BatchRow, ...]
+
+
+def keys(visit: Visit) -> Keys:
+    span = span_of(visit)
+    rows = sums(Question(visit.tenant.pk, start=span.start, end=span.end), group_by=("key",))
+    rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
+    top = rows[:TOP]
+    ids = [row["key_id"] for row in top]
+    known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
+    wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
+    budgets = list(Budget.objects.for_tenant(visit.tenant).filter(**wanted)) if ids else []
+    tightest = {one.budget.key_id: one for one in reversed(standings(visit, budgets))}
+    whole = next(iter(hard_budgets(visit)), None)
+    shown = Money(sum(row["cost_femto"] for row in top))
+    everything = Money(sum(row["cost_femto"] for row in rows))
+    return Keys(
+        tuple(_key(visit, row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
+        shown,
+        everything,
+        share(shown.femto, everything.femto),
+        len(rows),
+        visit.link("keys"),
+        visit.link("keys-new"),
+    )
+
+
+def _key(
+    visit: Visit, row: Mapping[str, Any], key: ApiKey | None, budget: Standing | None, whole: Standing | None
+) -> KeyRow:
+    status, kind = _status(key, whole if whole and whole.is_full else budget)
+    return KeyRow(
+        name=key.name if key else f"Key {row['key_id']}, deleted",
+        prefix=f"{key.prefix}…" if key else "",
+        url=visit.link("keys-one", key.pk) if key else "",
+        tokens=all_input(row) + row["output"],
+        hit=share(row["cache_read"], all_input(row)),
+        hit_tokens=row["cache_read"],
+        input_tokens=all_input(row),
+        spend=Money(row["cost_femto"]),
+        used=share(budget.used.femto, budget.limit.femto) if budget else "",
+        used_femto=budget.used.femto if budget else 0,
+        limit_femto=budget.limit.femto if budget else 0,
+        limit=budget.limit if budget else None,
+        tenant_left=whole.left if whole and not budget else None,
+        status=status,
+        status_kind=kind,
+    )
+
+
+def _status(key: ApiKey | None, budget: Standing | None) -> tuple[str, Literal["good", "warn", "bad", ""]]:
+    if key is None or key.revoked_at is not None:
+        return "Revoked", ""
+    if not key.is_live:
+        return "Expired", ""
+    if budget is not None and budget.is_full:
+        return "Blocked", "bad"
+    if budget is not None and budget.used.femto * 10 >= budget.limit.femto * 9:
+        return "Near limit", "warn"
+    return "Active", "good"
+
+
+def batches(visit: Visit) -> Batches:
+    """The latest batch jobs."""
+    rows = Batch.objects.for_tenant(visit.tenant).order_by("-id")[:LATEST]
+    return Batches(tuple(_batch(row) for row in rows))
+
+
+def _batch(row: Batch) -> BatchRow:
+    kinds: Mapping[str, Literal["good", "warn", "bad", "info"]] = {
+        Batch.Status.COMPLETED: "good",
+        Batch.Status.FAILED: "bad",
+        Batch.Status.EXPIRED: "warn",
+        Batch.Status.CANCELLED: "warn",
+    }
+    ended = row.succeeded + row.errored + row.cancelled + row.expired
+    return BatchRow(
+        row.name, row.endpoint, ended, row.total, Batch.Status(row.status).label, kinds.get(row.status, "info")
+    )

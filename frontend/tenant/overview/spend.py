@@ -1,0 +1,247 @@
+"""The overview's panels of money: the month's spend against its budget and forecast, and what needs a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from django.db.models import Q
+
+from billing.budgets.alerts import alerts_of, standing
+from billing.budgets.forecast import Forecast, forecast_tenant
+from billing.models import Budget, BudgetAlert, Window
+from frontend.core.charts import Chart, Series
+from frontend.core.date_ranges import days_of, month_of, zone_billed
+from frontend.core.gauges import Gauge, Mark, percent
+from frontend.core.numbers import Money, share
+from frontend.core.page_context import Visit
+from frontend.tenant.overview.usage import by_day
+
+_DAY = timedelta(days=1)
+_APART = 17  # percent of the gauge that two labels need between them
+FULL_AT = 99  # percent: what is left of a hard budget then fits hardly any request
+_PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in all"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a budget stands."""
+
+    budget: Budget
+    window: Window | None
+    used: Money
+    held: Money
+    limit: Money
+
+    @property
+    def left(self) -> Money:
+        return Money(max(0, self.limit.femto - self.used.femto - self.held.femto))
+
+    @property
+    def is_full(self) -> bool:
+        return self.used.femto * 100 >= self.limit.femto * FULL_AT
+
+
+@dataclass(frozen=True)
+class Spend:
+    """This month's spend, and how the tenant's tightest hard budget stands."""
+
+    amount: Money
+    forecast: Money | None
+    limit: Money | None
+    period: str
+    left: Money | None
+    held: Money | None  # by requests that run
+    used: str
+    gauge: Gauge | None
+    chart: Chart
+    budgets_url: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What stands above everything. `kind`: bad for what is refused already, warn for what will be."""
+
+    kind: str
+    title: str
+    text: str
+    code: str
+    after: str
+    url: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Notices:
+    notices: tuple[Notice, ...]
+
+
+def hard_budgets(visit: Visit) -> list[Standing]:
+    """The tenant's own hard budgets in money, the one with the least part left first."""
+    wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
+    rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
+    return visit.once("hard budgets", lambda: standings(visit, list(rows)))
+
+
+def expectation(visit: Visit) -> Forecast | None:
+    """What the month will cost."""
+    return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now, zone_billed(visit)))
+
+
+def standings(visit: Visit, budgets: list[Budget]) -> list[Standing]:
+    """How budgets in money stand now, the one with the least part left first."""
+    now = visit.now
+    under_way = Q(period_start__lte=now) & (Q(period_end__gt=now) | Q(period_end=None))
+    rows = Window.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+    windows = {row.budget_id: row for row in rows}
+    found = [_standing(one, windows.get(one.pk), now) for one in budgets]
+    return sorted(found, key=lambda one: -(one.used.femto + one.held.femto) * 10**6 // max(1, one.limit.femto))
+
+
+def _standing(budget: Budget, window: Window | None, now: datetime) -> Standing:
+    if window is None:
+        limit = standing(budget, Window(used=0, carried=0), now).limit
+        return Standing(budget, None, Money(0), Money(0), Money.nano(limit))
+    limit = standing(budget, window, now).limit
+    return Standing(budget, window, Money(int(window.used)), Money.nano(window.held), Money.nano(limit))
+
+
+def spend(visit: Visit) -> Spend:
+    start, now = month_of(visit)
+    days = by_day(visit, start, now)
+    amount = Money(sum(row["cost_femto"] for row in days))
+    expected = expectation(visit)
+    tightest = next(iter(hard_budgets(visit)), None)
+    running: list[int] = []
+    for row in days:
+        running.append(row["cost_femto"] + (running[-1] if running else 0))
+    chart = _chart(start, now, running, expected, tightest)
+    forecast = Money.nano(expected.point) if expected else None
+    budgets = visit.link("budgets")
+    if tightest is None:
+        return Spend(amount, forecast, None, "", None, None, "", None, chart, budgets)
+    return Spend(
+        amount,
+        forecast,
+        tightest.limit,
+        {"day": "a day", "lifetime": "for good"}.get(tightest.budget.period, ""),
+        tightest.left,
+        tightest.held if tightest.held.femto else None,
+        share(tightest.used.femto, tightest.limit.femto),
+        _gauge(visit, tightest, expected),
+        chart,
+        budgets,
+    )
+
+
+def _chart(
+    start: datetime, now: datetime, running: list[int], expected: Forecast | None, tightest: Standing | None
+) -> Chart:
+    last = expected.path[-1].day if expected else now.astimezone(UTC).date()
+    at = days_of(start, datetime.combine(last + _DAY, datetime.min.time(), UTC))
+    path = {each.day: each for each in expected.path} if expected else {}
+    coming = [path.get(day.date()) if day.date() >= now.astimezone(UTC).date() else None for day in at]
+    actual = tuple(running[i] if i < len(running) else None for i in range(len(at)))
+    series = [Series("Spend so far", "spend", actual, "area")]
+    of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
+    if expected:
+        point = [None if day is None or day.point is None else day.point * 10**6 for day in coming]
+        point[len(running) - 1] = running[-1]  # so that the line goes on where the other ends
+        high = tuple(None if day is None or day.high is None else day.high * 10**6 for day in coming)
+        low = tuple(None if day is None or day.low is None else day.low * 10**6 for day in coming)
+        series.append(Series("Forecast", "forecast", tuple(point), "dash", Money.nano(expected.point).text))
+        series.append(Series("80% interval, to", "forecast", high, "dash", in_legend=False))
+        series.append(Series("80% interval, from", "forecast", low, "dash", in_legend=False))
+        of += f", forecast {Money.nano(expected.point).text} on {last:%-d %B}"
+    top = max(running[-1], expected.high * 10**6 if expected else 0)
+    if tightest and tightest.budget.period == Budget.Period.MONTH and tightest.limit.femto <= 3 * top:
+        series.append(Series("Hard limit", "limit", (tightest.limit.femto,) * len(at)))
+        of += f", against a limit of {tightest.limit.text}"
+    band = ("80% interval, to", "80% interval, from") if expected else None
+    shaded = "hatched: 80% interval" if expected else ""
+    return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
+
+
+def _gauge(visit: Visit, of: Standing, expected: Forecast | None) -> Gauge:
+    monthly = of.budget.period == Budget.Period.MONTH
+    coming = Money.nano(expected.point) if expected and monthly else None
+    scale = max(of.limit.femto * 17 // 15, of.used.femto, min(coming.femto if coming else 0, of.limit.femto * 2))
+    sent = {row.threshold: row.at for row in alerts_of(visit.tenant.pk, of.budget.pk) if _of_window(row, of)}
+    marks = [Mark(percent(of.limit.femto, scale), f"Limit {of.limit.text}", is_limit=True)]
+    for threshold in sorted(of.budget.thresholds):
+        if threshold < 100:
+            amount = of.limit.femto * threshold // 100
+            place = percent(amount, scale)
+            near = any(abs(float(place) - float(mark.at)) < _APART for mark in marks)
+            passed = of.used.femto >= amount
+            words = _alert(threshold, sent.get(str(threshold)), amount, expected if monthly else None, passed=passed)
+            marks.append(Mark(place, "" if near else words))
+    used = share(of.used.femto, of.limit.femto)
+    label = f"Used {used} of the limit of {of.limit.text}"
+    if coming:
+        label += f"; forecast {share(coming.femto, of.limit.femto)} by the end of the month"
+    return Gauge(percent(of.used.femto, scale), percent(coming.femto, scale) if coming else None, tuple(marks), label)
+
+
+def _of_window(row: BudgetAlert, of: Standing) -> bool:
+    return of.window is not None and row.window_id == of.window.pk
+
+
+def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast | None, *, passed: bool) -> str:
+    if sent:
+        return f"{threshold}% alert, sent {sent:%-d %b}"
+    if passed:
+        return f"{threshold}% alert, due"
+    day = crossing(expected, femto)
+    return f"{threshold}% alert, ≈ {day:%-d %b}" if day else f"{threshold}% alert"
+
+
+def crossing(expected: Forecast | None, femto: int) -> date | None:
+    """The day the forecast passes an amount."""
+    for day in expected.path if expected else ():
+        if day.point is not None and day.point * 10**6 > femto:
+            return day.day
+    return None
+
+
+def notices(visit: Visit) -> Notices:
+    """A budget that is full, or will be."""
+    found = []
+    budgets = hard_budgets(visit)
+    url = visit.link("budgets")
+    for one in budgets:
+        if one.is_full:
+            ends = one.window.period_end if one.window else None
+            until = f" until {ends:%-d %B}" if ends else ""
+            text = f"{one.used.text} of {one.limit.text} {_PERIODS[one.budget.period]} is used. Requests get"
+            found.append(
+                Notice(
+                    "bad",
+                    f"{one.budget.name}: the hard limit is reached.",
+                    text,
+                    "429 budget_exceeded",
+                    f"{until}, or until it is raised." if until else " until it is raised.",
+                    url,
+                    "Raise limit",
+                )
+            )
+    monthly = [one for one in budgets if one.budget.period == Budget.Period.MONTH and not one.is_full]
+    expected = expectation(visit) if monthly and not found else None
+    if monthly and expected:
+        least = min(monthly, key=lambda one: one.limit.femto)
+        day = crossing(expected, least.limit.femto)
+        if day:
+            days = (expected.path[-1].day - day).days + 1
+            rest = "on the last day" if days == 1 else f"for the last {days} days"
+            found.append(
+                Notice(
+                    "warn",
+                    f"Hard limit likely on {day:%-d %B}.",
+                    "At this pace, requests get",
+                    "429 budget_exceeded",
+                    f" {rest} of the month.",
+                    url,
+                    "Raise limit",
+                )
+            )
+    return Notices(tuple(found))

@@ -1,0 +1,38 @@
+"""The playground's page, and the tickets its socket opens with."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse, JsonResponse
+from django.urls import path
+
+from frontend.core.page_context import Visit, tenant_page
+from frontend.core.rendering import show
+from frontend.tenant.playground import page
+from tenants import actions
+from tenants.permissions import Permission
+
+
+@tenant_page(Permission.KEYS_WRITE)
+def playground(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        found = page.playground(visit)
+    return show(visit, "playground/page.html", "Playground", page=found)
+
+
+@tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # what it opens lasts for minutes
+def ticket(visit: Visit) -> HttpResponse:
+    """A ticket for one key (see `tenants.keys.playground_tokens`)."""
+    with visit.scope():
+        key = page.usable_key(visit, visit.request.POST.get("key", ""))
+    if key is None:
+        return JsonResponse({"error": "This key is gone, or may not ask models."}, status=409)
+    try:
+        return JsonResponse({"ticket": actions.do_give_ticket(key, visit.user)})
+    except actions.Conflict as fault:
+        return JsonResponse({"error": str(fault)}, status=409)
+
+
+urlpatterns = [
+    path("t/<slug:slug>/playground/", playground, name="playground"),
+    path("t/<slug:slug>/playground/ticket", ticket, name="playground-ticket"),
+]

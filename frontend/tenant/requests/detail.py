@@ -1,0 +1,356 @@
+"""The story of one request, as the drawer tells it: from the limits that were checked to the arithmetic of its cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils.http import urlencode
+
+from billing.amounts import decimal
+from billing.models import Adjustment, UsageEvent
+from frontend.core.numbers import Money, duration, exact
+from frontend.core.page_context import Visit
+from frontend.tenant.requests.log import KINDS, bound_label, said
+from millrace.apps.records import selectors
+from millrace.apps.records.models import RequestRecord, Verdict
+from millrace.apps.records.selectors import Leg, Story
+from tenants.models import ApiKey, Project
+from tenants.permissions import Permission
+
+BY = {
+    "prefix": "most likely has the start of the prompt in its cache",
+    "spill": "the one that knows the prompt’s start had too much to do",
+    "load": "had least to do",
+}
+MISSES = {
+    "too_short": "The prompt is shorter than a block of the cache.",
+    "first_use": "Nothing like it was asked before.",
+    "expired_or_evicted": "It was cached once, and has expired or made room for others.",
+    "other_worker": "It was cached, but at another replica than the one that was chosen, or before a restart.",
+    "prefix_changed": "It differs from a prompt that was cached",
+}
+COMPONENTS = {
+    "uncached": "Input",
+    "cache_read": "Read from cache",
+    "cache_write_5m": "Written to cache, 5 min",
+    "cache_write_1h": "Written to cache, 1 h",
+    "output": "Output",
+    "answer_hit_input": "Input, answered from cache",
+    "answer_hit_output": "Output, answered from cache",
+}
+TOKENS = tuple(COMPONENTS)[:5]
+WRITING = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
+
+
+@dataclass(frozen=True)
+class Fact:
+    label: str
+    value: str
+    mono: bool = False
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    name: str
+    of: str
+    limit: int
+    left: int
+    cost: int
+    verdict: str  # "passed", "refused", "would have refused"
+    kind: str
+
+
+@dataclass(frozen=True)
+class BudgetRow:
+    name: str
+    of: str
+    amount: str
+
+
+@dataclass(frozen=True)
+class PlaceRow:
+    replica: str
+    model: str
+    leg: int
+    attempt: int
+    why: str
+    queued_us: int
+    load: int
+    credits: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of the time a leg took."""
+
+    label: str
+    us: int
+    whole_us: int
+
+
+@dataclass(frozen=True)
+class LineRow:
+    label: str
+    tokens: int
+    price: str  # USD a million
+    cost: Money
+
+
+@dataclass(frozen=True)
+class AdjustmentRow:
+    label: str
+    at: datetime
+    cost: Money
+
+
+@dataclass(frozen=True)
+class LegCard:
+    number: int
+    model: str
+    replica: str
+    verdict: str
+    kind: str
+    finish: str
+    steps: tuple[Step, ...]
+    tokens: tuple[tuple[str, int], ...]
+    miss: str
+    lines: tuple[LineRow, ...]
+    adjustments: tuple[AdjustmentRow, ...]
+    cost: Money
+    price_version: int | None
+    settled_at: datetime
+
+
+@dataclass(frozen=True)
+class Content:
+    body: str
+    answers: tuple[str, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Told:
+    request_id: str
+    at: datetime
+    verdict: str
+    kind: str
+    status: str
+    why_not: str  # the limit that bound, or the error; empty: it was answered
+    bound: tuple[Fact, ...]
+    facts: tuple[Fact, ...]
+    limits: tuple[LimitRow, ...]
+    budgets: tuple[BudgetRow, ...]
+    route: tuple[Fact, ...]
+    skipped: tuple[Fact, ...]
+    places: tuple[PlaceRow, ...]
+    legs: tuple[LegCard, ...]
+    ran: bool  # something is settled, or still to be
+    hold: Money | None
+    cost: Money
+    saved: Money
+    content: Content | None
+    keeps_content: bool
+    others: tuple[tuple[str, str], ...]  # addresses and names of replays
+    replay_url: str
+    recorded: bool
+    writing: bool  # more of it is to come in the next seconds
+    url: str
+
+
+def told(visit: Visit, request_id: str) -> Told | None:
+    """The story; None: the tenant has no such request."""
+    found = selectors.story(visit.tenant.pk, request_id[:64].replace("\0", ""))
+    if found is None:
+        return None
+    record, first = found.record, found.legs[0].event if found.legs else None
+    code, bound = (record.code, record.bound) if record else ("", None)
+    verdict = record.verdict if record else str(getattr(first, "verdict", Verdict.COMPLETED))
+    return Told(
+        request_id=found.request_id,
+        at=record.at if record else found.legs[0].event.admitted_at,
+        verdict=Verdict(verdict).label,
+        kind=KINDS[verdict],
+        status=record.status if record else "",
+        why_not=said(code, bound),
+        bound=tuple(_bound(bound)) if bound else (),
+        facts=tuple(_facts(visit, record, first)),
+        limits=tuple(_limit(each) for each in record.limits) if record else (),
+        budgets=tuple(BudgetRow(b.name, f"{b.scope}, {b.period}", _amount(b.amount, b.unit)) for b in found.budgets),
+        route=tuple(_route(record)) if record else (),
+        skipped=tuple(Fact(each["model"], each["why"].replace("_", " "), mono=True) for each in _skipped(record)),
+        places=tuple(_place(each) for each in record.placements) if record else (),
+        legs=tuple(_leg(leg) for leg in found.legs),
+        ran=bool(found.legs or (record and record.placements)),
+        hold=None if found.hold_nano is None else Money.nano(found.hold_nano),
+        cost=Money(found.cost_femto),
+        saved=Money(found.saved_femto),
+        content=_content(found),
+        keeps_content=visit.tenant.keep_content_days > 0,
+        others=tuple((visit.url("requests-one", each.request_id), each.request_id) for each in _replays(found)),
+        replay_url=_replay(visit, found),
+        recorded=record is not None,
+        writing=_writing(visit, found),
+        url=visit.url("requests-one", found.request_id),
+    )
+
+
+def _writing(visit: Visit, found: Story) -> bool:
+    if found.record is None:
+        return visit.now - max(leg.event.settled_at for leg in found.legs) < WRITING
+    ran_on = not found.legs and bool(found.record.placements)
+    return ran_on and visit.now - found.record.at < WRITING
+
+
+def _bound(bound: Mapping[str, Any]) -> list[Fact]:
+    unit = str(bound.get("unit", ""))
+    kind, scope = str(bound["kind"]), str(bound.get("scope", ""))
+    facts = [Fact("What bound", bound_label(kind, scope, str(bound["name"]), str(bound.get("model", ""))))]
+    for name, label in (("limit", "Limit"), ("left", "Left"), ("needed", "Needed")):
+        if name in bound:
+            facts.append(Fact(label, _amount(int(bound[name]), unit)))
+    if bound.get("reset_ms"):
+        facts.append(Fact("Fits again after", duration(int(bound["reset_ms"]) * 1000)))
+    if bound.get("resets_at"):
+        facts.append(Fact("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
+    return facts
+
+
+def _facts(visit: Visit, record: RequestRecord | None, first: UsageEvent | None) -> list[Fact]:
+    source = record or first
+    if source is None:
+        return []
+    key = ApiKey.objects.for_tenant(visit.tenant).filter(pk=source.key_id).values_list("name", flat=True).first()
+    project = (
+        Project.objects.for_tenant(visit.tenant).filter(pk=source.project_id).values_list("name", flat=True).first()
+    )
+    facts = [
+        Fact("Key", key or f"Key {source.key_id}, deleted"),
+        Fact("Project", project or f"Project {source.project_id}, deleted"),
+    ]
+    if record is not None:
+        facts += [Fact("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
+        facts += [Fact("Model asked for", record.asked or "–", mono=True)]
+        facts += [Fact("Model that served", record.served or "none", mono=True)]
+        if record.ttft_ms is not None:
+            facts.append(Fact("First token", duration(record.ttft_ms * 1000)))
+        facts.append(Fact("Took, as the caller saw it", duration(record.total_ms * 1000)))
+        if record.prompt_tokens is not None:
+            facts.append(Fact("Prompt", f"{exact(record.prompt_tokens)} tokens"))
+        if record.max_tokens is not None:
+            facts.append(Fact("Answer, at most", f"{exact(record.max_tokens)} tokens"))
+        if record.batch_id is not None:
+            facts.append(Fact("Line of a batch", exact((record.batch_line or 0) + 1)))
+        facts.append(Fact("Gateway", record.gateway_id, mono=True))
+    return facts
+
+
+def _limit(each: Mapping[str, Any]) -> LimitRow:
+    refused, dry = each.get("refused", False), each.get("dry", False)
+    verdict = ("would have refused" if dry else "refused") if refused else "passed, on trial" if dry else "passed"
+    of = str(each["scope"]) + (f", {each['model']}" if each.get("model") else "")
+    kind = ("warn" if dry else "bad") if refused else "good"
+    name = str(each["name"]).replace("_", " ")
+    return LimitRow(name, of, each["limit"], each["left"], each.get("cost", 0), verdict, kind)
+
+
+def _route(record: RequestRecord) -> list[Fact]:
+    route = record.route
+    policy = route.get("policy")
+    if policy is None:
+        return [Fact("Policy", "none: the model was asked for by its own name")]
+    return [
+        Fact("Policy", f"{record.asked}, version {policy['version']}"),
+        Fact("Rule", f"number {policy['rule'] + 1} held"),
+        Fact("Targets, in their order", ", ".join(route.get("targets", ())), mono=True),
+    ]
+
+
+def _skipped(record: RequestRecord | None) -> list[dict[str, str]]:
+    return [] if record is None else list(record.route.get("skipped", ()))
+
+
+def _place(each: Mapping[str, Any]) -> PlaceRow:
+    return PlaceRow(
+        str(each["replica"]),
+        str(each["model"]),
+        int(each["leg"]) + 1,
+        int(each["attempt"]),
+        BY.get(str(each["by"]), str(each["by"])),
+        int(each.get("queued_ms", 0)) * 1000,
+        int(each.get("load", 0)),
+        int(each.get("credits", 0)),
+    )
+
+
+def _leg(leg: Leg) -> LegCard:
+    event, adjusted = leg.event, sum(int(each.cost_femto) for each in leg.adjustments)
+    whole = max(event.duration_us, 1)
+    parts = (
+        ("Queue", event.queue_us),
+        ("Prefill", leg.prefill_us),
+        ("Decode", leg.decode_us),
+    )
+    return LegCard(
+        event.leg + 1,
+        event.model,
+        event.replica_id,
+        Verdict(event.verdict).label,
+        KINDS[event.verdict],
+        event.finish_reason.replace("_", " "),
+        tuple(Step(label, us, whole) for label, us in parts),
+        tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
+        _miss(event),
+        tuple(
+            LineRow(COMPONENTS[line.component], line.tokens, decimal(line.nano_per_million, 9, 2), Money(line.femto))
+            for line in leg.lines
+        ),
+        tuple(AdjustmentRow(_why(each), each.made_at, Money(int(each.cost_femto))) for each in leg.adjustments),
+        Money(int(event.cost_femto) + adjusted),
+        event.price_version,
+        event.settled_at,
+    )
+
+
+def _miss(event: UsageEvent) -> str:
+    text = MISSES.get(event.miss_reason, event.miss_reason.replace("_", " "))
+    if event.miss_reason == "prefix_changed":
+        return text + (f", from token {exact(event.changed_at)} on." if event.changed_at is not None else ".")
+    return text
+
+
+def _why(each: Adjustment) -> str:
+    return {"failed": "It failed after all", "cancelled": "It was cancelled"}.get(each.verdict, "It came too late")
+
+
+def _content(found: Story) -> Content | None:
+    kept = found.content
+    if kept is None:
+        return None
+    try:
+        body = json.dumps(json.loads(kept.body), indent=2, ensure_ascii=False)
+    except ValueError:
+        body = kept.body
+    return Content(body, tuple(kept.answers), kept.truncated)
+
+
+def _replays(found: Story) -> list[RequestRecord]:
+    return [each for each in found.others if each.replay_of == found.request_id]
+
+
+def _replay(visit: Visit, found: Story) -> str:
+    """Where it can be asked again; its prompt goes along where that is kept."""
+    url = visit.link("playground") if visit.may(Permission.KEYS_READ) else ""
+    if not url or found.record is None or found.record.endpoint == "embeddings":
+        return ""
+    given = {"request": found.request_id} if found.content is not None else {"model": found.record.asked}
+    return f"{url}?{urlencode(given)}"
+
+
+def _amount(amount: int, unit: str) -> str:
+    if unit == "money":
+        return Money.nano(amount).text
+    return f"{exact(amount)} {unit}".strip()

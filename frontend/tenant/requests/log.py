@@ -1,0 +1,221 @@
+"""The log: which requests, how they ended, what each used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from urllib.parse import urlencode
+
+from frontend.core.date_ranges import span_of
+from frontend.core.numbers import Money, share
+from frontend.core.page_context import Visit
+from millrace.apps.records import selectors
+from millrace.apps.records.models import Verdict
+from millrace.apps.records.selectors import BadCursor, Filters, Listed
+from tenants.models import ApiKey, Project
+
+MOST_CHOICES = 500
+SIZE = 50
+KINDS: dict[str, Literal["good", "warn", "bad", ""]] = {
+    Verdict.COMPLETED: "good",
+    Verdict.CANCELLED: "",
+    Verdict.LIMITED: "warn",
+    Verdict.REFUSED: "warn",
+    Verdict.FAILED: "bad",
+}
+_FILTERS = ("model", "key", "project", "verdict", "code")
+
+
+@dataclass(frozen=True)
+class Option:
+    value: str
+    label: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What stands in the filters."""
+
+    keys: tuple[Option, ...]
+    projects: tuple[Option, ...]
+    verdicts: tuple[Option, ...]
+    model: str
+    code: str
+    hidden: tuple[tuple[str, str], ...]  # the span, kept
+    clear_url: str  # "" where nothing is filtered
+
+
+@dataclass(frozen=True)
+class Row:
+    request_id: str
+    url: str
+    at: datetime
+    verdict: str
+    verdict_kind: str
+    status: str
+    said: str  # why it was not answered; empty if it was
+    asked: str
+    served: str  # if that is another name
+    key: str
+    endpoint: str
+    ttft_us: int | None
+    total_us: int
+    input: int | None
+    cached: int | None
+    output: int | None
+    cost: Money | None
+
+
+@dataclass(frozen=True)
+class Log:
+    rows: tuple[Row, ...]
+    older_url: str
+    newer_url: str
+    fault: str
+    filtered: bool
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    label: str
+    kind: str
+    requests: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    requests: int
+    failed: str
+    failed_of: int
+    limited: str
+    limited_of: int
+    ttft_p50_us: int | None
+    ttft_p95_us: int | None
+    objective_us: int
+    misses_objective: bool
+    bounds: tuple[BoundRow, ...]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _filters(visit: Visit) -> Filters:
+    """What the address asks for; what is no value of ours is not asked for."""
+    query, span = {name: value.strip()[:128] for name, value in visit.query.items()}, span_of(visit)
+    verdict = query.get("verdict", "")
+    return Filters(
+        visit.tenant.pk,
+        start=span.start,
+        end=span.end,
+        model=query.get("model", "").replace("\0", "") or None,
+        key_id=_number(query.get("key", "")),
+        project_id=_number(query.get("project", "")),
+        verdict=verdict if verdict in Verdict.values else None,
+        code=query.get("code", "").replace("\0", "") or None,
+    )
+
+
+def fields(visit: Visit) -> Fields:
+    asked = _filters(visit)
+    keys = ApiKey.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
+    projects = Project.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
+    kept = {name: value for name, value in visit.query.items() if name in ("range", "from", "to")}
+    filtered = any(visit.query.get(name) for name in _FILTERS)
+    return Fields(
+        tuple(Option(str(pk), name, pk == asked.key_id) for pk, name in keys),
+        tuple(Option(str(pk), name, pk == asked.project_id) for pk, name in projects),
+        tuple(Option(value, label, value == asked.verdict) for value, label in Verdict.choices),
+        asked.model or "",
+        asked.code or "",
+        tuple(kept.items()),
+        f"{visit.url('requests')}?{urlencode(kept)}" if filtered else "",
+    )
+
+
+def log(visit: Visit) -> Log:
+    """A page of the log."""
+    cursor, fault = visit.query.get("cursor") or None, ""
+    try:
+        page = selectors.requests_page(_filters(visit), cursor, SIZE)
+    except BadCursor:
+        fault = "That page is not there any more; this is the newest."
+        page = selectors.requests_page(_filters(visit), None, SIZE)
+    wanted = {row.record.key_id for row in page.rows}
+    keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=wanted).values_list("pk", "name"))
+    return Log(
+        tuple(_row(visit, row, keys) for row in page.rows),
+        _turned(visit, page.older),
+        _turned(visit, page.newer),
+        fault,
+        any(visit.query.get(name) for name in _FILTERS),
+    )
+
+
+def _turned(visit: Visit, cursor: str | None) -> str:
+    if cursor is None:
+        return ""
+    return f"{visit.url('requests')}?{urlencode({**visit.query, 'cursor': cursor})}"
+
+
+def _row(visit: Visit, listed: Listed, keys: dict[int, str]) -> Row:
+    record, usage = listed.record, listed.usage
+    tokens = usage.tokens if usage else None
+    prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
+    return Row(
+        record.request_id,
+        visit.url("requests-one", record.request_id),
+        record.at,
+        Verdict(record.verdict).label,
+        KINDS[record.verdict],
+        record.status,
+        said(record.code, record.bound),
+        record.asked,
+        record.served if record.served != record.asked else "",
+        keys.get(record.key_id, f"Key {record.key_id}, deleted"),
+        record.endpoint,
+        None if record.ttft_ms is None else record.ttft_ms * 1000,
+        record.total_ms * 1000,
+        prompt,
+        tokens["cache_read"] if tokens else None,
+        tokens["output"] if tokens else None,
+        Money(usage.cost_femto) if usage else None,
+    )
+
+
+def said(code: str, bound: dict[str, object] | None) -> str:
+    """Why a request was not answered, in a few words."""
+    if bound is None:
+        return code.replace("_", " ")
+    return bound_label(str(bound["kind"]), str(bound.get("scope", "")), str(bound["name"]), str(bound.get("model", "")))
+
+
+def bound_label(kind: str, scope: str, name: str, model: str) -> str:
+    """A limit or budget, named."""
+    if kind == "budget":
+        return f"budget {name}"
+    return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
+
+
+def figures(visit: Visit) -> Figures:
+    """How the span's requests went; no filter but the span counts here."""
+    span = span_of(visit)
+    found = selectors.rates(visit.tenant.pk, span.start, span.end, "day")
+    total, objective = found.total, selectors.ttft_objective_ms()
+    return Figures(
+        total.requests,
+        share(total.failed, total.requests),
+        total.failed,
+        share(total.limited, total.requests),
+        total.limited,
+        None if total.ttft_p50_ms is None else total.ttft_p50_ms * 1000,
+        None if total.ttft_p95_ms is None else total.ttft_p95_ms * 1000,
+        objective * 1000,
+        total.ttft_p95_ms is not None and total.ttft_p95_ms > objective,
+        tuple(
+            BoundRow(bound_label(each.kind, each.scope, each.name, each.model), each.kind, each.requests)
+            for each in found.bounds[:8]
+        ),
+    )

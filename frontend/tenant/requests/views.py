@@ -1,0 +1,47 @@
+"""Requests: the page, its panels, and the drawer of one."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpResponse
+from django.urls import path
+
+from frontend.core.date_ranges import span_of
+from frontend.core.layout import Crumb
+from frontend.core.page_context import Visit, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.tenant.requests import detail, log
+from tenants.permissions import Permission
+
+NEEDS = Permission.USAGE_READ
+PANELS = Panels(
+    "requests-panel",
+    (
+        Panel("figures", "Key figures", "requests/figures.html", log.figures),
+        Panel("log", "The log", "requests/log.html", log.log),
+    ),
+)
+
+
+@tenant_page(NEEDS)
+def requests(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        fields = log.fields(visit)
+    return show(visit, "requests/page.html", "Requests", panels=PANELS, span=span_of(visit), fields=fields)
+
+
+@tenant_page(NEEDS)
+def request(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        told = detail.told(visit, visit.arguments["name"])
+    if told is None:
+        raise Http404
+    crumbs = (Crumb("Requests", visit.url("requests")),)
+    return show(visit, "requests/one.html", "Request", crumbs=crumbs, told=told)
+
+
+urlpatterns = [
+    path("t/<slug:slug>/requests/", requests, name="requests"),
+    PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
+    path("t/<slug:slug>/requests/<str:name>", request, name="requests-one"),
+]

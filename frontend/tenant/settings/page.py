@@ -1,0 +1,127 @@
+"""The settings as the page shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from billing.models import BillingEntity, BillingProfile
+from frontend.core.page_context import Visit
+from millrace.apps.records.selectors import ttft_objective_ms
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.models import Tenant
+from tenants.permissions import Permission
+
+
+@dataclass(frozen=True)
+class General:
+    name: str
+    slug: str
+    status: str
+    badge: str
+    since: datetime
+    purge_after: datetime | None
+    ttft_us: int  # what the time to the first token is held to
+    record_days: int
+    content_days: int
+
+
+@dataclass(frozen=True)
+class Billing:
+    """What the next invoice says. Each line of the address may be empty."""
+
+    name: str
+    address: tuple[str, ...]
+    vat_id: str
+    po_number: str
+    emails: tuple[str, ...]
+    currency: str
+    seller: str
+    zone: str
+    terms_days: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    general: General
+    billing: Billing | None  # None: this person may not see it
+    rename_url: str  # these, empty: they may not
+    content_url: str
+    billing_url: str
+    leave_url: str
+    delete_url: str
+    restore_url: str
+
+
+def settings(visit: Visit) -> Settings:
+    """Everything on the page."""
+    with visit.scope():
+        tenant = Tenant.objects.for_tenant(visit.tenant).get()
+    may, leaving = visit.may, tenant.purge_after is not None
+    is_member = visit.access is not None and visit.access.role is not None
+
+    def url(name: str, permission: Permission, *, shown: bool = True) -> str:
+        return visit.url(name) if shown and may(permission) else ""
+
+    return Settings(
+        general=_general(tenant),
+        billing=billing(visit) if may(Permission.BILLING_READ) else None,
+        rename_url=url("settings-name", Permission.TENANT_UPDATE),
+        content_url=url("settings-content", Permission.TENANT_UPDATE),
+        billing_url=url("settings-billing", Permission.BILLING_WRITE),
+        leave_url=visit.url("members-leave") if is_member else "",
+        delete_url=url("settings-delete", Permission.TENANT_DELETE, shown=not leaving),
+        restore_url=url("settings-restore", Permission.TENANT_DELETE, shown=leaving),
+    )
+
+
+def profile(visit: Visit) -> BillingProfile | None:
+    """The tenant's, if somebody has set it, with who bills it, which no tenant's scope shows."""
+    with system(SystemUse.BILLING):
+        rows = BillingProfile.objects.for_tenant(visit.tenant).select_related("entity")
+        found: BillingProfile | None = rows.first()
+    return found
+
+
+def billing(visit: Visit) -> Billing:
+    row = profile(visit)
+    entity = row.entity if row else _default_entity()
+    town = "" if row is None else f"{row.postcode} {row.city}".strip()
+    lines = () if row is None else (row.street, town, row.region, row.country)
+    return Billing(
+        name=visit.tenant.name if row is None else row.name,
+        address=tuple(line for line in lines if line),
+        vat_id="" if row is None else row.vat_id,
+        po_number="" if row is None else row.po_number,
+        emails=() if row is None else tuple(row.emails),
+        currency="USD" if row is None else row.currency,
+        seller="" if entity is None else entity.name,
+        zone="UTC" if entity is None else entity.time_zone,
+        terms_days=14 if entity is None else entity.terms_days,
+    )
+
+
+def _default_entity() -> BillingEntity | None:
+    with system(SystemUse.BILLING):
+        return BillingEntity.objects.filter(slug="default").first()
+
+
+def _general(tenant: Tenant) -> General:
+    status, badge = tenant.get_status_display(), "good"
+    if tenant.purge_after is not None:
+        status, badge = "Being deleted", "bad"
+    elif tenant.is_suspended:
+        badge = "warn"
+    return General(
+        name=tenant.name,
+        slug=tenant.slug,
+        status=status,
+        badge=badge,
+        since=tenant.created_at,
+        purge_after=tenant.purge_after,
+        ttft_us=ttft_objective_ms() * 1000,
+        record_days=platform_settings().record_days,
+        content_days=tenant.keep_content_days,
+    )

@@ -1,0 +1,168 @@
+"""Settings: the page, and the forms that change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+from django.http import HttpResponse
+from django.urls import path
+
+from billing.actions.setup import do_set_profile
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import ask, posted
+from frontend.core.layout import Crumb
+from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.rendering import show
+from frontend.tenant.settings import page
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.models import MOST_CONTENT_DAYS
+from tenants.permissions import Permission
+
+MOST_EMAILS = 10
+
+
+class Name(forms.Form):
+    name = forms.CharField(label="Name", max_length=200, help_text="As people call it. Its address stays.")
+
+
+class Content(forms.Form):
+    days = forms.IntegerField(
+        label="Days",
+        min_value=0,
+        max_value=MOST_CONTENT_DAYS,
+        help_text="0: prompts and answers are not kept, and those that are kept are removed.",
+    )
+
+
+class Billing(forms.Form):
+    """What the next invoices say of the tenant, and where they go."""
+
+    name = forms.CharField(label="Name on the invoice", max_length=200)
+    street = forms.CharField(label="Street", max_length=200, required=False)
+    postcode = forms.CharField(label="Postcode", max_length=20, required=False)
+    city = forms.CharField(label="City", max_length=100, required=False)
+    region = forms.CharField(label="Region or state", max_length=100, required=False)
+    country = forms.CharField(label="Country", max_length=2, help_text="Two letters: DE, US, JP.")
+    vat_id = forms.CharField(label="VAT id", max_length=20, required=False)
+    po_number = forms.CharField(label="Your order number", max_length=100, required=False)
+    currency = forms.CharField(
+        label="Currency shown beside USD", max_length=3, help_text="Three letters: EUR, GBP. USD: none."
+    )
+    emails = forms.CharField(
+        label="Invoices go to",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
+        help_text="One address a line. None: to owners and billing members.",
+    )
+
+    def clean_country(self) -> str:
+        return str(self.cleaned_data["country"]).upper()
+
+    def clean_currency(self) -> str:
+        return str(self.cleaned_data["currency"]).upper()
+
+    def clean_emails(self) -> list[str]:
+        found = [part.strip() for part in self.cleaned_data["emails"].replace(",", "\n").splitlines() if part.strip()]
+        if len(found) > MOST_EMAILS:
+            raise ValidationError(f"Give at most {MOST_EMAILS} addresses.")
+        for each in found:
+            try:
+                validate_email(each)
+            except ValidationError as fault:
+                raise ValidationError(f"{each} is no e-mail address.") from fault
+        return found
+
+
+@tenant_page()
+def settings(visit: Visit) -> HttpResponse:
+    return show(visit, "settings/page.html", "Settings", settings=page.settings(visit))
+
+
+@tenant_page(Permission.TENANT_UPDATE, methods=FORM)
+def name(visit: Visit) -> HttpResponse:
+    return ask(
+        visit,
+        "Change the name",
+        Name(posted(visit), initial={"name": visit.tenant.name}),
+        lambda data: actions.do_update_tenant(visit.tenant, **data),
+        said=lambda changed: f"It is {changed.name} now.",
+        **_sheet(visit, "Change it"),
+    )
+
+
+@tenant_page(Permission.TENANT_UPDATE, methods=FORM, step_up=True)
+def content(visit: Visit) -> HttpResponse:
+    return ask(
+        visit,
+        "Keep prompts and answers",
+        Content(posted(visit), initial={"days": visit.tenant.keep_content_days}),
+        lambda data: (actions.do_keep_content(visit.tenant, data["days"]), data["days"])[1],
+        said=lambda days: f"Prompts and answers are kept for {days} days." if days else "They are not kept.",
+        effect="All members who see requests will read what is kept, and may replay it in the playground.",
+        **_sheet(visit, "Save"),
+    )
+
+
+@tenant_page(Permission.BILLING_WRITE, methods=FORM)
+def billing(visit: Visit) -> HttpResponse:
+    row = page.profile(visit)
+    names = ("name", "street", "postcode", "city", "region", "country", "vat_id", "po_number", "currency")
+    initial: dict[str, Any] = {"name": visit.tenant.name, "currency": "USD"}
+    if row is not None:
+        initial = {field: getattr(row, field) for field in names} | {"emails": "\n".join(row.emails)}
+    return ask(
+        visit,
+        "Billing details",
+        Billing(posted(visit), initial=initial),
+        lambda data: do_set_profile(visit.tenant, **data),
+        said=lambda _: "The next invoice says so.",
+        **_sheet(visit, "Save"),
+    )
+
+
+@tenant_page(Permission.TENANT_DELETE, methods=FORM)
+def delete(visit: Visit) -> HttpResponse:
+    days = platform_settings().deletion_grace_days
+    return ask(
+        visit,
+        f"Delete {visit.tenant.name}",
+        Confirm(visit.tenant.slug, posted(visit)),
+        lambda _: actions.do_delete_tenant(visit.tenant),
+        said=lambda was: "It is served no more." if was else "It was to be deleted already.",
+        effect=f"Its keys stop working within a second. For {days} days it can be restored; then keys, projects,"
+        " members, limits and policies go for good. Invoices, usage and the audit log stay.",
+        danger=True,
+        **_sheet(visit, "Delete"),
+    )
+
+
+@tenant_page(Permission.TENANT_DELETE, methods=FORM)
+def restore(visit: Visit) -> HttpResponse:
+    return ask(
+        visit,
+        f"Restore {visit.tenant.name}",
+        forms.Form(posted(visit)),
+        lambda _: actions.do_restore_tenant(visit.tenant),
+        said=lambda was: "It is served again." if was else "It was not to be deleted.",
+        effect="Its keys work again within a second.",
+        **_sheet(visit, "Restore"),
+    )
+
+
+def _sheet(visit: Visit, submit: str) -> dict[str, Any]:
+    back = visit.url("settings")
+    return {"submit": submit, "back": back, "crumbs": (Crumb("Settings", back),)}
+
+
+urlpatterns = [
+    path("t/<slug:slug>/settings/", settings, name="settings"),
+    path("t/<slug:slug>/settings/name", name, name="settings-name"),
+    path("t/<slug:slug>/settings/content", content, name="settings-content"),
+    path("t/<slug:slug>/settings/billing", billing, name="settings-billing"),
+    path("t/<slug:slug>/settings/delete", delete, name="settings-delete"),
+    path("t/<slug:slug>/settings/restore", restore, name="settings-restore"),
+]

@@ -1,0 +1,220 @@
+"""Usage by group: the rows of the table, and of its CSV."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db import connection
+
+from billing.metering.usage import GROUP_COLUMNS, Group, Question, TooManyRows, sums, total
+from billing.models import SUMMED, UsageChange
+from frontend.core.numbers import Money, share
+from frontend.core.page_context import Visit
+from frontend.tenant.usage.query import GROUPS, Asked, asked
+from tenants.models import ApiKey, Project, User
+
+SHOWN = 100
+INPUT = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
+WRITTEN = ("cache_write_5m", "cache_write_1h")
+# The route is known from the request's record, which is kept for some weeks; a batch's line may have two.
+_ROUTES = """
+SELECT coalesce(r.asked, ''), u.model, {sums} FROM {changes} u
+LEFT JOIN (
+    SELECT DISTINCT ON (request_id) request_id, asked FROM records_requestrecord
+    WHERE tenant_id = %(tenant)s AND at >= %(start)s - interval '1 day' AND at < %(end)s ORDER BY request_id, at DESC
+) r ON r.request_id = split_part(u.request_id, '.', 1)
+WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s AND u.admitted_at < %(end)s
+    AND (%(model)s::text IS NULL OR u.model = %(model)s) AND (%(key)s::bigint IS NULL OR u.key_id = %(key)s)
+    AND (%(project)s::bigint IS NULL OR u.project_id = %(project)s)
+GROUP BY 1, 2
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group. `detail` stands below its name; `url` narrows the page to it."""
+
+    name: str
+    detail: str
+    url: str
+    requests: int
+    failed: int
+    uncached: int
+    cached: int
+    written: int
+    output: int
+    hit: str
+    cost: Money
+    part: str
+    saved: Money
+
+    @property
+    def input(self) -> int:
+        return self.uncached + self.cached + self.written
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`others`: how many rows the table leaves out; the CSV has them."""
+
+    label: str
+    rows: tuple[Row, ...]
+    total: Row
+    others: int
+    too_many: bool
+
+
+Name = tuple[str, str, str]  # name, detail, address
+
+
+def groups(visit: Visit) -> Groups:
+    """The table, cut to its first rows."""
+    now = asked(visit)
+    try:
+        rows = all_rows(visit, now)
+    except TooManyRows:
+        return Groups(GROUPS[now.group], (), _row(("", "", ""), total([]), 0), 0, too_many=True)
+    return Groups(GROUPS[now.group], tuple(rows[:SHOWN]), whole(rows), max(0, len(rows) - SHOWN), too_many=False)
+
+
+def all_rows(visit: Visit, now: Asked) -> list[Row]:
+    """Every group's row: days in their order, all else the dearest first.
+
+    Raises:
+        TooManyRows: see there.
+    """
+    found = _counted(visit, now)
+    all_cost = sum(counts["cost_femto"] for _, counts in found)
+    rows = [_row(name, counts, all_cost) for name, counts in found]
+    return rows if now.group == "day" else sorted(rows, key=lambda row: (-row.cost.femto, row.name, row.detail))
+
+
+def whole(rows: list[Row]) -> Row:
+    """The sum of all rows."""
+    counts = ("requests", "failed", "uncached", "cached", "written", "output")
+    added = {name: sum(getattr(row, name) for row in rows) for name in counts}
+    cost, saved = (Money(sum(getattr(row, name).femto for row in rows)) for name in ("cost", "saved"))
+    given = added["uncached"] + added["cached"] + added["written"]
+    part = share(cost.femto, cost.femto)
+    return Row("All", "", "", **added, hit=share(added["cached"], given), cost=cost, part=part, saved=saved)
+
+
+def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> Row:
+    given = sum(counts[each] for each in INPUT)
+    return Row(
+        *name,
+        requests=counts["completed"] + counts["cancelled"] + counts["failed"],
+        failed=counts["failed"],
+        uncached=counts["uncached"],
+        cached=counts["cache_read"],
+        written=sum(counts[each] for each in WRITTEN),
+        output=counts["output"],
+        hit=share(counts["cache_read"], given),
+        cost=Money(counts["cost_femto"]),
+        part=share(counts["cost_femto"], all_cost),
+        saved=Money(counts["saved_femto"]),
+    )
+
+
+def _counted(visit: Visit, now: Asked) -> list[tuple[Name, Mapping[str, int]]]:
+    if now.group == "day":
+        rows = sums(now.question, bucket="day")
+        return [((f"{row['start'].astimezone(UTC):%Y-%m-%d}", "", _on(visit, row)), row) for row in rows]
+    if now.group == "route":
+        return _routes(now.question)
+    group, names = _NAMES[now.group]
+    column = GROUP_COLUMNS[group]
+    rows = sums(now.question, group_by=(group,))
+    named = names(visit, [row[column] for row in rows])
+    merged: dict[Name, dict[str, int]] = defaultdict(lambda: dict.fromkeys(SUMMED, 0))
+    for row in rows:
+        into = merged[named(row[column])]
+        for name in SUMMED:
+            into[name] += row[name]
+    return list(merged.items())
+
+
+def _on(visit: Visit, row: Mapping[str, Any]) -> str:
+    day = f"{row['start'].astimezone(UTC):%Y-%m-%d}"
+    return _narrowed(visit, range="custom", group="model", **{"from": day, "to": day})
+
+
+def _narrowed(visit: Visit, **changed: str) -> str:
+    return f"?{urlencode({**visit.query, **changed})}"
+
+
+def _of_models(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+    return lambda model: (model, "", _narrowed(visit, model=model, group="key"))
+
+
+def _of_tiers(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+    return lambda tier: (tier.capitalize() or "Not priced", "", "")
+
+
+def _of_projects(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+    known = Project.objects.for_tenant(visit.tenant).in_bulk(ids)
+
+    def name(pk: int) -> Name:
+        url = _narrowed(visit, project=str(pk), group="key")
+        return (known[pk].name, known[pk].slug, url) if pk in known else (f"Project {pk}, deleted", "", url)
+
+    return name
+
+
+def _of_keys(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+    known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
+
+    def name(pk: int) -> Name:
+        url = _narrowed(visit, key=str(pk), group="model")
+        return (known[pk].name, f"{known[pk].prefix}…", url) if pk in known else (f"Key {pk}, deleted", "", url)
+
+    return name
+
+
+def _of_members(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+    """A member's usage is that of the keys they made, as in their budgets."""
+    made = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "created_by_id"))
+    people = User.objects.in_bulk([pk for pk in made.values() if pk])
+
+    def name(key: int) -> Name:
+        person = people.get(made.get(key))
+        return (person.name or person.email, person.email, "") if person else ("Nobody", "keys made by no member", "")
+
+    return name
+
+
+_NAMES: Mapping[str, tuple[Group, Callable[[Visit, list[Any]], Callable[[Any], Name]]]] = {
+    "model": ("model", _of_models),
+    "key": ("key", _of_keys),
+    "project": ("project", _of_projects),
+    "member": ("key", _of_members),
+    "tier": ("tier", _of_tiers),
+}
+
+
+def _routes(question: Question) -> list[tuple[Name, Mapping[str, int]]]:
+    """By the name that was asked for and the model that served it."""
+    added = ", ".join(f"sum(u.{name})" for name in SUMMED)
+    given = {
+        "tenant": question.tenant_id,
+        "start": question.start,
+        "end": question.end,
+        "model": question.model,
+        "key": question.key_id,
+        "project": question.project_id,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_ROUTES.format(sums=added, changes=UsageChange._meta.db_table), given)
+        rows = cursor.fetchall()
+    return [(_route(to, model), dict(zip(SUMMED, map(int, counts), strict=True))) for to, model, *counts in rows]
+
+
+def _route(to: str, model: str) -> Name:
+    if not to:
+        return model, "its request’s record is not kept any more", ""
+    return to, "served as asked" if to == model else f"served by {model}", ""

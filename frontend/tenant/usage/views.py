@@ -1,0 +1,76 @@
+"""Usage: the page, its panels, and the CSV of what it shows."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from django.urls import path
+
+from billing.metering.usage import TooManyRows
+from frontend.core.metering import metering
+from frontend.core.page_context import Visit, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import show
+from frontend.tenant.usage import page
+from frontend.tenant.usage.groups import all_rows, groups
+from frontend.tenant.usage.query import GROUPS, asked, fields
+from tenants import csv_tables
+from tenants.permissions import Permission
+
+NEEDS = Permission.USAGE_READ
+PANELS = Panels(
+    "usage-panel",
+    (
+        Panel("figures", "Key figures", "usage/figures.html", page.figures),
+        Panel("tokens", "Tokens by class", "usage/tokens.html", page.tokens, every=60),
+        Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
+        Panel("groups", "Usage by group", "usage/groups.html", groups),
+        Panel("caches", "Cache savings", "usage/caches.html", page.caches, every=60),
+        Panel("refusals", "Rate limited, 429", "usage/refusals.html", page.refusals, every=60),
+    ),
+)
+_COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
+_HEADING = ("requests", "failed_requests", "uncached_tokens", "cached_tokens", "written_tokens", "output_tokens")
+
+
+@tenant_page(NEEDS)
+def usage(visit: Visit) -> HttpResponse:
+    with visit.scope():
+        found = fields(visit)
+    metered = metering(visit.now)
+    return show(
+        visit, "usage/page.html", "Usage", panels=PANELS, fields=found, span=asked(visit).span, metering=metered
+    )
+
+
+@tenant_page(NEEDS)
+def usage_csv(visit: Visit) -> HttpResponse:
+    """Every row of the table, with the page's span, groups and filters, and all digits."""
+    now = asked(visit)
+    try:
+        with visit.scope():
+            rows = all_rows(visit, now)
+    except TooManyRows:
+        return HttpResponse("This would have too many rows: ask for less time.", status=422, content_type="text/plain")
+    heading = (GROUPS[now.group].lower().replace(" ", "_"), "detail", *_HEADING, "cost_usd", "saved_usd")
+    table = (
+        (
+            row.name,
+            row.detail,
+            *(getattr(row, name) for name in _COLUMNS),
+            row.cost.exact,
+            row.saved.exact,
+        )
+        for row in rows
+    )
+    last = now.span.last
+    answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
+    name = f"usage-{visit.tenant.slug}-by-{now.group}-{now.span.first}-{last}.csv"
+    answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return answer
+
+
+urlpatterns = [
+    path("t/<slug:slug>/usage/", usage, name="usage"),
+    path("t/<slug:slug>/usage/csv", usage_csv, name="usage-csv"),
+    PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS),
+]

@@ -1,0 +1,1 @@
+"""Messages, Redis keys, Lua scripts, request types and the tokenizer: the part that other packages import."""

@@ -1,0 +1,100 @@
+"""Exits of workers, reported in the broker: gateways then need not wait until heartbeats are overdue.
+
+A worker stores its replica's id in the directory of its journal, which one process at a time can lock. So a stored id
+belongs to an exited process as soon as one of these holds:
+
+- A supervisor has seen the process exit, and no other process has the lock. It calls `report_last_exit` before it
+  starts the next process.
+- Another process has the lock. It calls `take_over` when it starts.
+
+Reported ids stay in the sorted set `exits`, because a heartbeat that was on its way can put the replica on the board
+again. Its scores are seconds by the broker's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import redis
+import structlog
+
+from inference_worker.contract.journal import is_free
+from inference_worker.contract.messages import EXITS_KEY, REPLICAS_KEY, beat_key
+
+log = structlog.get_logger(__name__)
+
+EXIT_KEPT_SECONDS = 3600
+REPORT_TIMEOUT_SECONDS = 1.0  # for one answer of the broker to a supervisor, which waits with the restart
+LOCK_SECONDS = 0.5  # for forked children of the exited process, which end with it and inherited its lock
+_FILE = "replica"
+
+# KEYS exits, replicas, beat; ARGV replica id, seconds to keep.
+REPORT_EXIT = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('DEL', KEYS[3])
+"""
+
+
+def take_over(broker: redis.Redis, directory: Path, replica_id: str) -> None:
+    """Report the replica of the earlier process, and store the new replica's id. The caller has the journal's lock.
+
+    While the broker is unreachable nothing is reported: the silence of the earlier replica ends its executions.
+    """
+    earlier = _stored_replica(directory)
+    if earlier not in (None, replica_id):
+        try:
+            report_exit(broker, earlier)
+        except redis.RedisError as exc:
+            log.warning("exit_not_reported", replica_id=earlier, error=str(exc))
+    _store_replica(directory, replica_id)
+
+
+def report_last_exit(broker_url: str, directory: Path) -> None:
+    """Report the exit of the process that last had the journal in `directory`. Never raises, returns within seconds.
+
+    Nothing is reported while a process has the journal's lock: then the stored id is that of a running worker, and the
+    process that exited is another one, which did not get the lock.
+    """
+    replica_id = _stored_replica(directory)
+    if replica_id is None or not is_free(directory, wait_seconds=LOCK_SECONDS):
+        return
+    try:
+        with redis.Redis.from_url(
+            broker_url, socket_timeout=REPORT_TIMEOUT_SECONDS, socket_connect_timeout=REPORT_TIMEOUT_SECONDS
+        ) as broker:
+            report_exit(broker, replica_id)
+    except (redis.RedisError, OSError) as exc:
+        log.warning("exit_not_reported", replica_id=replica_id, error=str(exc))
+
+
+def report_exit(broker: redis.Redis, replica_id: str) -> None:
+    """Mark a replica as exited, for every gateway and permanently: a restarted worker has another replica id."""
+    broker.eval(REPORT_EXIT, *report_exit_args(replica_id))
+
+
+def report_exit_args(replica_id: str) -> tuple[int, str, str, str, str, str]:
+    """Return the number of keys, the keys and the arguments of `REPORT_EXIT`."""
+    return 3, EXITS_KEY, REPLICAS_KEY, beat_key(replica_id), replica_id, str(EXIT_KEPT_SECONDS)
+
+
+def _stored_replica(directory: Path) -> str | None:
+    try:
+        return (directory / _FILE).read_text(encoding="utf-8") or None
+    except (OSError, ValueError):
+        return None
+
+
+def _store_replica(directory: Path, replica_id: str) -> None:
+    """Replace the stored id. On a full disk none stays, rather than one that is wrong."""
+    path = directory / _FILE
+    try:
+        path.with_suffix(".new").write_text(replica_id, encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+    except OSError as exc:
+        log.warning("replica_not_stored", error=str(exc))
+        with contextlib.suppress(OSError):
+            path.unlink()

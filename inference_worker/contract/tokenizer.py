@@ -1,0 +1,199 @@
+"""Text to token ids and back, and chat messages to a prompt. Free of torch: the gateway counts tokens with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from inference_worker.contract.chat_template import ChatTemplate, ChatTemplateError
+from inference_worker.contract.config import ModelError, read_json, token_ids
+from inference_worker.contract.detokenizer import Detokenizer
+
+__all__ = ["ChatTemplateError", "Detokenizer", "Tokenizer"]
+
+MAX_TOKENIZER_BYTES = 256 << 20
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """A model's tokenizer: `tokenizer.json` with what tokenizer_config.json says of special tokens and chat."""
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None,
+        special_tokens: dict[str, str],
+        eos_token_ids: tuple[int, ...],
+        model_max_length: int,
+    ) -> None:
+        self._core = core
+        self._core.no_truncation()
+        self._core.no_padding()
+        self.eos_token_ids = eos_token_ids
+        self.model_max_length = model_max_length
+        self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
+        added = core.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._bytes_table = self._make_bytes_table() if self.is_byte_level else []
+        self._chat = ChatTemplate(chat_template, dict(special_tokens)) if chat_template else None
+        self.longest_token_bytes = self._measure_longest_token()
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Tokenizer:
+        """Read the tokenizer of the model directory `path`.
+
+        Raises:
+            ModelError: a file is missing or damaged.
+        """
+        folder = Path(path)
+        core = _read_core(folder / "tokenizer.json")
+        settings = _optional(folder / "tokenizer_config.json")
+        special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+        config, generation = _optional(folder / "config.json"), _optional(folder / "generation_config.json")
+        eos = list(token_ids(generation.get("eos_token_id", config.get("eos_token_id"))))
+        own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        if own_eos is not None and own_eos not in eos:
+            eos.append(own_eos)
+        limit = settings.get("model_max_length")
+        if not isinstance(limit, int) or limit > 1 << 30:  # transformers writes 10**30 for "no limit"
+            limit = config.get("max_position_embeddings", 1 << 30)
+        try:
+            return cls(
+                core,
+                chat_template=_chat_template(folder, settings),
+                special_tokens=special,
+                eos_token_ids=tuple(eos),
+                model_max_length=int(limit),
+            )
+        except ChatTemplateError as fault:
+            raise ModelError(f"{folder}: {fault}") from None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`. `add_special_tokens` puts a beginning-of-text token first, where the model wants one."""
+        # A batch of one: `encode` by itself keeps every other thread waiting, for seconds if the text is long.
+        (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._core.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def to_json(self) -> str:
+        """Its tokenizer.json."""
+        return str(self._core.to_str())
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text for `messages`, by the model's own template.
+
+        Raises:
+            ChatTemplateError: there is no template, or it cannot render these messages.
+        """
+        if self._chat is None:
+            raise ChatTemplateError("this model has no chat template; use plain completions")
+        return self._chat.render(messages, tools, add_generation_prompt)
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The prompt's ids for `messages`; raises as `render_chat` does."""
+        return self.encode(self.render_chat(messages, tools, add_generation_prompt), add_special_tokens=False)
+
+    @property
+    def template_takes_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return self._chat is not None and self._chat.takes_tools
+
+    def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
+        """A detokenizer for one request that ends before the first of the strings `stop`."""
+        return Detokenizer(self, stop)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a text is its tokens' bytes in a row, so that each can be decoded by itself."""
+        return isinstance(self._core.decoder, tokenizers.decoders.ByteLevel)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """UTF-8 of one token, empty for special and unknown ones. Only where `is_byte_level`."""
+        table = self._bytes_table
+        return table[token_id] if 0 <= token_id < len(table) else b""
+
+    def spell(self, token_id: int) -> bytes:
+        """UTF-8 of one token as it is told to people: a special one's is its name."""
+        if token_id in self._special_ids or not self.is_byte_level:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        return self.token_bytes(token_id) or b""
+
+    def _measure_longest_token(self) -> int:
+        """Return the UTF-8 length of the longest token. No text has fewer tokens than its length divided by it."""
+        lengths = [len(token) for token in self._bytes_table]
+        if not self.is_byte_level:
+            lengths = [len(text.encode()) for text in self._core.get_vocab(with_added_tokens=True)]
+        added = (len(token.content.encode()) for token in self._core.get_added_tokens_decoder().values())
+        return max(*lengths, *added, 1, 1)
+
+    def _make_bytes_table(self) -> list[bytes]:
+        alphabet = _byte_alphabet()
+        table: list[bytes] = []
+        size = max(self._core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        for token_id in range(size):
+            text = self._core.id_to_token(token_id)
+            if text is None or token_id in self._special_ids:
+                table.append(b"")
+            elif all(char in alphabet for char in text):
+                table.append(bytes(alphabet[char] for char in text))
+            else:
+                table.append(text.encode())
+        return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins byte-level BPE writes for the 256 bytes: a byte that is visible stands for itself."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+def _read_core(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; only tokenizers in this form are supported")
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise ModelError(f"{path}: too large for a tokenizer")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as fault:  # noqa: BLE001 - the library raises plain Exception for damaged files
+        raise ModelError(f"{path}: {fault}") from None
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):  # an AddedToken, written out
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        if path.stat().st_size > 1 << 20:
+            raise ModelError(f"{path}: too large for a chat template")
+        return path.read_text(encoding="utf-8")
+    value = settings.get("chat_template")
+    if isinstance(value, list):  # several, by name
+        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,25 @@
+"""The models this engine serves, by the name their config.json gives as architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from inference_worker.contract.config import ModelConfig, ModelError
+from inference_worker.engine.architectures.base import Model
+from inference_worker.engine.architectures.layers import Layers
+from inference_worker.engine.architectures.llama import LlamaModel
+from inference_worker.models.loader import Weights
+
+_MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], Model]] = {"LlamaForCausalLM": LlamaModel}
+
+
+def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> Model:
+    """Build the model `config` describes.
+
+    Raises:
+        ModelError: its architecture is not served, or a weight is missing or has another shape.
+    """
+    if config.architecture not in _MODELS:
+        known = ", ".join(sorted(_MODELS))
+        raise ModelError(f"architecture {config.architecture!r} is not supported; there are {known}")
+    return _MODELS[config.architecture](config, weights, layers)

@@ -1,0 +1,133 @@
+"""The building blocks of the models, each in the form that is fastest on its device."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from inference_worker.contract.config import RopeConfig
+from kernels import invariant, reference
+
+
+class Linear:
+    """x @ weightᵀ + bias. On the CPU the weight is reordered once, in oneDNN's own layout for the machine.
+
+    oneDNN also takes an addition that follows the product into the same pass.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        packs = weight.device.type == "cpu" and torch._C._has_mkldnn if pack is None else pack
+        self.bias = bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if packs else None
+        self.weight = None if packs else weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed is None:
+            return functional.linear(x, self._plain, self.bias)
+        return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The product plus `other`."""
+        if self.packed is None:
+            return functional.linear(x, self._plain, self.bias) + other
+        return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "add"))
+
+    @property
+    def _plain(self) -> torch.Tensor:
+        if self.weight is None:
+            raise RuntimeError("the weight is packed")
+        return self.weight
+
+
+def _tensor(value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError("want a tensor")
+    return value
+
+
+class RMSNorm:
+    """Root-mean-square normalisation with a weight."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class InvariantLinear(Linear):
+    """The same with rows that do not depend on how many there are.
+
+    Raises:
+        RuntimeError: the machine's matrix product cannot give that.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
+        super().__init__(weight, bias, pack=pack)
+        invariant.require_equal_rows(super().__call__, weight[0])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super().__call__, x)
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super().add, x, other)
+
+
+class InvariantRMSNorm(RMSNorm):
+    """The same with rows that do not depend on how many there are."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super().__call__, x)
+
+
+class Layers:
+    """Makes the layers of one model, all of one kind."""
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._invariant = batch_invariant
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return InvariantLinear(weight, bias) if self._invariant else Linear(weight, bias)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> RMSNorm:
+        return InvariantRMSNorm(weight, eps) if self._invariant else RMSNorm(weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) · up for [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+        if self._invariant:
+            return invariant.silu_mul(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+
+class Rope:
+    """Rotary position embedding: tables of cos and sin up to the model's longest context."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
+        cos, sin = reference.rope_tables(_inverse_frequencies(config, head_dim), max_positions)
+        self._cos, self._sin = cos.to(device), sin.to(device)
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32 [num_tokens, head_dim / 2], at integer positions [num_tokens]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def _inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (config.theta**exponents)
+    if config.kind == "linear":
+        return frequencies / config.factor
+    if config.kind == "llama3":
+        return _llama3(frequencies, config)
+    return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Llama 3.1's: slow rotations are slowed by `factor`, fast ones stay, those between are blended."""
+    wavelengths = 2 * torch.pi / frequencies
+    turns = config.original_max_position / wavelengths
+    blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * frequencies / config.factor + blend * frequencies

@@ -1,0 +1,65 @@
+"""The Llama architecture."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from inference_worker.contract.config import ModelConfig
+from inference_worker.engine.architectures.layers import Layers, Linear, RMSNorm
+from inference_worker.engine.attention.base import AttentionBackend, StepMetadata
+from inference_worker.models.loader import Weights
+
+
+class LlamaModel:
+    """Decoder layers of attention and gated feed-forward, each on its normalised input and added to it."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, layers: Layers) -> None:
+        shape = (config.vocab_size, config.hidden_size)
+        self._embedding = weights.take("model.embed_tokens.weight", shape)
+        self._layers = [_Layer(config, weights, layers, index) for index in range(config.num_layers)]
+        self._norm = layers.norm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
+        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", shape)
+        self._head = layers.linear(head)
+
+    def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:
+        hidden = functional.embedding(token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            hidden = layer.forward(hidden, attention, metadata, index)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(self._norm(hidden))
+
+
+class _Layer:
+    def __init__(self, config: ModelConfig, weights: Weights, layers: Layers, index: int) -> None:
+        prefix = f"model.layers.{index}"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+        def norm(name: str) -> RMSNorm:
+            return layers.norm(weights.take(f"{prefix}.{name}.weight", (hidden,)), config.rms_norm_eps)
+
+        def linear(names: tuple[str, ...], outs: tuple[int, ...], inputs: int, bias: bool) -> Linear:
+            parts = [weights.take(f"{prefix}.{n}.weight", (o, inputs)) for n, o in zip(names, outs, strict=True)]
+            if not bias:
+                return layers.linear(torch.cat(parts))
+            biases = [weights.take(f"{prefix}.{n}.bias", (o,)) for n, o in zip(names, outs, strict=True)]
+            return layers.linear(torch.cat(parts), torch.cat(biases))
+
+        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self._input_norm = norm("input_layernorm")
+        self._qkv = linear(attention, (queries, keys, keys), hidden, config.attention_bias)
+        self._out = linear(("self_attn.o_proj",), (hidden,), queries, config.attention_bias)
+        self._post_norm = norm("post_attention_layernorm")
+        self._gate_up = linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias)
+        self._silu_mul = layers.silu_mul
+        self._down = linear(("mlp.down_proj",), (hidden,), inner, config.mlp_bias)
+
+    def forward(
+        self, hidden: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata, index: int
+    ) -> torch.Tensor:
+        attended = attention.attend(index, self._qkv(self._input_norm(hidden)), metadata)
+        hidden = self._out.add(attended, hidden)
+        return self._down.add(self._silu_mul(self._gate_up(self._post_norm(hidden))), hidden)

@@ -1,0 +1,36 @@
+"""The attention backends, by the names EngineConfig.attention may give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from inference_worker.engine.attention.base import AttentionBackend, CacheShape, ReferenceBackend
+from inference_worker.engine.attention.batch_invariant import InvariantBackend
+from inference_worker.engine.attention.cpu import CpuBackend
+
+
+def _triton(shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
+    from inference_worker.engine.attention.triton import TritonBackend  # a CPU needs no Triton
+
+    return TritonBackend(shape, num_heads, scale)
+
+
+BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {
+    "cpu": CpuBackend,
+    "invariant": InvariantBackend,
+    "reference": ReferenceBackend,
+    "triton": _triton,  # checked in the interpreter only; "auto" takes it once a GPU has run benchmarks/gpu.py
+}
+
+
+def make_backend(name: str, shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
+    """The backend `name`; "auto" is the best for the cache's device.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if name == "auto":
+        name = "cpu" if shape.device.type == "cpu" else "reference"
+    if name not in BACKENDS:
+        raise ValueError(f"attention backend {name!r} is not known; there are {', '.join(sorted(BACKENDS))}")
+    return BACKENDS[name](shape, num_heads, scale)

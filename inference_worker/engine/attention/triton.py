@@ -1,0 +1,70 @@
+"""The attention backend for CUDA GPUs, on the Triton kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from inference_worker.engine.attention.base import AttentionBackend, CacheShape, StepMetadata
+from kernels import triton as kernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    rows: torch.Tensor  # [num_tokens]: row of metadata.cos and .sin that turns each token
+    decode: kernels.DecodePlan | None
+    workspace: tuple[torch.Tensor, torch.Tensor] | None
+    starts: torch.Tensor  # of the chunks after the decodes, counted from the first of them
+    longest: int  # new tokens of the longest chunk; 0 without one
+
+
+class TritonBackend(AttentionBackend):
+    """At most four launches a layer: rotate and write, decode, combine, prefill."""
+
+    def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
+        super().__init__(shape, num_heads, scale)
+        pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.key_cache = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
+        self.value_cache = torch.zeros_like(self.key_cache)
+        cuda = shape.device.type == "cuda"
+        self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count if cuda else 1
+
+    def pages(self) -> list[torch.Tensor]:
+        return [self.key_cache.transpose(0, 1), self.value_cache.transpose(0, 1)]
+
+    def prepare(self, metadata: StepMetadata) -> None:
+        decodes, shape, device = metadata.num_decodes, self.shape, self.shape.device
+        plan = workspace = None
+        if decodes:
+            plan = kernels.plan_decode(decodes, shape.num_kv_heads, max(metadata.lengths[:decodes]), self._num_sms)
+            workspace = kernels.decode_workspace(decodes, self.num_heads, shape.head_dim, plan, device)
+        metadata.plan = _Plan(
+            rows=torch.arange(metadata.num_tokens, device=device),
+            decode=plan,
+            workspace=workspace,
+            starts=metadata.query_start_loc[decodes:] - decodes,
+            longest=max(metadata.query_lens[decodes:], default=0),
+        )
+
+    def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
+        plan: _Plan = metadata.plan
+        heads, kv_heads, decodes = self.num_heads, self.shape.num_kv_heads, metadata.num_decodes
+        by_head = qkv.view(len(qkv), -1, self.shape.head_dim)
+        query, key, value = by_head[:, :heads], by_head[:, heads:-kv_heads], by_head[:, -kv_heads:]
+        pages = self.key_cache[layer], self.value_cache[layer]
+        kernels.rope_write_cache(
+            query, key, value, metadata.cos, metadata.sin, plan.rows, *pages, metadata.slot_mapping
+        )
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if plan.decode:
+            kernels.paged_decode(
+                query[:decodes], *pages, metadata.block_table[:decodes], metadata.seq_lens[:decodes], self.scale,
+                plan.decode, out=out[:decodes], workspace=plan.workspace,
+            )  # fmt: skip
+        if plan.longest:
+            kernels.paged_prefill(
+                query[decodes:], *pages, metadata.block_table[decodes:], metadata.seq_lens[decodes:], plan.starts,
+                self.scale, plan.longest, out=out[decodes:],
+            )  # fmt: skip
+        return out.flatten(1)

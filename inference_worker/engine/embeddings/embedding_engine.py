@@ -1,0 +1,221 @@
+"""The engine of a model that embeds: requests of many inputs in, one vector for each out. No KV cache, no sampling.
+
+A step takes inputs, of as many requests as it needs, up to the step's budget of tokens. Requests wait in the same order
+as for an answer: class, then the tenant that has had least. A request with thousands of inputs is so spread over many
+steps, between which others pass it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.contract.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.engine.embeddings.embedding_metrics import EmbeddingMetrics
+from inference_worker.engine.embeddings.embedding_runner import Embedder, EmbeddingRunner, Vectors
+from inference_worker.engine.engine import EngineStats
+from inference_worker.engine.scheduling.fairness import Tenants
+from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
+from inference_worker.engine.scheduling.waiting import WaitingQueue
+
+log = logging.getLogger(__name__)
+
+
+class EmbeddingEngine:
+    """Continuous batching over one encoder. Single-threaded: whoever calls it owns it.
+
+    Args:
+        runner, model_config: made from `config` when absent.
+        clock: seconds, as in the requests' `arrival`.
+    """
+
+    grammars = None
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        runner: Embedder | None = None,
+        model_config: EncoderConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self.model_config = model_config or EncoderConfig.from_dir(config.model_dir)
+        own_limit = self.model_config.max_model_len
+        self.max_model_len = min(own_limit, config.max_model_len or own_limit)
+        self._step_tokens = max(config.step_tokens, self.max_model_len)  # any input fits
+        self._runner = runner or EmbeddingRunner(config, self.model_config)
+        self._tenants = Tenants()
+        self._waiting = WaitingQueue(self._tenants, num_cached=lambda _: 0)
+        self._tasks: dict[str, _Task] = {}
+        self._numbers = itertools.count()
+        self.metrics = EmbeddingMetrics()
+        self.grammars = None
+
+    def add_request(self, request: Request) -> None:
+        """Accept a request; its vectors come from `step`, all at once.
+
+        Raises:
+            RequestRejected: it can never be served.
+        """
+        self._check(request)
+        task = self._tasks[request.request_id] = _Task(request, next(self._numbers), self._clock())
+        self._tenants.arrive(request.tenant, request.weight)
+        self._waiting.add(task.sequence)
+
+    def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:
+        """End a request at once; its last output, with the usage so far. None if it is gone. It has pinned nothing."""
+        task = self._tasks.get(request_id)
+        return None if task is None else self._end(task, RequestOutput(request_id, finish_reason="cancelled"))
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one batch. One output for each request that ended."""
+        started = self._clock()
+        outputs = [
+            self._end(self._tasks[seq.request_id], _fault(seq.request_id, "request_expired", _EXPIRED))
+            for seq in self._waiting.expired(started)
+        ]
+        chosen = self._choose(started)
+        if not chosen:
+            return outputs
+        scheduled = self._clock()
+        try:
+            vectors = self._runner.embed([task.inputs[n] for task, n in chosen])
+        except Exception:  # whatever broke the step, only those in it may suffer
+            log.exception("a step of %d inputs failed", len(chosen))
+            broken = dict.fromkeys(task for task, _ in chosen)
+            return outputs + [self._end(task, _fault(task.name, "internal_error", _FAILED)) for task in broken]
+        computed = self._clock()
+        for (task, n), vector in zip(chosen, vectors, strict=True):
+            task.take(n, vector)
+        finished = dict.fromkeys(task for task, _ in chosen if task.complete)
+        outputs += [self._end(task, RequestOutput(task.name, finish_reason="stop")) for task in finished]
+        tokens = sum(len(task.inputs[n]) for task, n in chosen)
+        self.metrics.step(len(chosen), tokens, scheduled - started, computed - scheduled, self._clock() - computed)
+        return outputs
+
+    def has_unfinished(self) -> bool:
+        return bool(self._tasks)
+
+    def stats(self) -> EngineStats:
+        metrics = self.metrics
+        return EngineStats(
+            num_running=0,
+            num_waiting=len(self._tasks),
+            steps=metrics.steps,
+            batched_sequences=metrics.inputs,
+            batched_tokens=metrics.tokens,
+            prompt_tokens=metrics.tokens,
+            cached_tokens=0,
+            output_tokens=0,
+            preemptions=0,
+            kv_blocks=0,
+            kv_blocks_used=0,
+            schedule_seconds=metrics.schedule_seconds,
+            forward_seconds=metrics.forward_seconds,
+            output_seconds=metrics.output_seconds,
+        )
+
+    def _check(self, request: Request) -> None:
+        lengths, prompt = request.input_lengths, request.prompt_token_ids
+        if request.request_id in self._tasks:
+            raise RequestRejected("duplicate_request", f"request {request.request_id} is being served already")
+        if not lengths:
+            raise RequestRejected("invalid_value", "this model embeds; it does not answer", "model")
+        if min(lengths) < 1 or sum(lengths) != len(prompt):
+            raise RequestRejected("invalid_prompt", "an input is empty", "input")
+        if max(lengths) > self.max_model_len:
+            message = f"this model takes inputs of {self.max_model_len} tokens, but one has {max(lengths)}"
+            raise RequestRejected("context_length_exceeded", message, "input")
+        vocab = self.model_config.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "input")
+
+    def _choose(self, now: float) -> list[tuple[_Task, int]]:
+        """The inputs of the next step. The batch class gets what the others leave."""
+        chosen: list[tuple[_Task, int]] = []
+        left = self._step_tokens
+        for batch in (False, True):
+            candidates = self._waiting.candidates(now, batch)
+            while (seq := candidates.next()) is not None:
+                task = self._tasks[seq.request_id]
+                taken = list(task.next_inputs(left))
+                tokens = sum(len(task.inputs[n]) for n in taken)
+                task.begin(now, tokens)
+                self._tenants[task.request.tenant].charge(tokens, 0)
+                chosen += [(task, n) for n in taken]
+                left -= tokens
+                if task.unscheduled:  # the next step goes on here, or where less has been served
+                    return chosen
+                self._waiting.remove(seq)
+        return chosen
+
+    def _end(self, task: _Task, output: RequestOutput) -> RequestOutput:
+        """Make `output` the last of the task's request."""
+        del self._tasks[task.name]
+        if task.unscheduled:
+            self._waiting.remove(task.sequence)
+        output.usage = TokenUsage(uncached=task.scheduled_tokens)
+        output.scheduled_at = task.sequence.group.scheduled_at
+        if output.finish_reason == "stop":
+            output.vectors = task.vectors()
+        self.metrics.finished(task.sequence.group, output, self._clock())
+        return output
+
+
+class _Task:
+    """One request: its inputs, shortest last, and the vectors found."""
+
+    def __init__(self, request: Request, number: int, now: float) -> None:
+        self.request = request
+        self.name = request.request_id
+        tokens = iter(request.prompt_token_ids)
+        self.inputs = [list(itertools.islice(tokens, length)) for length in request.input_lengths]
+        # Like lengths together, so that they meet in one step.
+        self._order = sorted(range(len(self.inputs)), key=lambda n: len(self.inputs[n]))
+        self._found: dict[int, Vectors] = {}
+        self.scheduled_tokens = 0
+        self.sequence = Sequence(request, None, RequestGroup(request))
+        self.sequence.number, self.sequence.waiting_since = number, now
+        self.sequence.group.arrived_at = request.arrival if 0 < request.arrival < now else now
+
+    @property
+    def unscheduled(self) -> bool:
+        return bool(self._order)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._found) == len(self.inputs)
+
+    def next_inputs(self, tokens: int) -> Iterator[int]:
+        """Inputs, longest first, as many as fit into `tokens`."""
+        while self._order and len(self.inputs[self._order[-1]]) <= tokens:
+            tokens -= len(self.inputs[self._order[-1]])
+            yield self._order.pop()
+
+    def begin(self, now: float, tokens: int) -> None:
+        group = self.sequence.group
+        self.scheduled_tokens += tokens
+        if tokens:
+            group.scheduled_at = now if group.scheduled_at is None else group.scheduled_at
+            group.prompt_usage = TokenUsage(uncached=self.scheduled_tokens)
+
+    def take(self, n: int, vector: Vectors) -> None:
+        self._found[n] = vector
+
+    def vectors(self) -> bytes:
+        return np.stack([self._found[n] for n in range(len(self.inputs))]).astype("<f4").tobytes()
+
+
+def _fault(request_id: str, code: str, message: str) -> RequestOutput:
+    return RequestOutput(request_id, error=RequestFault(code, message))
+
+
+_EXPIRED = "the request was not begun in the time it was wanted in"
+_FAILED = "the engine failed on this request; it can be sent again"

@@ -1,0 +1,63 @@
+"""Runs a batch of inputs through an encoder: one pass, no padding but in attention, one vector for each input."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.engine.architectures.bert import BertEncoder, Packing
+from inference_worker.engine.device import pick_device, pick_dtype
+from inference_worker.models.loader import Weights
+
+log = logging.getLogger(__name__)
+
+Vectors = NDArray[np.float32]
+
+
+class Embedder(Protocol):
+    """What computes a step: the model, or in tests something that pretends to be one."""
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+        """A vector for each input, [inputs, dimensions]; inputs are token ids, at least one each."""
+
+
+class EmbeddingRunner:
+    """An encoder on one device."""
+
+    def __init__(self, config: EngineConfig, model_config: EncoderConfig) -> None:
+        self._config = model_config
+        self.device = pick_device(config.device)
+        # Not in 16 bits by itself: vectors are compared with others that may be years old.
+        self.dtype = torch.float32 if config.dtype == "auto" else pick_dtype(config.dtype, self.device)
+        if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
+            torch.set_num_threads(config.threads)
+        with torch.inference_mode(), Weights(config.model_dir, self.dtype, self.device) as weights:
+            self._model = BertEncoder(model_config, weights)
+        log.info("embedding model ready on %s in %s", self.device, self.dtype)
+
+    @torch.inference_mode()
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+        order = sorted(range(len(inputs)), key=lambda n: -len(inputs[n]))
+        tokens = np.concatenate([np.asarray(inputs[n], dtype=np.int64) for n in order])
+        packing = Packing([len(inputs[n]) for n in order], self.device)
+        hidden = self._model.forward(torch.from_numpy(tokens).to(self.device), packing)
+        pooled = self._pool(hidden, packing)
+        vectors = np.empty((len(inputs), pooled.shape[1]), dtype=np.float32)
+        vectors[order] = pooled.cpu().numpy()
+        return vectors
+
+    def _pool(self, hidden: torch.Tensor, packing: Packing) -> torch.Tensor:
+        if self._config.pooling == "cls":
+            pooled = hidden.index_select(0, packing.starts).float()
+        else:
+            sums = hidden.new_zeros(len(packing.lengths), hidden.shape[1], dtype=torch.float32)
+            pooled = sums.index_add_(0, packing.inputs, hidden.float()) / packing.lengths[:, None]
+        return functional.normalize(pooled, dim=1) if self._config.normalise else pooled

@@ -1,0 +1,77 @@
+"""Copies of whole KV cache blocks: between blocks, and to and from the second tier in host memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+
+from inference_worker.engine.kv_cache.kv_cache import BlockOperation
+
+_TRIALS = 3
+
+
+class BlockCopies:
+    """The block operations of a step, in their order, on the device's own stream.
+
+    Args:
+        pages: views of the KV cache, [num_blocks, …]; a block's content is its row in all of them.
+        num_host_blocks: blocks of host memory to keep others' content in.
+    """
+
+    def __init__(self, pages: Sequence[torch.Tensor], num_host_blocks: int) -> None:
+        self._pages = pages
+        cuda = pages[0].device.type == "cuda"
+        self._host = [
+            torch.empty((num_host_blocks, *page.shape[1:]), dtype=page.dtype, pin_memory=cuda) for page in pages
+        ]
+        self._saved = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+        self.restore_seconds = self._time_restore() if num_host_blocks else 0.0  # for one block
+
+    def run(self, operations: Sequence[BlockOperation]) -> None:
+        # Those of a kind that follow each other can be done at once: each reads before any writes.
+        for kind, some in groupby(operations, key=lambda operation: operation.kind):
+            _, sources, targets = zip(*some, strict=True)
+            if kind == "save":
+                self._save(sources, targets)
+            elif kind == "restore":
+                self._restore(sources, targets)
+            else:
+                self._copy(sources, targets)
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for page in self._pages:
+            page.index_copy_(0, _index(targets, page), page.index_select(0, _index(sources, page)))
+
+    def _save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        for page, host in zip(self._pages, self._host, strict=True):
+            gathered = page.index_select(0, _index(blocks, page))
+            for row, slot in zip(gathered, slots, strict=True):
+                host[slot].copy_(row, non_blocking=True)
+        if self._saved is not None:
+            self._saved.record()
+
+    def _restore(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        if self._saved is not None:
+            self._saved.synchronize()  # the host reads what the device may still be writing
+        for page, host in zip(self._pages, self._host, strict=True):
+            page.index_copy_(0, _index(blocks, page), host[list(slots)].to(page.device))
+
+    def _time_restore(self) -> float:
+        """Seconds that it takes to bring one block back: the best of a few, onto block 0, which nobody reads."""
+        best = float("inf")
+        for _ in range(_TRIALS):
+            started = time.perf_counter()
+            self._restore([0], [0])
+            if self._saved is not None:
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - started)
+        for page in self._pages:
+            page[0].zero_()
+        return best
+
+
+def _index(values: Sequence[int], page: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, device=page.device)

@@ -1,0 +1,364 @@
+"""Which blocks hold which tokens: block tables, and the prefix cache found by a chain of hashes. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from inference_worker.contract.request import CacheReport, TokenUsage
+from inference_worker.engine.kv_cache.block_pool import BlockPool
+from inference_worker.engine.kv_cache.cpu_offload import HostTier
+from inference_worker.engine.kv_cache.pins import Pins
+from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
+from inference_worker.engine.scheduling.sequence import Sequence
+
+HASH_BYTES = 32
+HISTORY_PER_BLOCK = 4  # blocks whose past is remembered, for each there is
+
+
+def hash_block(parent: bytes | None, tokens: Items[int], salt: bytes) -> bytes:
+    """The hash of a full block after the block `parent`. The salt roots the chain: it enters the first block only.
+
+    Who does not know the salt can neither find another's blocks nor make blocks that another would find.
+    """
+    key = hashlib.blake2b(salt, digest_size=HASH_BYTES).digest() if parent is None else parent
+    return hashlib.blake2b(array("I", tokens).tobytes(), key=key, digest_size=HASH_BYTES).digest()
+
+
+class BlockOperation(NamedTuple):
+    """A copy between blocks, to be done before a step's forward pass, in the order given.
+
+    "save": block `source` to the host's slot `target`. "restore": slot `source` to block `target`. "copy": block to
+    block.
+    """
+
+    kind: Literal["save", "restore", "copy"]
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the cache holds of a request's tokens."""
+
+    block_ids: list[int | None]  # usable now, and ending before the last token, which is always computed; None: in the
+    # host's memory
+    num_cached_tokens: int  # tokens whose blocks are cached, the last block of a whole hit counted
+    pending: bool  # the next block is being computed by another request: wait for it
+
+
+_NOTHING = PrefixHit([], 0, False)
+_WAIT = PrefixHit([], 0, True)
+
+
+class KVCacheManager:
+    """Gives blocks to sequences, and publishes them for reuse when the step that filled them has succeeded.
+
+    Args:
+        num_blocks: blocks of the device.
+        block_size: tokens in each.
+        prefix_cache: whether anything is reused.
+        num_host_blocks: blocks of the second tier, in host memory.
+        pin_share: share of the blocks that all pins together may take; they yield to running requests all the same.
+        tenant_pin_share: the same for one tenant's.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        num_host_blocks: int = 0,
+        pin_share: float = 0.5,
+        tenant_pin_share: float = 0.25,
+    ) -> None:
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
+        self.pool = BlockPool(num_blocks, self._save)
+        self.pins = Pins(int(num_blocks * pin_share), int(num_blocks * tenant_pin_share))
+        self.host = HostTier(num_host_blocks, self.pins.__contains__)
+        self.restores = True  # whether restoring from the host is worth it; the engine measures
+        self._history = PrefixHistory(HISTORY_PER_BLOCK * (num_blocks + num_host_blocks))
+        self._operations: list[BlockOperation] = []
+        self._pending: dict[bytes, Sequence] = {}  # hashes of blocks being computed -> the request that does
+        self._pending_of: dict[Sequence, list[bytes]] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had: free ones, and those that only pins keep."""
+        return self.pool.num_free + self.pool.num_idle_pinned
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def lookup(self, seq: Sequence) -> PrefixHit:
+        """What the cache holds of `seq`'s tokens. Changes nothing but the sequence's own hashes."""
+        if not self._reads(seq):
+            return _NOTHING
+        if self._leads(seq) is not None:
+            return _WAIT
+        hashes = self._hashes(seq, len(seq.tokens) // self.block_size)
+        found: list[int | None] = []
+        for block_hash in hashes:
+            block_id = self.pool.find(block_hash)
+            if block_id is None and not (self.restores and block_hash in self.host):
+                break
+            found.append(block_id)
+        last = (len(seq.tokens) - 1) // self.block_size
+        seq.awaited = hashes[len(found)] if len(found) < last else None
+        return PrefixHit(found[:last], len(found) * self.block_size, self._leads(seq) is not None)
+
+    def _reads(self, seq: Sequence) -> bool:
+        # The logits of cached tokens are gone: a request that wants them computes its prompt.
+        return self.prefix_cache and seq.params.prompt_logprobs is None
+
+    def _leads(self, seq: Sequence) -> Sequence | None:
+        """Who is computing the block that `seq` waits for. Nobody waits for a lower class."""
+        leader = None if seq.awaited is None else self._pending.get(seq.awaited)
+        return None if leader is None or leader.rank > seq.rank else leader
+
+    def can_start(self, seq: Sequence, hit: PrefixHit, spare: int) -> bool:
+        """Whether all of the sequence's tokens find room, with `spare` blocks left over for those that run."""
+        return self.shortage(seq, hit, spare) <= 0
+
+    def shortage(self, seq: Sequence, hit: PrefixHit, spare: int) -> int:
+        """Blocks that are lacking for `can_start`; negative when there are more than enough."""
+        held = [block_id for block_id in hit.block_ids if block_id is not None]
+        waking = sum(self.pool.is_idle(block_id) for block_id in held)
+        needed = self.num_blocks_for(seq.num_tokens) - len(held)
+        return needed + waking + spare - self.num_available
+
+    def start(self, seq: Sequence, hit: PrefixHit, now: float = 0.0) -> None:
+        """Give `seq`, which holds nothing, the cached blocks of `hit`, and say that it computes the rest."""
+        self._account(seq, hit, now)
+        reused = len(hit.block_ids)
+        # What is to be used is taken before anything is allocated, or it could be given up for it.
+        self.pool.take([block_id for block_id in hit.block_ids if block_id is not None])
+        missing = [index for index, block_id in enumerate(hit.block_ids) if block_id is None]
+        slots = [self.host.take(seq.block_hashes[index]) for index in missing]
+        restored = dict(zip(missing, self._allocate(len(missing)), strict=True))
+        self._operations += [BlockOperation("restore", s, b) for s, b in zip(slots, restored.values(), strict=True)]
+        seq.block_ids = [restored[i] if block_id is None else block_id for i, block_id in enumerate(hit.block_ids)]
+        seq.num_published = missing[0] if missing else reused
+        seq.num_computed_tokens = reused * self.block_size
+        if not self.prefix_cache:
+            return
+        mine = [h for h in seq.block_hashes[seq.num_published :] if h not in self._pending and not self.pool.find(h)]
+        self._pending.update(dict.fromkeys(mine, seq))
+        self._pending_of[seq] = mine
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child`, which holds nothing, share the blocks of the prompt that `parent` has computed.
+
+        Its last token is computed again, for logits of its own; whoever writes to a shared block first gets a copy.
+        """
+        child.block_ids = parent.block_ids[: self.num_blocks_for(child.num_prompt_tokens)]
+        self.pool.take(child.block_ids)
+        child.num_computed_tokens = child.num_prompt_tokens - 1
+        child.block_hashes = parent.block_hashes[: child.num_prompt_tokens // self.block_size]
+        child.num_published = min(parent.num_published, child.num_prompt_tokens // self.block_size)
+
+    def grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Give `seq` blocks of its own for tokens `num_computed_tokens` to `num_tokens`.
+
+        False, with nothing changed, if there are too few.
+        """
+        missing = max(0, self.num_blocks_for(num_tokens) - len(seq.block_ids))
+        first = seq.num_computed_tokens // self.block_size
+        shared = first < len(seq.block_ids) and self.pool.references(seq.block_ids[first]) > 1
+        if not missing and not shared:
+            return True
+        if missing + shared > self.num_available:
+            return False
+        if shared:
+            [copy] = self._allocate(1)
+            self._operations.append(BlockOperation("copy", seq.block_ids[first], copy))
+            self.pool.release([seq.block_ids[first]])
+            seq.block_ids[first] = copy
+        seq.block_ids += self._allocate(missing)
+        return True
+
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
+        """Let others find the full blocks among `seq`'s first `num_tokens` tokens: their step has succeeded."""
+        full = num_tokens // self.block_size
+        if not self.prefix_cache or full <= seq.num_published:
+            return
+        hashes = self._hashes(seq, full)
+        for index in range(seq.num_published, full):
+            block_hash = hashes[index]
+            if self.pool.publish(seq.block_ids[index], block_hash):
+                self.host.drop(block_hash)
+                start = index * self.block_size
+                parent = hashes[index - 1] if index else None
+                self._history.add(parent, block_hash, seq.tokens[start : start + self.block_size])
+                if block_hash in self.pins:
+                    self.pool.pin(seq.block_ids[index])
+            if self._pending.get(block_hash) is seq:
+                del self._pending[block_hash]
+        seq.num_published = full
+
+    def free(self, seq: Sequence) -> None:
+        """Take all blocks from `seq`. Those who waited for what it computed may compute it themselves."""
+        self.pool.release(seq.block_ids)
+        seq.block_ids = []
+        seq.num_published = 0
+        seq.num_computed_tokens = 0
+        for block_hash in self._pending_of.pop(seq, ()):
+            if self._pending.get(block_hash) is seq:
+                del self._pending[block_hash]
+
+    def withdraw_pins(self, seq: Sequence) -> None:
+        """The request failed, and pays for nothing: end the pins it made whose blocks never came to be."""
+        for block_hash in seq.new_pins:
+            if self.pool.find(block_hash) is None and block_hash not in self.host:
+                self.pins.drop(block_hash)
+        seq.new_pins.clear()
+
+    def expire(self, now: float) -> None:
+        """End the pins whose time is up; call before each step."""
+        for block_hash in self.pins.expire(now):
+            block_id = self.pool.find(block_hash)
+            if block_id is not None:
+                self.pool.unpin(block_id)
+
+    def take_operations(self) -> list[BlockOperation]:
+        """The copies to be done before the step that is now to run."""
+        operations, self._operations = self._operations, []
+        self.host.end_step()
+        return operations
+
+    def operations_failed(self, operations: Iterable[BlockOperation]) -> None:
+        """A step broke: what it was to save may not have been."""
+        slots = {operation.target for operation in operations if operation.kind == "save"}
+        self.host.drop_slots(slots)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, of both tiers. Refused, with False, while any request holds blocks.
+
+        Pins live on as what was paid for: their prompts are billed as read when they come again.
+        """
+        if not self.pool.reset():
+            return False
+        self.host.clear()
+        self._history.clear()
+        return True
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """Check all accounts, `running` being everyone who may hold blocks.
+
+        Raises:
+            RuntimeError: something is not as it must be.
+        """
+        holders = list(running)
+        self.pool.check_integrity([seq.block_ids for seq in holders])
+        self.host.check_integrity()
+        self.pins.check_integrity()
+        for block_hash, pinned in self.pool.cached():
+            if pinned != (block_hash in self.pins) or block_hash in self.host:
+                raise RuntimeError("KV cache integrity: a block's pin is wrong, or it is in both tiers")
+        for seq in holders:
+            if seq.num_computed_tokens > len(seq.block_ids) * self.block_size:
+                raise RuntimeError(f"KV cache integrity: {seq} has computed more tokens than its blocks hold")
+            if len(seq.block_ids) > self.num_blocks_for(seq.num_tokens):
+                raise RuntimeError(f"KV cache integrity: {seq} holds more blocks than its tokens need")
+        if not {*self._pending.values(), *self._pending_of} <= set(holders):
+            raise RuntimeError("KV cache integrity: a block is awaited from a request that does not run")
+
+    def _account(self, seq: Sequence, hit: PrefixHit, now: float) -> None:
+        """Fix the classes in which the prompt is billed, once, and make or refresh its pins."""
+        if self.prefix_cache:
+            for block_hash in seq.block_hashes[: len(hit.block_ids)]:
+                self.pins.refresh(block_hash, now)
+        if seq.group.prompt_usage is not None:
+            return
+        size, prompt = self.block_size, seq.num_prompt_tokens
+        hashes = self._hashes(seq, prompt // size) if self.prefix_cache else []
+        cached = min(hit.num_cached_tokens // size, len(hashes))
+        paid, report = seq.request.paid, CacheReport()
+        if self._reads(seq):
+            report = self._explain(seq, hashes, cached)
+            while cached < len(hashes) and (hashes[cached] in self.pins or hashes[cached] in paid):
+                self.pins.refresh(hashes[cached], now)
+                cached += 1  # paid for, and lost by us, or not ours: another replica has it, or had
+            seq.group.pins = {h: paid[h] for h in hashes[:cached] if h in paid} if paid else {}
+        written = {300: 0, 3600: 0}
+        unpinned = pinned = 0
+        for point in seq.request.breakpoints:
+            end = min(point.num_tokens // size, len(hashes))
+            for index in range(pinned, end):
+                kept = self._pin(seq, hashes[index], point.seconds, index, now)
+                if index >= cached and kept:
+                    written[point.seconds] += size
+                unpinned += 0 if kept else size
+            pinned = max(pinned, end)
+        read = cached * size
+        uncached = prompt - read - sum(written.values())
+        seq.group.prompt_usage = TokenUsage(uncached, read, written[300], written[3600])
+        seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned)
+
+    def _pin(self, seq: Sequence, block_hash: bytes, seconds: int, index: int, now: float) -> bool:
+        """Pin a block of the prompt. False: a cap is reached, and nobody has paid for it before."""
+        request, is_new = seq.request, block_hash not in self.pins
+        paid = request.paid.get(block_hash, 0)
+        if is_new and not paid and request.pin_room is not None and len(seq.new_pins) >= request.pin_room:
+            return False
+        seconds = max(seconds, paid)
+        if self.pins.add(block_hash, request.tenant, seconds, index, now):
+            seconds = self.pins[block_hash].seconds
+            block_id = self.pool.find(block_hash) if is_new else None
+            if block_id is not None:
+                self.pool.pin(block_id)
+            if is_new and not paid:
+                seq.new_pins.append(block_hash)
+        elif not paid:
+            return False
+        seq.group.pins[block_hash] = seconds
+        return True
+
+    def _explain(self, seq: Sequence, hashes: Items[bytes], cached: int) -> CacheReport:
+        if not hashes:
+            return CacheReport("too_short")
+        if cached == len(hashes):
+            return CacheReport()
+        if self._history.was_cached(hashes[cached]):
+            return CacheReport("expired_or_evicted")
+        if not cached:
+            return CacheReport("first_use")
+        start = cached * self.block_size
+        same = self._history.leaves_at(hashes[cached - 1], seq.tokens[start : start + self.block_size])
+        return CacheReport() if same is None else CacheReport("prefix_changed", start + same)
+
+    def _allocate(self, count: int) -> list[int]:
+        if count > self.pool.num_free:
+            self._evict_pinned(count - self.pool.num_free)
+        return self.pool.allocate(count)
+
+    def _evict_pinned(self, count: int) -> None:
+        """Move pinned blocks that nobody holds to the host, the first to expire first, of a chain its end first."""
+        idle = []
+        for block_hash, pinned in self.pool.cached():
+            block_id = self.pool.find(block_hash)
+            if pinned and block_id is not None and self.pool.is_idle(block_id):
+                pin = self.pins[block_hash]
+                idle.append((pin.expires, -pin.index, block_id))
+        for _, _, block_id in sorted(idle)[:count]:
+            self.pool.evict_pinned(block_id)
+
+    def _save(self, block_id: int, block_hash: bytes) -> None:
+        if self.host.num_slots:
+            slot = self.host.put(block_hash)
+            if slot is not None:
+                self._operations.append(BlockOperation("save", block_id, slot))
+
+    def _hashes(self, seq: Sequence, count: int) -> list[bytes]:
+        hashes = seq.block_hashes
+        while len(hashes) < count:
+            start = len(hashes) * self.block_size
+            parent = hashes[-1] if hashes else None
+            hashes.append(hash_block(parent, seq.tokens[start : start + self.block_size], seq.request.cache_salt))
+        return hashes

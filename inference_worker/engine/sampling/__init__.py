@@ -1,0 +1,1 @@
+"""Sampling: logits processors, token choice and log-probabilities."""

@@ -1,0 +1,147 @@
+"""What is done to a request's logits before a token is drawn: logit_bias, min_tokens, penalties, a grammar's mask.
+
+Only the logits they touch are read and written, by one index over the whole batch: a request touches thousands of a
+vocabulary's hundred thousand at most.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference_worker.contract.request import SamplingParams
+from inference_worker.contract.validation import needs_history
+from inference_worker.engine.structured_output.grammars import Masks
+from inference_worker.engine.tensors import upload
+
+# Less likely than anything, but for what a grammar rules out: if it leaves nothing else, the answer must go on.
+_FORBIDDEN = -1e30
+
+Edited = tuple[int, "LogitEdits", int]  # row, what is to be done to it, position of the token to come
+
+
+def edits_logits(params: SamplingParams) -> bool:
+    """Whether `params` ask for anything of what is done here."""
+    return bool(params.logit_bias) or params.min_tokens > 0 or needs_history(params)
+
+
+class LogitEdits:
+    """One request's edits. Built once and kept as long as the request, for it counts the answer's tokens."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]) -> None:
+        self.params = params
+        self.bias_ids = np.array([token for token, _ in params.logit_bias], dtype=np.int64)
+        self.bias = np.array([value for _, value in params.logit_bias], dtype=np.float32)
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        self._ends = np.array(sorted(ends), dtype=np.int64)
+        self.counts_tokens = needs_history(params)
+        repeats = params.repetition_penalty != 1.0
+        self._in_prompt = frozenset(prompt) if repeats else frozenset()
+        # The prompt does not change: it goes to the device once.
+        self._prompt = torch.tensor(sorted(self._in_prompt), dtype=torch.int64)
+        self._num_prompt_tokens = len(prompt)
+        self._noted = len(prompt)
+        # Of each token of the answer: id, how often, and what divides its logit (the prompt's are divided as such).
+        self._places: dict[int, int] = {}
+        self._ids, self._counts, self._divisors = array("q"), array("f"), array("f")
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Count what the answer has gained; `tokens` are the prompt and all of the answer so far."""
+        if not self.counts_tokens:
+            return
+        for token in tokens[self._noted :]:
+            place = self._places.setdefault(token, len(self._ids))
+            if place < len(self._ids):
+                self._counts[place] += 1
+            else:
+                self._ids.append(token)
+                self._counts.append(1)
+                self._divisors.append(1.0 if token in self._in_prompt else self.params.repetition_penalty)
+        self._noted = len(tokens)
+
+    def forbidden(self, position: int) -> npt.NDArray[np.int64]:
+        """Ids that must not be chosen at `position`."""
+        early = position - self._num_prompt_tokens < self.params.min_tokens
+        return self._ends if early else self._ends[:0]
+
+    def prompt(self, device: torch.device) -> torch.Tensor:
+        """The ids of the prompt that are penalised, each once."""
+        if self._prompt.device != device:
+            self._prompt = upload(self._prompt.numpy(), device)
+        return self._prompt
+
+    def answer(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Ids of the answer, each once; what divides their logits; what is then subtracted."""
+        amounts = np.array(self._counts, dtype=np.float32)
+        amounts *= self.params.frequency_penalty
+        amounts += self.params.presence_penalty
+        return np.array(self._ids, dtype=np.int64), np.array(self._divisors, dtype=np.float32), amounts
+
+
+def apply_edits(scores: torch.Tensor, edited: Sequence[Edited]) -> None:
+    """Edit `scores`, float32 [rows, vocab] and contiguous, in place."""
+    flat, vocab = scores.view(-1), scores.shape[-1]
+    biased = [(row, edits) for row, edits, _ in edited if len(edits.bias_ids)]
+    if biased:
+        index = np.concatenate([edits.bias_ids + row * vocab for row, edits in biased])
+        bias = np.concatenate([edits.bias for _, edits in biased])
+        flat.index_add_(0, upload(index, flat.device), upload(bias, flat.device))
+    forbidden = [ids + row * vocab for row, edits, position in edited if len(ids := edits.forbidden(position))]
+    if forbidden:
+        flat.index_fill_(0, upload(np.concatenate(forbidden), flat.device), _FORBIDDEN)
+    counted = [(row, edits) for row, edits, _ in edited if edits.counts_tokens]
+    if counted:
+        _penalise_prompts(flat, vocab, counted)
+        _penalise_answers(flat, vocab, counted)
+
+
+def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None:
+    """Rule out, in these rows of `scores`, float32 [rows, vocab], what their masks do not allow, in place."""
+    width = scores.shape[-1]
+    bits = upload(masks.reshape(-1), scores.device).to(torch.int32)
+    added = _by_byte(scores.device).index_select(0, bits).view(len(rows), -1)
+    scores.index_add_(0, upload(rows, scores.device), added[:, :width])
+
+
+@cache
+def _by_byte(device: torch.device) -> torch.Tensor:
+    """What each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.where(torch.from_numpy(bits).bool(), 0.0, float("-inf")).to(device)
+
+
+def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitEdits]]) -> None:
+    parts = [(row, ids, edits) for row, edits in counted if len(ids := edits.prompt(flat.device))]
+    if not parts:
+        return
+    lengths = np.array([len(ids) for _, ids, _ in parts])
+    total = int(lengths.sum())
+    repeats = upload(lengths, flat.device)
+
+    def spread(values: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> torch.Tensor:
+        return torch.repeat_interleave(upload(values, flat.device), repeats, output_size=total)
+
+    starts = np.array([row * vocab for row, _, _ in parts], dtype=np.int64)
+    divisors = np.array([edits.params.repetition_penalty for _, _, edits in parts], dtype=np.float32)
+    index = torch.cat([ids for _, ids, _ in parts]).add_(spread(starts))
+    flat.index_copy_(0, index, _divide(flat.index_select(0, index), spread(divisors)))
+
+
+def _penalise_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitEdits]]) -> None:
+    parts = [(row, *edits.answer()) for row, edits in counted]
+    places = np.concatenate([ids + row * vocab for row, ids, _, _ in parts])
+    if not len(places):
+        return
+    index = upload(places, flat.device)
+    divisors, amounts = (upload(np.concatenate([part[i] for part in parts]), flat.device) for i in (2, 3))
+    flat.index_copy_(0, index, _divide(flat.index_select(0, index), divisors).sub_(amounts))
+
+
+def _divide(values: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
+    """Less likely, on either side of 0."""
+    return torch.where(values > 0, values / divisors, values * divisors)

@@ -1,0 +1,1 @@
+"""Scheduler, waiting queue, fairness between tenants, and preemption."""

@@ -1,0 +1,1 @@
+"""Output constrained to a JSON schema, a regular expression or a grammar."""

@@ -1,0 +1,198 @@
+"""Grammars are compiled elsewhere first: a hostile one may take seconds, gigabytes, or the process with it.
+
+The process `python -m inference_worker.engine.structured_output.grammar_sandbox` has a child of its own for each
+grammar, with little time and memory. Only what it survives is compiled where the engine is. Frames are a length (4
+bytes, little-endian) and JSON; the first is the tokenizer's. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+CPU_SECONDS = 1
+MAX_GRAMMAR_BYTES = 48 << 20
+_ADDRESS_SPACE = 512 << 20  # beyond what the probe has; much of it is reserved, and never touched
+_ANSWER_SECONDS = 20.0  # however busy the machine is
+_TRIAL_MASKS = 20
+_MOST_ERROR = 2000  # characters; a pipe takes them at once
+_SMALL = '{"grammars": [{"json_schema": {"type": "object"}}]}'
+_TOO_COMPLEX = "it takes too much time or memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a grammar needs to know of a model: its tokenizer.json, the width of its logits, the ids that end a text."""
+
+    tokenizer: str
+    size: int
+    eos_token_ids: tuple[int, ...]
+
+    def load(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        # Tokens of letters alone are looked at as one where a word is allowed: some masks take a third less time.
+        slices = [*LLTokenizer.general_slices(), "[a-zA-Z]{1,30}"]
+        return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.eos_token_ids), slices=slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of trying a grammar."""
+
+    error: str | None  # None: it can be compiled
+    size: int = 0  # bytes it takes, about
+
+
+def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """A matcher at the grammar's beginning; its `get_error` is what is wrong with the grammar, if anything."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_items_in_row=500,
+        step_lexer_fuel=50_000,  # for one mask: a few milliseconds, as the next
+        step_max_items=10_000,
+        max_lexer_states=10_000,  # a kilobyte or two each
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+    return LLMatcher(tokenizer, text, log_level=0, limits=limits)
+
+
+class Probe:
+    """The other process, started when first needed and again when it has died. For one thread at a time."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def try_out(self, text: str) -> Verdict:
+        """What comes of compiling `text`."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._process = self._start()
+        alarm = threading.Timer(_ANSWER_SECONDS, process.kill)
+        alarm.start()
+        try:
+            _write(process.stdin, text)
+            answer = _read(process.stdout)
+        except OSError:
+            answer = None
+        finally:
+            alarm.cancel()
+        return Verdict(_TOO_COMPLEX) if answer is None else Verdict(**answer)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "inference_worker.engine.structured_output.grammar_sandbox"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
+        with contextlib.suppress(OSError):  # it has died already: the next read says so
+            _write(process.stdin, asdict(self._vocabulary))
+        return process
+
+
+def main() -> None:
+    vocabulary = _read(sys.stdin.buffer)
+    if vocabulary is None:
+        return
+    tokenizer = Vocabulary(**vocabulary).load()
+    _try(tokenizer, _SMALL)  # what all grammars share is made now
+    base = _try_apart(tokenizer, _SMALL).size
+    while (text := _read(sys.stdin.buffer)) is not None:
+        verdict = _try_apart(tokenizer, text)
+        size = max(0, verdict.size - base)
+        _write(sys.stdout.buffer, asdict(Verdict(verdict.error if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size)))
+
+
+def _try_apart(tokenizer: LLTokenizer, text: str) -> Verdict:
+    """Try `text` in a child; the size is that of the whole child."""
+    reader, writer = os.pipe()
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+        room = _address_space() + _ADDRESS_SPACE
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what it says as it dies is of no use to anybody
+        # A stack smaller than any thread's of the engine: what does not overflow here does not there.
+        threading.stack_size(4 << 20)
+        tried = threading.Thread(target=lambda: os.write(writer, _try(tokenizer, text).encode()))
+        tried.start()
+        tried.join()
+
+    pid = _fork(child)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        error = pipe.read().decode()
+    _, status, usage = os.wait4(pid, 0)
+    return Verdict(_TOO_COMPLEX if status else error or None, usage.ru_maxrss << 10)
+
+
+def _try(tokenizer: LLTokenizer, text: str) -> str:
+    matcher = compile_grammar(tokenizer, text)
+    if matcher.is_error():
+        return matcher.get_error()[:_MOST_ERROR]
+    for _ in range(_TRIAL_MASKS):  # its first steps
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_stopped() or not mask:
+            break
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+    return matcher.get_error()[:_MOST_ERROR] if matcher.is_error() else ""
+
+
+def _fork(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _write(stream: IO[bytes] | None, value: Any) -> None:
+    if stream is None:
+        raise OSError("no pipe")
+    raw = json.dumps(value).encode()
+    stream.write(struct.pack("<I", len(raw)) + raw)
+    stream.flush()
+
+
+def _read(stream: IO[bytes] | None) -> Any:
+    """The next frame's value; None at the end."""
+    if stream is None:
+        raise OSError("no pipe")
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    raw = stream.read(struct.unpack("<I", head)[0])
+    return json.loads(raw) if raw else None
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which closes our input
+    main()

@@ -1,0 +1,93 @@
+"""From the form an answer must have to the text of its grammar. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from inference_worker.contract.request import RequestRejected, StructuredSpec
+from inference_worker.engine.structured_output.schemas import enforceable, read_object
+
+MAX_PATTERN_BYTES = 16 << 10
+_ANY_OBJECT = {"type": "object"}
+_CALL = "<tool_call>"
+_TOOL_RULES = r"""
+WS: / |\n {0,8}/
+TEXT: /(?s:.*)/
+head[lazy]: TEXT "<tool_call>"
+body: WS? "{" WS? "\"name\"" WS? ":" WS? named WS? "}" WS? "</tool_call>"
+"""
+
+
+def grammar_text(spec: StructuredSpec, *, any_arguments: Sequence[str] = ()) -> str:
+    """The grammar, as the grammar library reads it.
+
+    Args:
+        any_arguments: names of tools whose arguments may be any object.
+
+    Raises:
+        RequestRejected: it asks for something that cannot be enforced, or is malformed.
+    """
+    if spec.kind == "json_schema":
+        return _json(enforceable(read_object(spec.text, "the schema", spec.param), spec.param))
+    if spec.kind == "json_object":
+        return _json(enforceable(_ANY_OBJECT, spec.param))
+    if spec.kind == "tools":
+        return _lark(_tools(read_object(spec.text, "tools", spec.param), spec.param, any_arguments))
+    if len(spec.text) > MAX_PATTERN_BYTES:
+        raise RequestRejected("invalid_schema", f"larger than {MAX_PATTERN_BYTES >> 10} KiB", spec.param)
+    return _regex(spec.text) if spec.kind == "regex" else _grammar(spec)
+
+
+def each_tool(spec: StructuredSpec) -> Iterator[tuple[str, bool, StructuredSpec]]:
+    """The tools of `spec` one by one: name, whether it is strict, and the form that a call of it alone has."""
+    wanted = read_object(spec.text, "tools", spec.param)
+    for tool in wanted["tools"]:
+        alone = {"tools": [tool], "choice": "required", "parallel": False}
+        yield tool["name"], bool(tool.get("strict")), StructuredSpec("tools", json.dumps(alone), spec.param)
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def _lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _regex(pattern: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def _grammar(spec: StructuredSpec) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return _lark(any_to_lark(spec.text))
+    except Exception as fault:  # noqa: BLE001 - the library raises plain Exception for what it cannot convert
+        raise RequestRejected("invalid_schema", f"the grammar cannot be read: {str(fault)[:200]}", spec.param) from None
+
+
+def _tools(wanted: dict[str, Any], param: str, any_arguments: Sequence[str]) -> str:
+    choice, tools = wanted["choice"], wanted["tools"]
+    named = tools if choice in ("auto", "required") else [tool for tool in tools if tool["name"] == choice]
+    if not named:
+        raise RequestRejected("invalid_value", f"there is no tool {choice}", param)
+    more = f'(WS? "{_CALL}" body)*' if wanted.get("parallel", True) else ""
+    rules = [_TOOL_RULES, "named: " + " | ".join(f"tool_{i}" for i in range(len(named)))]
+    if choice != "auto":
+        rules.append(f'start: "{_CALL}" body {more}')
+    elif "answer" in wanted:  # an answer in place of the calls has a form of its own
+        rules.append(f'start: answer | "{_CALL}" body {more}')
+        rules.append("answer: %json " + json.dumps(enforceable(wanted["answer"], param)))
+    else:
+        rules.append(f"start: TEXT | head body {more}")
+    for i, tool in enumerate(named):
+        arguments = _ANY_OBJECT if tool["name"] in any_arguments else {**_ANY_OBJECT, **tool["parameters"]}
+        name = json.dumps(json.dumps(tool["name"]))
+        schema = json.dumps(enforceable(arguments, param))
+        rules.append(f'tool_{i}: {name} WS? "," WS? "\\"arguments\\"" WS? ":" WS? %json {schema}')
+    return "\n".join(rules)

@@ -1,0 +1,91 @@
+"""How far the memory for the KV cache goes, worked out before anything is loaded. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference_worker.contract.config import EngineConfig, ModelConfig
+
+# A request of median length, of the Azure conversation trace of 2023: Patel et al., "Splitwise: Efficient Generative
+# LLM Inference Using Phase Splitting", ISCA 2024.
+MEDIAN_PROMPT_TOKENS, MEDIAN_OUTPUT_TOKENS = 1020, 129
+
+
+class KVMemoryError(ValueError):
+    """The KV cache cannot hold one request of the greatest length; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSizing:
+    """What a KV cache holds."""
+
+    token_bytes: int  # keys and values of one token in all layers
+    block_size: int  # tokens
+    num_blocks: int
+    max_model_len: int  # tokens of the longest request, prompt and answer together
+
+    @property
+    def block_bytes(self) -> int:
+        return self.token_bytes * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def median_requests(self) -> int:
+        """How many requests of median length fit at once, sharing nothing."""
+        return self._fit(MEDIAN_PROMPT_TOKENS + MEDIAN_OUTPUT_TOKENS)
+
+    @property
+    def longest_requests(self) -> int:
+        """How many requests of the greatest length fit at once."""
+        return self._fit(self.max_model_len)
+
+    def _fit(self, num_tokens: int) -> int:
+        return self.num_blocks // self.blocks_for(num_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.token_bytes:,} bytes a token, {self.num_blocks:,} blocks of {self.block_size},"
+            f" {self.num_tokens:,} tokens ({_size(self.num_bytes)}); at once"
+            f" {self.median_requests:,} requests of median length ({MEDIAN_PROMPT_TOKENS:,} + {MEDIAN_OUTPUT_TOKENS}),"
+            f" {self.longest_requests:,} of the greatest ({self.max_model_len:,})"
+        )
+
+
+def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, value_bytes: int) -> KVSizing:
+    """The KV cache that `config` gives `model`, with so many bytes for a number in it.
+
+    Raises:
+        KVMemoryError: what `config.kv_memory` buys does not hold one request of `max_model_len` tokens. A number of
+            blocks asked for outright is taken as it is.
+    """
+    token_bytes = model.kv_values_per_token * value_bytes
+    num_blocks = config.num_blocks or config.kv_memory // (token_bytes * config.block_size)
+    sizing = KVSizing(token_bytes, config.block_size, num_blocks, max_model_len)
+    if config.num_blocks is None and not sizing.longest_requests:
+        needed = -(-sizing.blocks_for(max_model_len) * sizing.block_bytes // (1 << 20))
+        way_out = f"give it {needed} MiB or more (MILLRACE_KV_MEMORY={needed}MiB)"
+        if sizing.num_blocks:
+            way_out += (
+                f", or serve shorter requests (?max_model_len={sizing.num_tokens} after the model's source in"
+                " MILLRACE_MODELS)"
+            )
+        raise KVMemoryError(
+            f"{_size(config.kv_memory)} of KV cache hold {sizing.num_tokens:,} tokens, and one request may take"
+            f" {max_model_len:,}, at {token_bytes:,} bytes each: {way_out}"
+        )
+    return sizing
+
+
+def _size(num_bytes: int) -> str:
+    unit, name = (1 << 30, "GiB") if num_bytes >= 1 << 30 else (1 << 20, "MiB")
+    return f"{num_bytes / unit:.1f} {name}"

@@ -1,0 +1,332 @@
+"""What the engine knows of itself: a record of each request and step, and cumulative counts. Free of torch.
+
+Times of requests are the engine's clock. A step's prefill and decode time apart is a convention, since one forward pass
+computes both: it is shared out in proportion to their floating-point operations, that is by tokens computed, each
+weighted with what it costs together with the context it attends to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+from inference_worker.contract import metric_families as families
+from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
+from inference_worker.contract.request import FinishReason, MissReason, RequestOutput, ServiceClass, TokenUsage
+from inference_worker.engine.telemetry.roofline import BatchShape, Roofline, StepCost
+
+if TYPE_CHECKING:
+    from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+    from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, Timeline
+
+RECORDS_KEPT = 512  # last requests, and last steps: MFU and bandwidth use are told of these
+
+# vLLM's words for how a request ended; its dashboards group by them.
+_FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort"}
+_TOKEN_CLASSES = tuple(field.name for field in fields(TokenUsage))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request from its arrival to its end, all its answers together. Times in seconds."""
+
+    request_id: str
+    tenant: str
+    service_class: ServiceClass
+    finish_reason: FinishReason | None  # of the answer that ended last; None: it ended by a fault
+    fault: str | None  # the fault's code
+    arrived_at: float  # the engine's clock
+    queue_seconds: float  # arrival to first step; of a request never begun, to its end
+    prefill_seconds: float | None  # first step to first token; None: it got none
+    ttft_seconds: float | None  # arrival to first token
+    decode_seconds: float | None  # first token to end
+    mean_itl_seconds: float | None  # None: no answer got two tokens
+    max_itl_seconds: float | None
+    e2e_seconds: float  # arrival to end
+    usage: TokenUsage
+    cached_tokens: int  # of the prompt, found in the cache and not computed; `usage.cache_read` is what is billed
+    miss: MissReason | None
+    preemptions: int
+    steps: int  # that its answers were part of, added up
+
+
+class StepSeconds(NamedTuple):
+    """How long a step took, and its parts; where steps run ahead, parts of several go on at once."""
+
+    schedule: float
+    forward: float
+    output: float
+    total: float  # without what passed before the step before it had ended
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: its batch, the state it left, what it cost."""
+
+    sequences: int
+    decodes: int  # of these, computing one token
+    prefill_tokens: int
+    running: int
+    waiting: int
+    kv_blocks: int
+    kv_blocks_used: int
+    seconds: StepSeconds
+    prefill_seconds: float  # of the forward pass; see the module's docstring
+    cost: StepCost
+    mfu: float  # share of the device's peak during the forward pass; 0: the peak is not known
+    bandwidth_use: float  # likewise
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.seconds.forward - self.prefill_seconds
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill_tokens + self.decodes
+
+
+class EngineMetrics:
+    """Counts what one engine does, and keeps the records of the last requests and steps.
+
+    The engine's thread writes. `snapshot`, `requests` and `steps` may be called by others meanwhile: each number they
+    tell was true, though two of them perhaps a moment apart, and what only grows never shrinks.
+    """
+
+    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, kept: int = RECORDS_KEPT) -> None:
+        self._scheduler = scheduler
+        self._roofline = roofline
+        self._requests: deque[RequestRecord] = deque(maxlen=kept)
+        self._steps: deque[StepRecord] = deque(maxlen=kept)
+        self._histograms = {family.name: Histogram(family.buckets) for family in families.HISTOGRAMS}
+        self._ttft, self._itl = self._histograms[families.TTFT], self._histograms[families.ITL]
+        self._iteration = self._histograms[families.ITERATION_TOKENS]
+        self._duration = self._histograms[families.STEP_DURATION]
+        self._gaps: list[float] = []  # of the step under way
+        self._recent_forward = 0.0  # of the steps kept, as the next two
+        self._recent_flops = self._recent_bytes = 0
+        self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
+        self._faults: dict[str, int] = {}
+        self._misses: dict[str, int] = {}
+        self._billed = dict.fromkeys(_TOKEN_CLASSES, 0)
+        self._queries = self._hits = 0
+        self._flops = self._bytes_read = self._bytes_written = 0
+        self._prefill_tokens = self._decode_tokens = 0
+        self._prefill_seconds = self._decode_seconds = 0.0
+        self.steps_done = self.batched_sequences = self.batched_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
+
+    def arrived(self, group: RequestGroup, now: float) -> None:
+        """A request has been taken in; it arrived when it says, or else now."""
+        arrival = group.request.arrival
+        group.arrived_at = arrival if 0 < arrival < now else now
+
+    def token(self, seq: Sequence, now: float) -> None:
+        """A step has brought `seq` a token."""
+        timeline, group = seq.timeline, seq.group
+        self.output_tokens += 1
+        if timeline.last_token_at is not None:
+            gap = now - timeline.last_token_at
+            timeline.gaps += 1
+            timeline.gap_sum += gap
+            if gap > timeline.longest_gap:
+                timeline.longest_gap = gap
+            self._gaps.append(gap)
+        elif group.first_token_at is None:
+            group.first_token_at = now
+            self._ttft.observe(now - group.arrived_at)
+        timeline.last_token_at = now
+
+    def scheduled(self, batch: SchedulerOutput) -> BatchShape:
+        """A step is about to run; what its batch comes to, for `step`."""
+        if batch.started:
+            self._count_started(batch)
+        return _shape(batch)
+
+    def step(self, batch: SchedulerOutput, shape: BatchShape, seconds: StepSeconds) -> None:
+        """A step has succeeded, and its tokens were told of."""
+        for gap, times in Counter(self._gaps).items():  # most sequences were in the same step before, too
+            self._itl.observe(gap, times)
+        self._gaps.clear()
+        cost = self._roofline.cost(shape)
+        flops = cost.prefill_flops + cost.decode_flops
+        moved = cost.bytes_read + cost.bytes_written
+        prefill_seconds = seconds.forward * cost.prefill_flops / flops if flops else 0.0
+        self._count(batch, shape, cost, seconds, prefill_seconds)
+        scheduler = self._scheduler
+        pool = scheduler.cache.pool
+        record = StepRecord(
+            len(batch.scheduled),
+            shape.decodes,
+            shape.prefill_tokens,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            pool.num_blocks,
+            pool.num_held,
+            seconds,
+            prefill_seconds,
+            cost,
+            self._roofline.mfu(flops, seconds.forward),
+            self._roofline.bandwidth_use(moved, seconds.forward),
+        )
+        if len(self._steps) == self._steps.maxlen:
+            oldest = self._steps[0]
+            self._recent_forward -= oldest.seconds.forward
+            self._recent_flops -= oldest.cost.prefill_flops + oldest.cost.decode_flops
+            self._recent_bytes -= oldest.cost.bytes_read + oldest.cost.bytes_written
+        self._recent_forward += seconds.forward
+        self._recent_flops += flops
+        self._recent_bytes += moved
+        self._steps.append(record)
+
+    def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
+        """A request has ended, all its answers, with `output` as the last."""
+        record = _request_record(group, output, now)
+        self._requests.append(record)
+        if record.fault is None:
+            self._finished[_FINISHED[record.finish_reason or "cancelled"]] += 1
+            for token_class in _TOKEN_CLASSES:
+                self._billed[token_class] += getattr(record.usage, token_class)
+        else:
+            self._finished["error"] += 1
+            self._faults[record.fault] = self._faults.get(record.fault, 0) + 1
+        self._observe(families.E2E, record.e2e_seconds)
+        self._observe(families.QUEUE_TIME, record.queue_seconds)
+        if group.scheduled_at is None:
+            return
+        self._observe(families.INFERENCE_TIME, now - group.scheduled_at)
+        self._observe(families.PREFILL_TIME, record.prefill_seconds)
+        self._observe(families.DECODE_TIME, record.decode_seconds)
+        self._observe(families.TPOT, record.mean_itl_seconds)
+        self._observe(families.REQUEST_PROMPT, record.usage.prompt)
+        self._observe(families.REQUEST_GENERATION, record.usage.output)
+        self._observe(families.REQUEST_COMPUTED, record.usage.prompt - record.cached_tokens)
+
+    def requests(self) -> list[RequestRecord]:
+        """The last requests that ended, oldest first."""
+        return list(self._requests)
+
+    def steps(self) -> list[StepRecord]:
+        """The last steps, oldest first."""
+        return list(self._steps)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """All counts, to be told outside."""
+        roofline, forward = self._roofline, self._recent_forward
+        peaks = roofline.peaks
+        return MetricsSnapshot(
+            counters=self._counters(),
+            gauges={
+                families.PEAK_FLOPS: peaks.flops if peaks else 0.0,
+                families.PEAK_BANDWIDTH: peaks.bandwidth if peaks else 0.0,
+                families.MFU: roofline.mfu(self._recent_flops, forward),
+                families.BANDWIDTH_USE: roofline.bandwidth_use(self._recent_bytes, forward),
+            },
+            histograms={name: histogram.snapshot() for name, histogram in self._histograms.items()},
+        )
+
+    def _counters(self) -> dict[str, dict[str, float]]:
+        return {
+            families.PROMPT_TOKENS: {"": self.prompt_tokens},
+            families.GENERATION_TOKENS: {"": self.output_tokens},
+            families.CACHE_QUERIES: {"": self._queries},
+            families.CACHE_HITS: {"": self._hits},
+            families.PREEMPTIONS: {"": self._scheduler.preemptions},
+            families.SUCCESS: dict(self._finished),
+            families.FLOPS: {"": self._flops},
+            families.BYTES_READ: {"": self._bytes_read},
+            families.BYTES_WRITTEN: {"": self._bytes_written},
+            families.FAULTS: dict(self._faults),
+            families.MISSES: dict(self._misses),
+            families.BILLED_TOKENS: dict(self._billed),
+            families.COMPUTED_TOKENS: {"prefill": self._prefill_tokens, "decode": self._decode_tokens},
+            families.BATCHED_SEQUENCES: {"": self.batched_sequences},
+            families.STEP_SECONDS: {
+                "schedule": self.schedule_seconds,
+                "forward": self.forward_seconds,
+                "output": self.output_seconds,
+            },
+            families.FORWARD_SECONDS: {"prefill": self._prefill_seconds, "decode": self._decode_seconds},
+        }
+
+    def _count(
+        self, batch: SchedulerOutput, shape: BatchShape, cost: StepCost, seconds: StepSeconds, prefill_seconds: float
+    ) -> None:
+        self.steps_done += 1
+        self.batched_sequences += len(batch.scheduled)
+        self.batched_tokens += batch.num_tokens
+        self.schedule_seconds += seconds.schedule
+        self.forward_seconds += seconds.forward
+        self.output_seconds += seconds.output
+        self._prefill_seconds += prefill_seconds
+        self._decode_seconds += seconds.forward - prefill_seconds
+        self._prefill_tokens += shape.prefill_tokens
+        self._decode_tokens += shape.decodes
+        self._flops += cost.prefill_flops + cost.decode_flops
+        self._bytes_read += cost.bytes_read
+        self._bytes_written += cost.bytes_written
+        self._iteration.observe(batch.num_tokens)
+        self._duration.observe(seconds.total)
+
+    def _count_started(self, batch: SchedulerOutput) -> None:
+        starts = {scheduled.seq: scheduled.start for scheduled in batch.scheduled}
+        for seq in batch.started:
+            group = seq.group
+            group.reused_tokens = starts[seq]
+            self.prompt_tokens += seq.num_prompt_tokens
+            self.cached_tokens += seq.cache_read or 0
+            if self._scheduler.cache.prefix_cache and seq.params.prompt_logprobs is None:
+                self._queries += seq.num_prompt_tokens
+                self._hits += group.reused_tokens
+            miss = group.cache_report.miss
+            if miss is not None:
+                self._misses[miss] = self._misses.get(miss, 0) + 1
+
+    def _observe(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._histograms[name].observe(value)
+
+
+def _shape(batch: SchedulerOutput) -> BatchShape:
+    """What the batch comes to; counts the step for each of its sequences."""
+    decodes = prefill_tokens = decode_pairs = prefill_pairs = kv_tokens = samples = 0
+    for scheduled in batch.scheduled:
+        count, start = scheduled.num_new_tokens, scheduled.start
+        scheduled.seq.timeline.steps += 1
+        kv_tokens += start + count
+        samples += scheduled.samples
+        if count == 1:
+            decodes += 1
+            decode_pairs += start + 1
+        else:
+            prefill_tokens += count
+            prefill_pairs += count * start + count * (count + 1) // 2
+    return BatchShape(decodes, prefill_tokens, decode_pairs, prefill_pairs, kv_tokens, samples)
+
+
+def _request_record(group: RequestGroup, output: RequestOutput, now: float) -> RequestRecord:
+    request, begun, first = group.request, group.scheduled_at, group.first_token_at
+    timelines: Items[Timeline] = [seq.timeline for seq in group.sequences]
+    gaps = sum(t.gaps for t in timelines)
+    return RequestRecord(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        service_class=request.service_class,
+        finish_reason=output.finish_reason,
+        fault=output.error.code if output.error else None,
+        arrived_at=group.arrived_at,
+        queue_seconds=(now if begun is None else begun) - group.arrived_at,
+        prefill_seconds=None if begun is None or first is None else first - begun,
+        ttft_seconds=None if first is None else first - group.arrived_at,
+        decode_seconds=None if first is None else now - first,
+        mean_itl_seconds=sum(t.gap_sum for t in timelines) / gaps if gaps else None,
+        max_itl_seconds=max(t.longest_gap for t in timelines) if gaps else None,
+        e2e_seconds=now - group.arrived_at,
+        usage=group.usage(),
+        cached_tokens=group.reused_tokens,
+        miss=group.cache_report.miss,
+        preemptions=sum(seq.preemptions for seq in group.sequences),
+        steps=sum(t.steps for t in timelines),
+    )

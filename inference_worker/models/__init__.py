@@ -1,0 +1,1 @@
+"""Model sources and loaders: Hugging Face directories, safetensors and GGUF files."""

@@ -1,0 +1,57 @@
+"""Weights from safetensors files, tensor by tensor, as the model asks for them. Pickled checkpoints are never read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from inference_worker.contract.config import ModelError
+from inference_worker.models.checkpoint import weight_files
+
+
+class Weights:
+    """The tensors of a model directory, in the dtype and on the device asked for. Use it with `with`.
+
+    Files are memory-mapped: a tensor is read when it is taken.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._files: list[Any] = []
+        self._where: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file: Any = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as fault:
+                raise ModelError(f"{path}: not a whole safetensors file: {fault}") from None
+            self._files.append(file)
+            self._where.update(dict.fromkeys(file.keys(), file))
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files:
+            file.__exit__(kind, fault, trace)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name`.
+
+        Raises:
+            ModelError: it is missing, has another shape, or no floating-point numbers.
+        """
+        if name not in self._where:
+            raise ModelError(f"the checkpoint has no tensor {name}")
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"tensor {name} has the shape {tuple(tensor.shape)}; the configuration wants {shape}")
+        if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ModelError(f"tensor {name} is of {tensor.dtype}; want a floating-point type of 16 or 32 bits")
+        return tensor.to(device=self._device, dtype=self._dtype)

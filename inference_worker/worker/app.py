@@ -1,0 +1,102 @@
+"""The worker's Celery app: doorbells in, one resident engine behind them. No Django.
+
+Start it with `python -m inference_worker`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import threading
+from typing import Any
+
+from celery import Celery, signals
+from kombu import Exchange, Queue
+
+from inference_worker.contract.logs import configure_logging
+from inference_worker.contract.messages import replica_queue
+from inference_worker.contract.settings import WorkerSettings, worker_settings
+from inference_worker.worker.worker import Doorbell, Worker, new_replica_id
+
+GENERATE = "millrace.generate"
+DOORBELL_THREADS = 256  # each waits for its legs to end; waiting threads cost a step nothing (measured)
+
+
+def make_app(settings: WorkerSettings) -> Celery:
+    app = Celery("inference_worker", broker=settings.broker_url, set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        worker_prefetch_multiplier=1,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        broker_connection_retry_on_startup=True,
+        # Valkey refuses writes while it cannot write its log to a full disk. That passes, like a broken connection.
+        broker_channel_error_retry=True,
+        # A doorbell is acknowledged when its legs have ended: none may be delivered again before that.
+        broker_transport_options={"visibility_timeout": settings.request_seconds + 300, "socket_keepalive": True},
+    )
+    return app
+
+
+settings = worker_settings()
+configure_logging(settings.log_level, settings.log_format)
+for chatty in ("celery.worker.strategy", "celery.app.trace"):  # two lines a request, of no interest
+    logging.getLogger(chatty).setLevel(logging.WARNING)
+replica_id = new_replica_id(settings)
+app = make_app(settings)
+_queue = replica_queue(replica_id)
+app.conf.task_queues = [Queue(_queue, Exchange(_queue), routing_key=_queue)]
+
+
+_resident: list[Worker] = []  # the process' one worker, once its model is loaded
+
+
+@app.task(name=GENERATE)
+def generate(doorbells: list[Doorbell]) -> None:
+    """Serve the legs a gateway rang for: (request id, leg, attempt) each."""
+    _resident[0].serve([(str(request), int(leg), int(attempt)) for request, leg, attempt in doorbells])
+
+
+@signals.setup_logging.connect
+def _set_up_logging(**_: Any) -> None:
+    configure_logging(settings.log_level, settings.log_format)
+
+
+@signals.worker_init.connect
+def _load(**_: Any) -> None:
+    try:
+        worker = Worker(settings, replica_id)
+    except BaseException:  # Celery swallows a signal's exceptions, and would go on without a model
+        logging.getLogger(__name__).exception("worker_not_started")
+        os._exit(1)
+    _resident.append(worker)
+    # Torch and the model's objects stay for ever: a full collection that went through them would hold up a step.
+    gc.collect()
+    gc.freeze()
+    threading.Thread(target=_stop_when_broken, args=(worker,), daemon=True).start()
+
+
+@signals.worker_shutting_down.connect
+def _drain(**_: Any) -> None:
+    # Called inside the signal handler: the draining itself must not hold it up.
+    threading.Thread(target=_resident[0].drain, name="drain").start()
+
+
+@signals.worker_shutdown.connect
+def _close(**_: Any) -> None:
+    for worker in _resident:
+        worker.drain()
+        worker.close()
+
+
+def _stop_when_broken(worker: Worker) -> None:
+    """An engine that failed is replaced by a new process: whoever started this one starts the next."""
+    worker.broken.wait()
+    os.kill(os.getpid(), signal.SIGTERM)

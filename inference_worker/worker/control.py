@@ -1,0 +1,141 @@
+"""The replica's line to the gateways: heartbeats out, cancels in, deadlines watched, and drained if that is asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+import redis
+import structlog
+
+from inference_worker.contract.messages import (
+    BEAT_KEPT_MS,
+    CORDONS_KEY,
+    HEARTBEAT_SECONDS,
+    REPLICAS_KEY,
+    Heartbeat,
+    beat_key,
+    claim_key,
+    control_channel,
+    encode,
+    worker_of,
+)
+from inference_worker.contract.request import RequestFault
+from inference_worker.worker.engine_client import EngineClient, Live
+
+log = structlog.get_logger(__name__)
+
+CANCELS_KEPT = 10_000
+decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, leg, attempt
+
+
+class Control:
+    """Two threads: one says twice a second that the replica lives, the other listens for cancels."""
+
+    def __init__(
+        self, broker: redis.Redis, replica_id: str, engine: EngineClient, heartbeat: Callable[[int], Heartbeat]
+    ) -> None:
+        self._broker = broker
+        self._replica_id = replica_id
+        self._engine = engine
+        self._heartbeat = heartbeat
+        self._closing = threading.Event()
+        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancels heard
+        self._threads = [
+            threading.Thread(target=self._beat, name="heartbeat", daemon=True),
+            threading.Thread(target=self._listen, name="control", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop, and take the replica off the list."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+        try:
+            self._broker.hdel(REPLICAS_KEY, self._replica_id)
+            self._broker.delete(beat_key(self._replica_id))
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+
+    def was_cancelled(self, live: Live) -> bool:
+        """Whether a cancel of the leg was heard, be it before the engine had it."""
+        return _key(live) in self._cancelled
+
+    def _beat(self) -> None:
+        beat = time.time_ns()  # so that a restarted replica's beats are news as well
+        while not self._closing.wait(HEARTBEAT_SECONDS):
+            beat += 1
+            try:
+                if self._say(self._heartbeat(beat)) == b"drain":
+                    self._hand_over()
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+            self._end_overdue()
+
+    def _say(self, beat: Heartbeat) -> bytes | None:
+        """Tell the gateways; gives what operators want of this worker."""
+        with self._broker.pipeline(transaction=False) as pipe:
+            pipe.hset(REPLICAS_KEY, self._replica_id, encode(beat))
+            pipe.set(beat_key(self._replica_id), "", px=BEAT_KEPT_MS)
+            pipe.hget(CORDONS_KEY, worker_of(self._replica_id))
+            wanted: bytes | None = pipe.execute()[-1]
+        return wanted
+
+    def _hand_over(self) -> None:
+        """Give back what has sent no token: gateways, who hear of the drain as well, send it elsewhere."""
+        for live in self._engine.live():
+            self._engine.hand_over(live)
+
+    def _end_overdue(self) -> None:
+        now = time.time()
+        for live in self._engine.live():
+            if live.job.deadline < now:
+                self._engine.cancel(live, RequestFault("timeout", "the request ran past its deadline"))
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
+                    pubsub.subscribe(control_channel(self._replica_id))
+                    self._cancel_flagged()  # what was asked while nobody listened
+                    while not self._closing.is_set():
+                        message = pubsub.get_message(timeout=0.5)
+                        if message is not None:
+                            self._cancel(message["data"])
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                self._closing.wait(HEARTBEAT_SECONDS)
+
+    def _cancel(self, data: bytes) -> None:
+        try:
+            wanted = decode_cancel(data)
+        except msgspec.MsgspecError:
+            log.warning("control_message_unreadable", size=len(data))
+            return
+        # NOTE: remembered first, then looked for; a leg is given to the engine first, then asked about here. So one of
+        # the two finds the other, whatever the order.
+        self._cancelled[wanted] = None
+        while len(self._cancelled) > CANCELS_KEPT:
+            self._cancelled.popitem(last=False)
+        for live in self._engine.live():
+            if _key(live) == wanted:
+                self._engine.cancel(live)
+
+    def _cancel_flagged(self) -> None:
+        for live in self._engine.live():
+            request_id, leg, attempt = _key(live)
+            claim = self._broker.hmget(claim_key(request_id, leg), "cancel", "attempt", "state")
+            flag, current, state = claim
+            superseded = current is not None and int(current) != attempt
+            if flag is not None or superseded or state == b"failed":
+                self._engine.cancel(live)
+
+
+def _key(live: Live) -> tuple[str, int, int]:
+    envelope = live.job.envelope
+    return envelope.request_id, envelope.leg, live.attempt

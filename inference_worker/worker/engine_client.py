@@ -1,0 +1,286 @@
+"""The seam between the Celery worker and an engine: `EngineClient`, and the resident engine behind it.
+
+The engine is single-threaded and this module gives it its thread: submissions and cancels go in through an inbox that
+is read before each step, and what a step brought goes out through one callback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from inference_worker.contract.messages import Job
+from inference_worker.contract.metric_families import MetricsSnapshot
+from inference_worker.contract.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.engine.engine import EngineStats
+from inference_worker.engine.structured_output.grammars import Grammars
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Paid:
+    """What the broker knows of a tenant's pins, on whatever replica they were made."""
+
+    pins: Mapping[bytes, int] = field(default_factory=dict)  # of one prompt's blocks: hash -> seconds
+    room: int | None = None  # how many more there may be; None: it was not asked
+
+
+@dataclass(eq=False)
+class Live:
+    """One claimed leg, from its claim until its end has been told."""
+
+    job: Job
+    attempt: int
+    claimed_at: float = field(default_factory=time.monotonic)
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    paid: Paid = field(default_factory=Paid)  # what of the prompt the tenant has paid to keep, on any replica
+    next_seq: int = 0  # the publisher's: number of the leg's next stream event
+    pins_told: bool = False  # the publisher's: whether the broker knows what the leg pinned
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name for it: another attempt is another request."""
+        return f"{self.job.envelope.request_id}/{self.job.envelope.leg}/{self.attempt}"
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """A leg goes back, unbegun, for another worker to claim."""
+
+
+Outcome = RequestOutput | RequestFault | HandedOver
+Delivery = tuple[Live, Outcome]
+Deliver = Callable[[Sequence[Delivery]], None]
+
+
+def is_last(outcome: Outcome) -> bool:
+    """Whether nothing more comes of the leg. One of several answers may end before the others: then usage is unset."""
+    return not isinstance(outcome, RequestOutput) or outcome.usage is not None
+
+
+class EngineClient(Protocol):
+    """What the worker needs of an engine. All methods may be called from any thread and return at once."""
+
+    def submit(self, live: Live) -> None: ...
+
+    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+        """Stop within two steps. The leg ends as cancelled, with its usage, or with `failure` if given."""
+
+    def hand_over(self, live: Live) -> None:
+        """Take the leg out of the engine, unless it has begun to answer: then nothing happens."""
+
+    def live(self) -> list[Live]:
+        """Legs submitted and not ended."""
+
+    def stats(self) -> EngineStats: ...
+
+    def metrics(self) -> MetricsSnapshot: ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What a resident engine is: one that answers, or one that embeds. Methods as those of `LLMEngine`."""
+
+    def add_request(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """None: its answers are held to no form."""
+
+
+class Metrics(Protocol):
+    def snapshot(self) -> MetricsSnapshot: ...
+
+
+class ResidentEngine:
+    """An `EngineClient` over an engine in this process."""
+
+    def __init__(self, engine: Engine, deliver: Deliver, on_broken: Callable[[], None]) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._on_broken = on_broken
+        self._wake = threading.Condition()
+        self._submitted: list[Live] = []
+        self._preparing: list[Live] = []  # submitted, while their grammars are compiled
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._cancelled: list[tuple[Live, RequestFault | HandedOver | None]] = []
+        self._live: dict[str, Live] = {}
+        self._closing = False
+        self._stats = engine.stats()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, live: Live) -> None:
+        structured = live.job.structured
+        grammars = self._engine.grammars
+        known = structured is None or grammars is None or grammars.knows(_tenant(live), structured)
+        with self._wake:
+            (self._submitted if known else self._preparing).append(live)
+            self._wake.notify()
+        if not known:
+            self._compiler.submit(self._prepare, live)
+
+    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+        self._take_out(live, failure)
+
+    def hand_over(self, live: Live) -> None:
+        self._take_out(live, HandedOver())
+
+    def _take_out(self, live: Live, instead: RequestFault | HandedOver | None) -> None:
+        with self._wake:
+            self._prepared(live)
+            self._cancelled.append((live, instead))
+            self._wake.notify()
+
+    def _prepare(self, live: Live) -> None:
+        """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the leg."""
+        structured, grammars = live.job.structured, self._engine.grammars
+        if structured is not None and grammars is not None:
+            with contextlib.suppress(RequestRejected):
+                grammars.start(_tenant(live), structured)
+        with self._wake:
+            self._prepared(live)
+            self._wake.notify()
+
+    def _prepared(self, live: Live) -> None:
+        if live in self._preparing:  # else it was taken out before
+            self._preparing.remove(live)
+            self._submitted.append(live)
+
+    def live(self) -> list[Live]:
+        with self._wake:
+            return [*self._live.values(), *self._submitted, *self._preparing]
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def metrics(self) -> MetricsSnapshot:
+        return self._engine.metrics.snapshot()
+
+    def close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+        if self._engine.grammars is not None:
+            self._engine.grammars.close()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                outputs = self._take_inbox()
+                if self._engine.has_unfinished():
+                    outputs += self._ours(self._engine.step())
+                self._stats = self._engine.stats()
+                self._finish(outputs)
+        except Exception:
+            log.exception("engine_broken")
+            failure = RequestFault("internal_error", "the engine failed; the request can be sent again")
+            self._finish([(live, failure) for live in self.live()])
+            self._on_broken()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._submitted or self._cancelled or self._closing or self._engine.has_unfinished()):
+                self._wake.wait()
+            return not self._closing
+
+    def _take_inbox(self) -> list[Delivery]:
+        with self._wake:
+            submitted, self._submitted = self._submitted, []
+            cancelled, self._cancelled = self._cancelled, []
+            self._live.update((live.engine_id, live) for live in submitted)
+        outputs: list[Delivery] = []
+        unwanted = {live.engine_id for live, _ in cancelled}
+        for live in submitted:
+            if live.engine_id in unwanted:
+                continue
+            try:
+                self._engine.add_request(_engine_request(live))
+            except RequestRejected as rejected:
+                outputs.append((live, RequestFault(rejected.code, rejected.message, rejected.param)))
+        ended = {live.engine_id for live, _ in outputs}
+        for live, instead in cancelled:
+            begun = live.first_token_at is not None
+            if (
+                live.engine_id not in self._live
+                or live.engine_id in ended
+                or (begun and isinstance(instead, HandedOver))
+            ):
+                continue
+            ended.add(live.engine_id)
+            output = self._engine.abort(live.engine_id, billed=instead is None)
+            outputs.append((live, instead or output or _nothing_done(live)))
+        return outputs
+
+    def _ours(self, outputs: Sequence[RequestOutput]) -> list[Delivery]:
+        now = time.monotonic()
+        deliveries: list[Delivery] = []
+        for output in outputs:
+            live = self._live[output.request_id]
+            if live.first_token_at is None and (output.token_ids or output.vectors):
+                live.first_token_at = now
+                live.scheduled_at = output.scheduled_at
+            deliveries.append((live, output.error or output))
+        return deliveries
+
+    def _finish(self, deliveries: Sequence[Delivery]) -> None:
+        if not deliveries:
+            return
+        with self._wake:
+            for live, output in deliveries:
+                if is_last(output):
+                    self._live.pop(live.engine_id, None)
+        self._deliver(deliveries)
+
+
+def _tenant(live: Live) -> str:
+    """Return the engine's name for the tenant: the id that the gateway found by the API key."""
+    return str(live.job.envelope.tenant_id)
+
+
+def _engine_request(live: Live) -> Request:
+    job = live.job
+    return Request(
+        request_id=live.engine_id,
+        prompt_token_ids=job.prompt_token_ids,
+        params=job.params,
+        cache_salt=job.cache_salt,
+        arrival=live.claimed_at,
+        tenant=_tenant(live),
+        weight=job.weight,
+        service_class=job.service_class,
+        priority=job.priority,
+        breakpoints=job.breakpoints,
+        structured=job.structured,
+        input_lengths=job.input_lengths,
+        paid=live.paid.pins,
+        pin_room=live.paid.room,
+    )
+
+
+def _nothing_done(live: Live) -> RequestOutput:
+    return RequestOutput(live.engine_id, finish_reason="cancelled", usage=TokenUsage())

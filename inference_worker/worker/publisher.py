@@ -1,0 +1,446 @@
+"""What the engine brought, on its way to gateways, resumers and the settler.
+
+One thread. It takes all that has gathered since its last round, so when the broker is slow rounds grow instead of a
+queue. A round: ends go to the journal and to disk, then one pipeline writes every gateway's batch and every request's
+log, then each end is told by the script that also writes its usage event (claims.FINISH).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+import structlog
+
+from inference_worker.contract import claims
+from inference_worker.contract.journal import Journal, leg_key, parse_stream_id
+from inference_worker.contract.messages import (
+    USAGE_GROUP,
+    USAGE_STREAM,
+    Claimed,
+    End,
+    Failed,
+    Finished,
+    Released,
+    StreamEvent,
+    Tokens,
+    UsageEvent,
+    Vectors,
+    claim_key,
+    encode,
+    gateway_stream,
+    request_log,
+)
+from inference_worker.contract.request import (
+    CacheReport,
+    MissReason,
+    RequestFault,
+    RequestOutput,
+    TokenLogprobs,
+    TokenUsage,
+)
+from inference_worker.worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
+from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
+
+log = structlog.get_logger(__name__)
+
+GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills from the request logs
+RETRY_SECONDS = 0.2
+TRIM_SECONDS = 5.0
+VECTORS_SECONDS = 60  # vectors are kept so long at most: they are large, and a caller has them whole or sends again
+_ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")  # not missed where the prefix is cached
+Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
+_Item = Sequence[Delivery] | Claimed | None
+
+
+@dataclass
+class _Round:
+    """One round's writes, gathered."""
+
+    by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
+    logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
+    pins: list[tuple[Live, Mapping[bytes, int]]] = field(default_factory=list)
+    ends: list[tuple[Live, End, UsageEvent]] = field(default_factory=list)
+    failures: list[tuple[Live, Failed, UsageEvent]] = field(default_factory=list)
+    handed_over: list[Live] = field(default_factory=list)
+
+
+class Publisher:
+    """Owns the journal. `deliver` and `tell_claimed` may be called from any thread and return at once."""
+
+    def __init__(
+        self,
+        broker: redis.Redis,
+        journal: Journal,
+        *,
+        replica_id: str,
+        block_size: int,
+        log_seconds: int,
+        keep_seconds: int,
+        on_broken: Callable[[], None],
+    ) -> None:
+        self._broker = broker
+        self._journal = journal
+        self._replica_id = replica_id
+        self._block_size = block_size
+        self._log_seconds = log_seconds
+        self._keep_seconds = keep_seconds
+        self._on_broken = on_broken
+        self._finish_script = broker.register_script(claims.FINISH)
+        self._give_up_script = broker.register_script(claims.GIVE_UP)
+        self._fail_script = broker.register_script(claims.FAIL)
+        self._inbox: queue.SimpleQueue[tuple[str, _Item]] = queue.SimpleQueue()
+        self._resend = False
+        self._trim_at = 0.0
+        self._run_id: str | None = None  # of the broker's process, as last seen
+        self._replay_journal()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        self._inbox.put(("", deliveries))
+
+    def tell_claimed(self, gateway_id: str, claimed: Claimed) -> None:
+        self._inbox.put((gateway_id, claimed))
+
+    def close(self) -> None:
+        """Publish what was delivered, then stop."""
+        self._inbox.put(("", None))
+        self._thread.join()
+        self._journal.close()
+
+    def _run(self) -> None:
+        try:
+            self._publish()
+        except Exception:
+            # Nobody would be told anything any more, and this process would go on claiming work.
+            log.exception("publisher_broken")
+            self._on_broken()
+
+    def _publish(self) -> None:
+        closing = False
+        while not closing:
+            items = self._gather()
+            closing = any(item is None for _, item in items)
+            round_ = self._sort(items)
+            self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
+            self._until_done(lambda: self._write(round_))  # noqa: B023
+            for live in [
+                *(end[0] for end in round_.ends),
+                *(failure[0] for failure in round_.failures),
+                *round_.handed_over,
+            ]:
+                live.ended.set()
+            self._keep_house()
+
+    def _gather(self) -> list[tuple[str, _Item]]:
+        items = []
+        try:
+            items.append(self._inbox.get(timeout=TRIM_SECONDS))
+            while True:
+                items.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return items
+
+    def _sort(self, items: Sequence[tuple[str, _Item]]) -> _Round:
+        """Merge each answer's outputs of the round, and number each request's events."""
+        round_ = _Round()
+        merged: dict[str, tuple[Live, list[Outcome]]] = {}
+        for gateway_id, item in items:
+            if isinstance(item, Claimed):
+                round_.by_gateway[gateway_id].append(item)
+                continue
+            for live, outcome in item or ():
+                merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
+        for live, outcomes in merged.values():
+            self._tell_outputs(round_, live, [each for each in outcomes if isinstance(each, RequestOutput)])
+            if is_last(outcomes[-1]):
+                self._tell_end(round_, live, outcomes[-1])
+        return round_
+
+    def _tell_outputs(self, round_: _Round, live: Live, outputs: list[RequestOutput]) -> None:
+        request_id, attempt = live.job.envelope.request_id, live.attempt
+        for index in dict.fromkeys(output.index for output in outputs):
+            answer = [output for output in outputs if output.index == index]
+            if any(output.token_ids or output.text for output in answer):
+                self._tell(round_, live, _tokens(live, answer))
+            last = answer[-1]
+            if last.pins and not live.pins_told:
+                live.pins_told = True
+                round_.pins.append((live, last.pins))
+            if last.finish_reason is not None and not is_last(last):
+                finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
+                self._tell(round_, live, finished)
+            if last.vectors:
+                self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
+
+    def _tell(self, round_: _Round, live: Live, event: Tokens | Finished) -> None:
+        round_.by_gateway[live.job.gateway_id].append(event)
+        self._log(round_, live, event)
+
+    def _log(self, round_: _Round, live: Live, event: Tokens | Vectors | Finished) -> None:
+        round_.logs.append((request_log(event.request_id, event.attempt), event, live.next_seq == 0))
+        live.next_seq += 1
+
+    def _tell_end(self, round_: _Round, live: Live, last: Outcome) -> None:
+        request_id, attempt = live.job.envelope.request_id, live.attempt
+        if isinstance(last, HandedOver):
+            round_.handed_over.append(live)
+        elif isinstance(last, RequestFault):
+            failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
+            round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
+        elif last.finish_reason is not None:
+            usage = last.usage or TokenUsage()
+            verdict = "cancelled" if last.finish_reason == "cancelled" else "completed"
+            end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
+            round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage, last.cache)))
+
+    def _usage(
+        self, live: Live, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+    ) -> UsageEvent:
+        now = time.monotonic()
+        cache = cache or CacheReport()
+        return UsageEvent(
+            envelope=live.job.envelope,
+            attempt=live.attempt,
+            verdict=verdict,
+            finish_reason=reason,
+            usage=usage,
+            replica_id=self._replica_id,
+            block_size=self._block_size,
+            queue_us=_microseconds(live.claimed_at, live.scheduled_at or now),
+            ttft_us=_microseconds(live.claimed_at, live.first_token_at or now),
+            duration_us=_microseconds(live.claimed_at, now),
+            miss_reason=self._missed(live, cache.miss),
+            changed_at=cache.changed_at,
+            unpinned_tokens=cache.unpinned_tokens,
+        )
+
+    def _missed(self, live: Live, miss: MissReason | None) -> str:
+        """Why the prefix cache did not give it all. What another replica has was missed by where the request went."""
+        warm_on = live.job.warm_on
+        elsewhere = (warm_on and self._replica_id not in warm_on) or (miss == "first_use" and live.paid.pins)
+        return "other_worker" if elsewhere and miss in _ELSEWHERE else miss or ""
+
+    def _journal_ends(self, round_: _Round) -> None:
+        if round_.ends:
+            self._journal.append(usage for _, _, usage in round_.ends)
+
+    def _write(self, round_: _Round) -> None:
+        """Write the round to the broker. Done again from the start if the connection breaks: readers know a seq they
+        have had, and the scripts know a leg that has ended."""
+        pipe = self._broker.pipeline(transaction=False)
+        for gateway_id, events in round_.by_gateway.items():
+            batch: Fields = {"e": encode(events)}
+            pipe.xadd(
+                gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
+            )
+        for key, event, is_first in round_.logs:
+            pipe.rpush(key, encode(event))
+            if is_first:
+                pipe.expire(key, self._log_seconds)
+        for live, pins in round_.pins:  # after the first tokens, before the end that bills them
+            pipe.eval(
+                PIN, 2, *pin_keys(live), *pin_args(live, pins)
+            )  # a registered script would take a round trip more
+        for live, end, usage in round_.ends:
+            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
+        for live, _, usage in round_.failures:
+            envelope = live.job.envelope
+            keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
+            self._fail_script(keys=keys, args=[live.attempt, encode(usage)], client=pipe)
+        results = pipe.execute()
+        ends_at = len(results) - len(round_.ends) - len(round_.failures)
+        self._confirm(round_, results[ends_at:])
+
+    def _confirm(self, round_: _Round, results: Sequence[Any]) -> None:
+        for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
+            if stream_id is None:
+                log.warning("end_superseded", **usage.envelope.log_fields(), attempt=usage.attempt)
+                self._journal.drop(leg_key(usage))
+            else:
+                _log_end(usage)
+                self._journal.confirm(leg_key(usage), stream_id.decode())
+        told = zip(round_.failures, results[len(round_.ends) :], strict=True)
+        failed = []
+        for (live, event, usage), state in told:
+            if state == 1:
+                _log_end(usage)
+                failed.append((live, event))
+        if failed:
+            self._tell_failures(failed)
+        for live in round_.handed_over:
+            self._hand_over(live)
+
+    def _hand_over(self, live: Live) -> None:
+        envelope = live.job.envelope
+        keys = [claim_key(envelope.request_id, envelope.leg)]
+        attempt = self._give_up_script(keys=keys, args=[live.attempt, self._replica_id])
+        if attempt is not None:
+            batch: Fields = {"e": encode([Released(envelope.request_id, int(attempt))])}
+            stream = gateway_stream(live.job.gateway_id)
+            self._broker.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
+
+    def _tell_failures(self, failed: Sequence[tuple[Live, Failed]]) -> None:
+        pipe = self._broker.pipeline(transaction=False)
+        for live, event in failed:
+            key = request_log(event.request_id, event.attempt)
+            pipe.rpush(key, encode(event))
+            pipe.expire(key, self._keep_seconds)
+            batch: Fields = {"e": encode([event])}
+            stream = gateway_stream(live.job.gateway_id)
+            pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
+        pipe.execute()
+
+    def _finish_keys(self, live: Live) -> list[str]:
+        envelope = live.job.envelope
+        return [
+            claim_key(envelope.request_id, envelope.leg),
+            USAGE_STREAM,
+            gateway_stream(live.job.gateway_id),
+            request_log(envelope.request_id, live.attempt),
+        ]
+
+    def _finish_args(self, end: End, usage: UsageEvent, live: Live | None = None) -> list[Any]:
+        embedded = live is not None and live.job.input_lengths
+        seconds = min(VECTORS_SECONDS, self._keep_seconds) if embedded else self._keep_seconds
+        return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
+
+    def _until_done(self, write: Callable[[], None]) -> None:
+        while True:
+            try:
+                return write()
+            except (redis.RedisError, OSError) as fault:
+                log.warning("broker_or_journal_unavailable", error=str(fault))
+                self._resend = True
+                time.sleep(RETRY_SECONDS)
+
+    def _replay_journal(self) -> None:
+        """What an earlier process of this name left. An end the broker had taken is sent again if the broker lost it;
+        one it had not taken was never told to anybody, so that leg failed."""
+        for usage, stream_id in self._journal.open_events():
+            key = leg_key(usage)
+            if stream_id is None:
+                envelope = usage.envelope
+                failed = UsageEvent(envelope, usage.attempt, "failed", "worker_lost", TokenUsage(), *_where(usage))
+                keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
+                self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
+                self._journal.drop(key)
+                _log_end(failed)
+        self._resend = True
+        self._until_done(self._resend_confirmed)
+
+    def _resend_confirmed(self) -> None:
+        """After the broker was away: it may have lost the last second of what it had taken."""
+        if not self._resend:
+            return
+        for usage, stream_id in self._journal.open_events():
+            if stream_id is None:
+                continue
+            envelope = usage.envelope
+            end = self._end_of(usage)
+            keys = [
+                claim_key(envelope.request_id, envelope.leg),
+                USAGE_STREAM,
+                gateway_stream(""),
+                request_log(envelope.request_id, usage.attempt),
+            ]
+            new_id = self._finish_script(keys=keys, args=self._finish_args(end, usage))
+            if new_id is not None:
+                self._journal.confirm(leg_key(usage), new_id.decode())
+        self._resend = False
+
+    def _end_of(self, usage: UsageEvent) -> End:
+        envelope = usage.envelope
+        seq = self._broker.llen(request_log(envelope.request_id, usage.attempt))
+        reason = (
+            "stop" if usage.finish_reason == "stop" else "length" if usage.finish_reason == "length" else "cancelled"
+        )
+        return End(envelope.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
+
+    def _keep_house(self) -> None:
+        """Resend after an outage, and forget what the settler has acknowledged."""
+        try:
+            self._resend_confirmed()
+            if time.monotonic() >= self._trim_at:
+                self._trim_at = time.monotonic() + TRIM_SECONDS
+                self._journal.reserve()
+                settled = self._settled_watermark()
+                # NOTE: in this order: a watermark of after a restart would drop what the broker has lost.
+                if self._restarted():
+                    self._resend = True
+                    self._resend_confirmed()
+                else:
+                    self._journal.settled_below(settled)
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+
+    def _restarted(self) -> bool:
+        """Whether the broker is another process than at the last look. The client connects anew by itself, so this
+        may be all there is to see of a crash that took its last second."""
+        known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
+        return known is not None and known != self._run_id
+
+    def _settled_watermark(self) -> tuple[int, int]:
+        """The usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged one."""
+        try:
+            groups = self._broker.xinfo_groups(USAGE_STREAM)
+        except redis.ResponseError:  # no stream yet
+            return (0, 0)
+        for group in groups:
+            if group["name"] == USAGE_GROUP.encode():
+                oldest = self._broker.xpending(USAGE_STREAM, USAGE_GROUP)["min"]
+                milliseconds, sequence = parse_stream_id((oldest or group["last-delivered-id"]).decode())
+                return (milliseconds, sequence if oldest else sequence + 1)
+        return (0, 0)
+
+
+def _tokens(live: Live, outputs: list[RequestOutput]) -> Tokens:
+    """One answer's outputs of a round, as one event."""
+    prompt = next((output.prompt_usage for output in outputs if output.prompt_usage is not None), None)
+    return Tokens(
+        live.job.envelope.request_id,
+        live.attempt,
+        live.next_seq,
+        [token_id for output in outputs for token_id in output.token_ids],
+        "".join(output.text for output in outputs),
+        outputs[0].index,
+        None if live.job.params.logprobs is None else [each for output in outputs for each in _told_logprobs(output)],
+        prompt if live.next_seq == 0 else None,
+        next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
+    )
+
+
+def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
+    """Of the tokens that the text is made of: one that ended it is not among them."""
+    ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+    return output.logprobs[:-1] if ended_by_token else output.logprobs
+
+
+def _log_end(usage: UsageEvent) -> None:
+    log.info(
+        "leg_ended",
+        **usage.envelope.log_fields(),
+        attempt=usage.attempt,
+        verdict=usage.verdict,
+        finish_reason=usage.finish_reason,
+        prompt_tokens=usage.usage.prompt,
+        output_tokens=usage.usage.output,
+        queue_us=usage.queue_us,
+        ttft_us=usage.ttft_us,
+        duration_us=usage.duration_us,
+    )
+
+
+def _where(usage: UsageEvent) -> tuple[str, int]:
+    return usage.replica_id, usage.block_size
+
+
+def _microseconds(start: float, end: float) -> int:
+    return max(0, round((end - start) * 1e6))

@@ -1,0 +1,125 @@
+"""Pins that all replicas know of, in the broker: what a tenant has paid to keep is billed as read wherever its requests
+go, and after a restart.
+
+`pins:<tenant>` is a sorted set of block hashes. They are rooted in a salt of tenant and model, so they are the same on
+every replica of a model, and no other tenant has them. A score is when the pin ends, in milliseconds by the broker's
+clock, times two, and one more for a pin of an hour. A pin gets there with its leg's first tokens, before the end that
+bills it; a leg that fails takes its pins along (claims.FAIL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import redis
+import structlog
+
+from inference_worker.contract.messages import Job, claim_key, pins_key
+from inference_worker.engine.kv_cache.kv_cache import hash_block
+from inference_worker.worker.engine_client import Live, Paid
+
+log = structlog.get_logger(__name__)
+
+MOST_PINS = 65_536  # of a tenant, about 8 MB; what is over this is not pinned, and billed as uncached
+
+_SECONDS = {ord("m"): 300, ord("h"): 3600}
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+# KEYS pins; ARGV hashes. How many live pins there are, and a letter for each hash: m, minutes; h, an hour; -, no pin.
+LOOK_UP = (
+    _NOW
+    + """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now * 2 + 1))
+local found = {}
+for first = 1, #ARGV, 1000 do
+    local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, first, math.min(first + 999, #ARGV)))
+    for _, score in ipairs(scores) do
+        found[#found + 1] = score and (tonumber(score) % 2 == 1 and 'h' or 'm') or '-'
+    end
+end
+return {redis.call('ZCARD', KEYS[1]), table.concat(found)}
+"""
+)
+
+# KEYS claim, pins; ARGV attempt, how many hashes are pinned for five minutes, these, and those pinned for an hour.
+# Begins the time of each anew. The claim keeps those that were not there: another attempt, or a failure, ends them.
+PIN = (
+    """
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'pinned')
+if claim[2] and (claim[1] ~= ARGV[1] or claim[2] ~= 'running') or claim[3] then return end
+"""
+    + _NOW
+    + """
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now * 2 + 1))
+local short, long = (now + 300000) * 2, (now + 3600000) * 2 + 1
+local short_text, long_text = string.format('%.0f', short), string.format('%.0f', long)
+local num_short, made = tonumber(ARGV[2]), {}
+for first = 3, #ARGV, 1000 do
+    local last = math.min(first + 999, #ARGV)
+    local scores, pins = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, first, last)), {}
+    for i = first, last do
+        local known = tonumber(scores[i - first + 1])
+        local hour = i - 2 > num_short or (known and known % 2 == 1)
+        pins[#pins + 1] = hour and long_text or short_text
+        pins[#pins + 1] = ARGV[i]
+        if not known then
+            made[#made + 1] = ARGV[i]
+            made[#made + 1] = hour and long or short
+        end
+    end
+    redis.call('ZADD', KEYS[2], unpack(pins))
+end
+redis.call('PEXPIRE', KEYS[2], 3600000)
+if claim[2] and #made > 0 then redis.call('HSET', KEYS[1], 'pinned', cmsgpack.pack(made)) end
+"""
+)
+
+
+class SharedPins:
+    """Asks the broker what of a prompt its tenant has paid to keep. May be used from any thread."""
+
+    def __init__(self, broker: redis.Redis, block_size: int) -> None:
+        self._block_size = block_size
+        self._look_up = broker.register_script(LOOK_UP)
+        self._is_away = False
+
+    def look_up(self, job: Job) -> Paid:
+        """One round trip. Nothing is known while the broker is away: then a lost prefix is billed as it is computed."""
+        if job.input_lengths:
+            return Paid()  # embedding caches nothing
+        hashes = _hashes(job, self._block_size)
+        try:
+            count, letters = self._look_up(keys=[pins_key(job.envelope.tenant_id)], args=hashes)
+        except redis.RedisError as fault:
+            if not self._is_away:
+                log.warning("pins_not_looked_up", error=str(fault))
+            self._is_away = True
+            return Paid()
+        self._is_away = False
+        known = {block: _SECONDS[letter] for block, letter in zip(hashes, letters, strict=True) if letter in _SECONDS}
+        return Paid(known, max(0, MOST_PINS - count))
+
+
+def pin_keys(live: Live) -> list[str]:
+    """The keys of the script PIN."""
+    envelope = live.job.envelope
+    return [claim_key(envelope.request_id, envelope.leg), pins_key(envelope.tenant_id)]
+
+
+def pin_args(live: Live, pins: Mapping[bytes, int]) -> list[int | bytes]:
+    """The arguments of the script PIN, for `pins`: hash -> seconds."""
+    short = [block for block, seconds in pins.items() if seconds <= 300]
+    long = [block for block, seconds in pins.items() if seconds > 300]
+    return [live.attempt, len(short), *short, *long]
+
+
+def _hashes(job: Job, block_size: int) -> list[bytes]:
+    """Of the prompt's full blocks, as the engine has them."""
+    tokens, hashes = job.prompt_token_ids, list[bytes]()
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = hashes[-1] if hashes else None
+        hashes.append(hash_block(parent, tokens[end - block_size : end], job.cache_salt))
+    return hashes

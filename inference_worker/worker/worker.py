@@ -1,0 +1,243 @@
+"""A worker process: one resident engine, what it owes the gateways, and how it stops.
+
+Celery's tasks are doorbells (tasks.py): they claim legs here and block until those have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from importlib import metadata
+
+import redis
+import structlog
+import torch
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from inference_worker.contract import claims
+from inference_worker.contract.config import PROFILES, EngineConfig, Profile
+from inference_worker.contract.disk import FreeSpace
+from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
+from inference_worker.contract.exits import take_over
+from inference_worker.contract.journal import RECORD_BYTES, Journal
+from inference_worker.contract.messages import Claimed, Heartbeat, Machine, claim_key, decode_job
+from inference_worker.contract.request import RequestFault, ServiceClass
+from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.engine.device import pick_device, pick_dtype
+from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.models.model_source import ensure_model
+from inference_worker.worker.control import Control
+from inference_worker.worker.engine_client import Engine, EngineClient, Live, ResidentEngine
+from inference_worker.worker.publisher import Publisher
+from inference_worker.worker.shared_pins import SharedPins
+
+log = structlog.get_logger(__name__)
+
+CLAIM_AGAIN_SECONDS = 0.2
+Doorbell = tuple[str, int, int]  # request id, leg, attempt
+
+
+def model_spec(settings: WorkerSettings) -> ModelSpec:
+    """The one of MILLRACE_MODELS that this worker serves."""
+    by_name = {spec.name: spec for spec in settings.models}
+    name = settings.model or settings.models[0].name
+    if name not in by_name:
+        raise SystemExit(f"MILLRACE_MODEL: {name!r} is not in MILLRACE_MODELS ({', '.join(by_name)})")
+    return by_name[name]
+
+
+def worker_name(settings: WorkerSettings) -> str:
+    return settings.worker_name or f"{model_spec(settings).name}-0"
+
+
+def step_limits(settings: WorkerSettings) -> Profile:
+    """What a step may hold: the profile's limits, but for those that are set one by one.
+
+    A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
+    """
+    profile = PROFILES[settings.profile]
+    max_batch = settings.max_batch or min(profile.max_batch, settings.step_tokens or profile.max_batch)
+    step_tokens = settings.step_tokens or max(profile.step_tokens, max_batch)
+    if step_tokens < max_batch:
+        raise SystemExit(f"MILLRACE_STEP_TOKENS: {step_tokens} is less than MILLRACE_MAX_BATCH ({max_batch})")
+    return Profile(step_tokens, settings.long_prompt_tokens or profile.long_prompt_tokens, max_batch)
+
+
+def new_replica_id(settings: WorkerSettings) -> str:
+    """The worker's name and a part of this start's own: a restarted worker is another replica."""
+    return f"{worker_name(settings)}.{secrets.token_hex(4)}"
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for threads of one process; short outages are ridden out, longer ones raise."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
+    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
+
+
+def describe_machine(config: EngineConfig) -> Machine:
+    """What an engine made from `config` runs on, and as what."""
+    device = pick_device(config.device)
+    longest = read_model_config(config.model_dir).max_model_len
+    return Machine(
+        version=metadata.version("millrace"),
+        device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        cores=len(os.sched_getaffinity(0)),
+        dtype=str(pick_dtype(config.dtype, device)).removeprefix("torch."),
+        max_model_len=min(longest, config.max_model_len or longest),
+        block_size=config.block_size,
+    )
+
+
+def make_engine(config: EngineConfig) -> Engine:
+    """The engine for what the model's directory holds."""
+    embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
+    return EmbeddingEngine(config) if embeds else LLMEngine(config)
+
+
+class Worker:
+    """Everything resident in a worker process."""
+
+    def __init__(self, settings: WorkerSettings, replica_id: str) -> None:
+        self.settings = settings
+        self.replica_id = replica_id
+        self.spec = model_spec(settings)
+        self._broker = connect(settings.broker_url)
+        self._claim_script = self._broker.register_script(claims.CLAIM)
+        self._shared_pins = SharedPins(self._broker, settings.block_size)
+        self._draining = threading.Event()
+        journal_dir = settings.state_dir / "journal" / worker_name(settings)
+        journal = self._journal = Journal(journal_dir)
+        take_over(self._broker, journal_dir, replica_id)
+        self._space = FreeSpace([settings.state_dir], settings.min_free_disk)
+        self._space.look()
+        self._publisher = Publisher(
+            self._broker,
+            journal,
+            replica_id=replica_id,
+            block_size=settings.block_size,
+            log_seconds=settings.request_seconds + settings.stream_keep_seconds,
+            keep_seconds=settings.stream_keep_seconds,
+            on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process goes on
+        )
+        started = time.monotonic()
+        self._config = self._engine_config()
+        self._machine = describe_machine(self._config)
+        engine = make_engine(self._config)
+        log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
+        self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
+        self.broken = threading.Event()
+        self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
+
+    def serve(self, doorbells: Sequence[Doorbell]) -> None:
+        """Claim what the doorbells name, and return when all that was claimed has ended."""
+        claimed = [live for doorbell in doorbells if (live := self._claim(doorbell)) is not None]
+        for live in claimed:
+            live.ended.wait()
+
+    def drain(self) -> None:
+        """Take no new work, hand over what has sent no token, let the rest run to the drain limit."""
+        if self._draining.is_set():
+            return
+        self._draining.set()
+        for live in self.engine.live():
+            self.engine.hand_over(live)
+        give_up_at = time.monotonic() + self.settings.drain_seconds
+        while self.engine.live() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        for live in self.engine.live():
+            self.engine.cancel(
+                live, RequestFault("server_is_overloaded", "the worker was stopped before the answer was complete")
+            )
+
+    def close(self) -> None:
+        """Stop for good; call after `drain`."""
+        while self.engine.live() and not self.broken.is_set():
+            time.sleep(0.02)
+        self.engine.close()
+        self._publisher.close()
+        self._control.close()
+
+    def _claim(self, doorbell: Doorbell) -> Live | None:
+        request_id, leg, attempt = doorbell
+        if self._draining.is_set() or self._disk_low():
+            return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
+        claimed = self._ask_for_job(claim_key(request_id, leg), attempt)
+        if claimed is None:
+            return None
+        payload, num_pins = claimed
+        live = Live(decode_job(payload), attempt)
+        log.info("leg_claimed", **live.job.envelope.log_fields(), attempt=attempt)
+        self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
+        if num_pins:
+            live.paid = self._shared_pins.look_up(live.job)
+        self.engine.submit(live)
+        if self._control.was_cancelled(live):  # before the engine knew it
+            self.engine.cancel(live)
+        return live
+
+    def _disk_low(self) -> bool:
+        """Return whether the journal has no reserved space for one more execution, or the disk is almost full."""
+        return self._space.is_low or self._journal.room < (len(self.engine.live()) + 1) * RECORD_BYTES
+
+    def _ask_for_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
+        """Claim, until the broker has answered: a claim whose answer is lost would be ours with nobody to run it."""
+        call = secrets.token_hex(8)
+        give_up_at = time.monotonic() + self.settings.request_seconds
+        while True:
+            try:
+                claimed: tuple[bytes, int] | None = self._claim_script(
+                    keys=[key], args=[attempt, self.replica_id, call]
+                )
+                return claimed
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                if time.monotonic() > give_up_at or self._draining.is_set():
+                    return None
+                time.sleep(CLAIM_AGAIN_SECONDS)
+
+    def _engine_config(self) -> EngineConfig:
+        settings = self.settings
+        limits = step_limits(settings)
+        return EngineConfig(
+            model_dir=ensure_model(self.spec, settings.state_dir, None),
+            device=settings.device,
+            dtype=self.spec.dtype,
+            max_model_len=self.spec.max_model_len,
+            max_batch=limits.max_batch,
+            step_tokens=limits.step_tokens,
+            long_prompt_tokens=limits.long_prompt_tokens,
+            block_size=settings.block_size,
+            kv_memory=settings.kv_memory,
+            host_kv_memory=settings.host_kv_memory,
+            threads=settings.threads,
+            batch_invariant=settings.batch_invariant,
+        )
+
+    def _heartbeat(self, beat: int) -> Heartbeat:
+        stats = self.engine.stats()
+        self._space.look()
+        disk_low = self._disk_low()
+        return Heartbeat(
+            beat=beat,
+            model=self.spec.name,
+            ready=not self.broken.is_set() and not disk_low,
+            draining=self._draining.is_set(),
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            max_batch=self._config.max_batch,
+            kv_blocks=stats.kv_blocks,
+            kv_blocks_used=stats.kv_blocks_used,
+            metrics=self.engine.metrics(),
+            batch=sum(live.job.service_class == ServiceClass.BATCH for live in self.engine.live()),
+            machine=self._machine,
+            cpu_seconds=time.process_time(),
+            disk_low=disk_low,
+        )
+
+    def _on_broken(self) -> None:
+        self.broken.set()

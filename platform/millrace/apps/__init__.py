@@ -1,0 +1,1 @@
+"""Django apps of the platform: batches, outcomes, the request log and fleet operations."""

@@ -1,0 +1,156 @@
+"""What the web jobs do with batches: read their lines in, and write their results out.
+
+Each step is one transaction under the batch's own lock, and repeats nothing when it is run again: a job may be killed
+at any line, run twice or by two workers at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import IO
+
+import structlog
+from django.db import connection
+from django.db.models import Q
+
+from millrace.apps.batches.models import Batch, File, Line
+from millrace.apps.batches.reading import BadFile, Found, read_lines
+from millrace.apps.batches.results import WRITERS, ending
+from millrace.apps.batches.storage import Storage, new_name
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+log = structlog.get_logger(__name__)
+
+ABANDONED = timedelta(minutes=10)  # a running line whose lease ended so long ago is nobody's any more
+KEPT = timedelta(days=30)
+LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZING, Batch.Status.CANCELLING)
+
+
+def storage() -> Storage:
+    return Storage(platform_settings().state_dir)
+
+
+def live_batches() -> list[int]:
+    """Batches that are not finished, oldest first."""
+    with system(SystemUse.BATCHES):
+        return list(Batch.objects.all_tenants().filter(status__in=LIVE).order_by("id").values_list("id", flat=True))
+
+
+def do_advance(batch_id: int) -> None:
+    """Take the batch as far as it goes."""
+    for step in (_read_in, _close, _write_out):
+        with _locked(batch_id) as batch:
+            if batch is not None:
+                step(batch)
+
+
+@contextmanager
+def _locked(batch_id: int) -> Iterator[Batch | None]:
+    """The batch, which no other job touches until the transaction's end; None: another one is at it."""
+    with system(SystemUse.BATCHES, durable=True):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended('batch ' || %s, 0))", [str(batch_id)])
+            (mine,) = cursor.fetchone()
+        yield Batch.objects.all_tenants().filter(pk=batch_id).first() if mine else None
+
+
+def _read_in(batch: Batch) -> None:
+    if batch.status != Batch.Status.VALIDATING:
+        return
+    now = datetime.now(UTC)
+    try:
+        with storage().path(batch.input_file).open("rb") as file:
+            found = read_lines(file, batch.endpoint, platform_settings().max_body_bytes)
+    except (BadFile, FileNotFoundError) as fault:
+        gone = {"code": "file_not_found", "line": None, "message": "The file's contents are gone.", "param": None}
+        errors = fault.faults if isinstance(fault, BadFile) else [gone]
+        _move(batch, Batch.Status.VALIDATING, status=Batch.Status.FAILED, failed_at=now, errors=errors)
+        return
+    if _move(batch, Batch.Status.VALIDATING, status=Batch.Status.IN_PROGRESS, in_progress_at=now, total=len(found)):
+        _insert_lines(batch, found)
+        log.info("batch_read", batch=batch.name, tenant_id=batch.tenant_id, lines=len(found))
+
+
+def _insert_lines(batch: Batch, found: list[Found]) -> None:
+    columns = "batch_id, tenant_id, number, custom_id, place, size"
+    with connection.cursor() as cursor, cursor.copy(f"COPY batches_line ({columns}) FROM STDIN") as copy:
+        for line in found:
+            copy.write_row((batch.pk, batch.tenant_id, line.number, line.custom_id, line.place, line.size))
+
+
+def _close(batch: Batch) -> None:
+    """Nothing more is to be run: its results are to be written."""
+    now = datetime.now(UTC)
+    if batch.status != Batch.Status.IN_PROGRESS:
+        return
+    # NOTE: gateways hold the row while they claim its lines, so what is seen after this is all there is.
+    Batch.objects.all_tenants().select_for_update().get(pk=batch.pk)
+    open_lines = _running(now)
+    if batch.expires_at > now:
+        open_lines |= Q(state=Line.State.PENDING)
+    if not Line.objects.all_tenants().filter(open_lines, batch=batch).exists():
+        _move(batch, Batch.Status.IN_PROGRESS, status=Batch.Status.FINALIZING, finalizing_at=now)
+
+
+def _running(now: datetime) -> Q:
+    return Q(state=Line.State.RUNNING, lease__gt=now - ABANDONED)
+
+
+def _write_out(batch: Batch) -> None:
+    now = datetime.now(UTC)
+    lines = Line.objects.all_tenants().filter(batch=batch)
+    cancelled = batch.status == Batch.Status.CANCELLING
+    if not cancelled and batch.status != Batch.Status.FINALIZING:
+        return
+    if cancelled and lines.filter(_running(now)).exists():
+        return
+    counts, files = _write_results(batch, "cancelled" if cancelled else "expired")
+    if cancelled:
+        done = {"status": Batch.Status.CANCELLED, "cancelled_at": now}
+    elif counts["expired"]:
+        done = {"status": Batch.Status.EXPIRED, "expired_at": now}
+    else:
+        done = {"status": Batch.Status.COMPLETED, "completed_at": now}
+    _move(batch, Batch.Status(batch.status), **done, **counts, **files)
+    lines.delete()
+    log.info("batch_finished", batch=batch.name, tenant_id=batch.tenant_id, status=str(done["status"]), **counts)
+
+
+def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[str, str]]:
+    """Write the result files; how many lines ended how, and the files' names."""
+    counts = Counter({end: 0 for end in ("succeeded", "errored", "cancelled", "expired")})
+    kept, names = storage(), {"output_file": new_name("file-"), "error_file": new_name("file-")}
+    write = WRITERS[batch.dialect]
+    lines = Line.objects.all_tenants().filter(batch=batch).order_by("number")
+    with ExitStack() as stack:
+        files: dict[str, IO[bytes]] = {}
+        for line in lines.iterator(chunk_size=200):
+            end = ending(line, unanswered)
+            counts[end] += 1
+            which = "output_file" if end == "succeeded" or batch.dialect == "anthropic" else "error_file"
+            if which not in files:
+                files[which] = stack.enter_context(kept.writing(names[which]))
+            files[which].write(write(batch, line, end))
+    purpose = File.Purpose.BATCH_OUTPUT if batch.dialect == "openai" else File.Purpose.MESSAGES_OUTPUT
+    lasting = KEPT if batch.output_seconds is None else timedelta(seconds=batch.output_seconds)
+    for which in files:
+        File.objects.create(
+            name=names[which],
+            tenant_id=batch.tenant_id,
+            project_id=batch.project_id,
+            filename=f"{batch.name}_{which.removesuffix('_file')}.jsonl",
+            purpose=purpose,
+            size=kept.path(names[which]).stat().st_size,
+            expires_at=datetime.now(UTC) + lasting,
+        )
+    return dict(counts), {which: names[which] for which in files}
+
+
+def _move(batch: Batch, before: Batch.Status, **fields: object) -> bool:
+    """Change the batch unless its status has changed: a gateway may have cancelled it. Waits for one that is at it."""
+    return bool(Batch.objects.all_tenants().filter(pk=batch.pk, status=before).update(**fields))

@@ -1,0 +1,18 @@
+"""What beat runs for batches, and when. Free of Django: millrace.conf.celery reads it before Django is set up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.schedules import crontab
+
+ADVANCE_SECONDS = 2.0
+
+BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
+    "batches-advance": {
+        "task": "batches.advance",
+        "schedule": ADVANCE_SECONDS,
+        "options": {"expires": 5 * ADVANCE_SECONDS},  # a worker that was away does not make up for each
+    },
+    "batches-sweep": {"task": "batches.sweep", "schedule": crontab(minute="41")},
+}

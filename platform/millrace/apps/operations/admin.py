@@ -1,0 +1,23 @@
+"""Break-glass views of operations under /ops/raw/, read-only: a cordon set behind the verbs would be told to nobody."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from millrace.apps.operations.models import Cordon, HealthEvent, MachineCost
+from tenants.admin import ReadOnlyAdmin
+
+
+@admin.register(Cordon)
+class CordonAdmin(ReadOnlyAdmin):
+    list_display = ("worker", "drain", "why", "by", "since")
+
+
+@admin.register(HealthEvent)
+class HealthEventAdmin(ReadOnlyAdmin):
+    list_display = ("title", "kind", "subject", "urgent", "opened_at", "closed_at")
+
+
+@admin.register(MachineCost)
+class MachineCostAdmin(ReadOnlyAdmin):
+    list_display = ("model", "nano_per_hour")

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class OperationsConfig(AppConfig):
+    """Replicas, their history and their cost; health."""
+
+    name = "millrace.apps.operations"
+    default_auto_field = "django.db.models.BigAutoField"

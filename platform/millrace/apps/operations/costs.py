@@ -1,0 +1,94 @@
+"""What a million tokens cost the operator, beside what was billed for as many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import connection
+from django.db.models import F, Sum
+
+from billing.models import TOKEN_CLASSES, UsageRollup
+from millrace.apps.operations.history import span
+from millrace.apps.operations.models import MachineCost, ReplicaMinute
+from tenants import audit
+from tenants.actions import ActionRefused
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+DEAREST = 10**15  # nano-USD an hour: a million dollars is a slip of the pen
+FEMTO = 10**6  # in a nano
+_MILLION = 10**6
+_LOCK = 0x6D636F73  # any number that is nobody else's advisory lock
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """A model during a span. Amounts in femto-USD; tokens of prompts, cached ones included, and of answers."""
+
+    model: str
+    nano_per_hour: int | None  # None: nobody said
+    machine_minutes: int  # of all its replicas
+    served: int  # tokens that its engines served
+    billed: int  # tokens that were billed
+    revenue: int
+
+    @property
+    def cost(self) -> int | None:
+        """What its machines cost."""
+        return None if self.nano_per_hour is None else self.nano_per_hour * FEMTO * self.machine_minutes // 60
+
+    @property
+    def cost_per_million(self) -> int | None:
+        return None if self.cost is None or not self.served else self.cost * _MILLION // self.served
+
+    @property
+    def price_per_million(self) -> int | None:
+        """The mean of all that was billed."""
+        return None if not self.billed else self.revenue * _MILLION // self.billed
+
+
+def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
+    """Say what a machine that serves the model costs an hour.
+
+    Raises:
+        ActionRefused: it is negative, or beyond all reason.
+    """
+    if not 0 <= nano_per_hour < DEAREST:
+        raise ActionRefused("Want an amount from 0 to a million dollars an hour.")
+    with system(SystemUse.OPERATOR):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        found = MachineCost.objects.filter(model=model).first()
+        before = None if found is None else audit.described(found)
+        cost = found or MachineCost(model=model)
+        cost.nano_per_hour = nano_per_hour
+        cost.save()
+        audit.record("machine_cost.set", cost, tenant_id=None, before=before, after=audit.described(cost))
+    return cost
+
+
+def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
+    """Each model that ran, of whole hours from that of `start` on; inside `system(…)`."""
+    start = start.replace(minute=0, second=0, microsecond=0)
+    rates = dict(MachineCost.objects.values_list("model", "nano_per_hour"))
+    models = dict(ReplicaMinute.objects.filter(at__gte=start, at__lt=end).values_list("worker", "model"))
+    minutes: dict[str, int] = {}
+    served: dict[str, int] = {}
+    for point in span(start, end, end - start):
+        model = models[point.worker]
+        minutes[model] = minutes.get(model, 0) + point.minutes
+        served[model] = served.get(model, 0) + point.tokens
+    billed = _billed(start, end)
+    return tuple(
+        ModelCost(model, rates.get(model), minutes[model], served[model], *billed.get(model, (0, 0)))
+        for model in sorted(minutes)
+    )
+
+
+def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
+    """Tokens and revenue by model."""
+    tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
+    rows = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end)
+    sums = rows.order_by().values("model").annotate(tokens=Sum(tokens), revenue=Sum("cost_femto"))
+    return {row["model"]: (int(row["tokens"]), int(row["revenue"])) for row in sums}

@@ -1,0 +1,162 @@
+"""Replicas, gateways and the settler as they are at this moment, by what each last said of itself in the broker.
+
+Ages are measured by the broker's clock alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import redis
+import structlog
+
+from billing.metering import status
+from billing.metering.status import SettlerStatus
+from inference_worker.contract.messages import (
+    BEAT_KEPT_MS,
+    CORDONS_KEY,
+    REPLICA_SUSPECT_SECONDS,
+    REPLICAS_KEY,
+    Heartbeat,
+    beat_key,
+    decode_heartbeat,
+    worker_of,
+)
+from millrace.apps.operations.broker import connect
+from millrace.apps.operations.gateway_heartbeat import (
+    GATEWAYS_KEY,
+    KEPT_SECONDS,
+    Presence,
+    decode_presence,
+    presence_key,
+)
+
+log = structlog.get_logger(__name__)
+
+SETTLER_LATE_MS = 10_000  # a settler that has said nothing for so long does not run
+
+
+class State(StrEnum):
+    """What a replica does with new work."""
+
+    READY = "ready"
+    STARTING = "starting"
+    CORDONED = "cordoned"  # gets none, by an operator's wish
+    DRAINING = "draining"  # the same, and gives back what it has not begun; or it is being stopped
+    DRAINED = "drained"  # and has nothing left: it may be stopped
+    DISK_LOW = "disk low"  # gets none until its disk has space
+    SILENT = "silent"  # has missed its heartbeats: suspected or lost
+
+
+@dataclass(frozen=True)
+class Replica:
+    id: str
+    state: State
+    beat: Heartbeat
+    age_ms: int | None  # of its last heartbeat; None: more than a minute
+
+    @property
+    def worker(self) -> str:
+        return worker_of(self.id)
+
+    @property
+    def load(self) -> int:
+        """Requests that it has."""
+        return self.beat.running + self.beat.waiting
+
+
+@dataclass(frozen=True)
+class Gateway:
+    id: str
+    presence: Presence
+    age_ms: int
+
+
+@dataclass(frozen=True)
+class Board:
+    replicas: tuple[Replica, ...]
+    gateways: tuple[Gateway, ...]
+    settler: SettlerStatus | None  # None: none has ever reported
+    settler_age_ms: int | None
+
+    @property
+    def settler_runs(self) -> bool:
+        return self.settler_age_ms is not None and self.settler_age_ms < SETTLER_LATE_MS
+
+    def ready(self, model: str) -> int:
+        """Replicas that take new requests for the model."""
+        return sum(one.state == State.READY and one.beat.model == model for one in self.replicas)
+
+
+def read_board() -> Board:
+    """Ask the broker.
+
+    Raises:
+        redis.RedisError: it is away.
+    """
+    with connect() as broker:
+        with broker.pipeline(transaction=False) as pipe:
+            pipe.hgetall(REPLICAS_KEY)
+            pipe.hgetall(CORDONS_KEY)
+            pipe.smembers(GATEWAYS_KEY)
+            pipe.get(status.STATUS_KEY)
+            pipe.time()
+            beats, cordons, gateways, settler, (seconds, micros) = pipe.execute()
+        told = None if settler is None else status.decode(settler)
+        age = None if told is None else max(0, seconds * 1000 + micros // 1000 - told.at // 1000)
+        return Board(_replicas(broker, beats, cordons), _gateways(broker, gateways), told, age)
+
+
+def _replicas(broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mapping[bytes, bytes]) -> tuple[Replica, ...]:
+    ids = sorted(raw.decode() for raw in beats)
+    with broker.pipeline(transaction=False) as pipe:
+        for replica_id in ids:
+            pipe.pttl(beat_key(replica_id))
+        left: list[int] = pipe.execute()
+    found = []
+    for replica_id, ttl in zip(ids, left, strict=True):
+        try:
+            beat = decode_heartbeat(beats[replica_id.encode()])
+        except msgspec.MsgspecError:
+            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, while a deploy goes on
+            continue
+        age = max(0, BEAT_KEPT_MS - ttl) if ttl > 0 else None
+        wish = cordons.get(worker_of(replica_id).encode(), b"")
+        found.append(Replica(replica_id, _state(beat, age, wish), beat, age))
+    return tuple(found)
+
+
+def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> State:
+    if age_ms is None or age_ms > REPLICA_SUSPECT_SECONDS * 1000:
+        return State.SILENT
+    if wish == b"drain":
+        return State.DRAINING if beat.running or beat.waiting else State.DRAINED
+    if beat.draining:
+        return State.DRAINING
+    if wish:
+        return State.CORDONED
+    if beat.disk_low:
+        return State.DISK_LOW
+    return State.READY if beat.ready else State.STARTING
+
+
+def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[Gateway, ...]:
+    ids = sorted(name.decode() for name in names)
+    with broker.pipeline(transaction=False) as pipe:
+        for gateway_id in ids:
+            pipe.get(presence_key(gateway_id))
+            pipe.pttl(presence_key(gateway_id))
+        said: list[Any] = pipe.execute()
+    found, gone = [], []
+    for gateway_id, payload, ttl in zip(ids, said[::2], said[1::2], strict=True):
+        if payload is None or ttl < 0:
+            gone.append(gateway_id)
+            continue
+        found.append(Gateway(gateway_id, decode_presence(payload), KEPT_SECONDS * 1000 - ttl))
+    if gone:
+        broker.srem(GATEWAYS_KEY, *gone)  # one that was only cut off names itself again with its next word
+    return tuple(found)

@@ -1,0 +1,456 @@
+"""What needs a person now. Each question gives the concerns it finds; none of them: nothing needs anybody.
+
+A minute job writes down when each was first seen and when it was over (HealthEvent): the operators' alerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+import redis
+from django.db import connection
+from django.db.models import Count, Min, Q, Sum
+from django.utils.timesince import timesince
+
+from billing.budgets.alerts import HARD_IS_FULL_AT
+from billing.models import CompiledSheet, InvoiceMail, Reconciliation, UsageQuarantine, UsageRollup
+from billing.pricing.pricing import Tier
+from inference_worker.contract.disk import FreeSpace
+from millrace.apps.operations.fleet_status import Board, State, read_board
+from millrace.apps.operations.models import Cordon, HealthEvent
+from millrace.conf.environment import platform_settings
+from millrace.devserver.disk_reserve import watched_folders
+from millrace.devserver.processes import read_processes
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+from tenants.models import Mail, Tenant, WebhookDelivery, WebhookEndpoint
+
+SETTLEMENT_LATE_MS = 60_000
+RECONCILED_LATE = timedelta(minutes=20)
+CORDONED_LONG = timedelta(hours=1)
+MAIL_LATE = timedelta(hours=1)
+QUEUE_SHARE = 3  # a request that has waited for a third of what it may, waits too long
+LOOKS_BACK = timedelta(hours=1)  # at requests
+ENOUGH = 20  # requests to say anything of
+MOST_FAILED = 100  # one request in so many may fail
+KEPT = timedelta(days=90)
+MANY_DEATHS = 3  # of a process that runs again
+_LOCK = 0x68656C74  # any number that is nobody else's advisory lock
+
+
+class Kind(StrEnum):
+    """Which question found it; with its subject it is the same concern for as long as it lasts."""
+
+    BROKER = "broker"
+    BUDGET = "budget"
+    CORDON = "cordon"
+    DISK = "disk"
+    FAILURES = "failures"
+    MAIL = "mail"
+    MODEL = "model"
+    OBJECTIVE = "objective"
+    PRICE = "price"
+    PROCESS = "process"
+    QUARANTINE = "quarantine"
+    QUEUE = "queue"
+    RECONCILIATION = "reconciliation"
+    REPLICA = "replica"
+    SETTLER = "settler"
+    UNRATED = "unrated"
+    WEBHOOK = "webhook"
+
+
+@dataclass(frozen=True)
+class Concern:
+    """One thing that needs a person. `urgent`: customers or money are concerned already."""
+
+    kind: Kind
+    subject: str
+    urgent: bool
+    title: str
+    todo: str
+    tenant: Tenant | None = None
+
+
+# The tenants' budgets under way that are nine tenths used or more, the fullest of each tenant first. What is on trial
+# bounds nobody.
+_BUDGETS = """
+SELECT DISTINCT ON (b.tenant_id) b.tenant_id, b.name, b.mode, count(*) OVER (PARTITION BY b.tenant_id),
+    trunc(100 * (w.used / 1000000 + w.held) / nullif(r.room, 0))
+FROM billing_budget b JOIN billing_window w ON w.budget_id = b.id
+CROSS JOIN LATERAL (SELECT b.amount + w.carried
+    + CASE WHEN b.raise_until > %(now)s THEN b.raise_amount ELSE 0 END AS room) r
+WHERE b.active AND b.mode <> 'dry_run' AND w.period_start <= %(now)s
+    AND (w.period_end IS NULL OR w.period_end > %(now)s) AND (w.used / 1000000 + w.held) * 10 >= r.room * 9
+ORDER BY b.tenant_id, b.mode <> 'hard', 5 DESC NULLS FIRST
+"""
+_REQUESTS = """
+SELECT served, count(*), count(*) FILTER (WHERE verdict = 'failed'),
+    percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
+FROM records_requestrecord WHERE at >= %s AND served <> '' GROUP BY served ORDER BY served
+"""
+
+
+def concerns(board: Board | None, now: datetime | None = None) -> list[Concern]:
+    """All there is, what is urgent first; inside `system(…)`. `board`: None if the broker is away."""
+    now = now or datetime.now(UTC)
+    found = [_broker_away()] if board is None else [one for ask in _OF_BOARD for one in ask(board, now)]
+    found += [one for question in _OF_ROWS for one in question(now)]
+    found += [*_disk(), *_processes()]
+    return sorted(found, key=lambda one: not one.urgent)
+
+
+def look() -> tuple[Board | None, list[Concern]]:
+    """Ask the broker and the database."""
+    try:
+        board = read_board()
+    except redis.RedisError:
+        board = None
+    with system(SystemUse.OPERATOR):
+        return board, concerns(board)
+
+
+def note(board: Board | None, now: datetime | None = None) -> list[Concern]:
+    """Write down which concerns are new and which are over; gives those there are."""
+    now = now or datetime.now(UTC)
+    with system(SystemUse.HOUSEKEEPING):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        found = concerns(board, now)
+        known = {(event.kind, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)}
+        for one in found:
+            event = known.pop((one.kind, one.subject), None) or HealthEvent(
+                kind=one.kind, subject=one.subject, opened_at=now
+            )
+            title, tenant_id = one.title[:250], None if one.tenant is None else one.tenant.pk
+            if (event.title, event.urgent) != (title, one.urgent):
+                event.title, event.urgent, event.tenant_id = title, one.urgent, tenant_id
+                event.save()
+        HealthEvent.objects.filter(pk__in=[event.pk for event in known.values()]).update(closed_at=now)
+    return found
+
+
+def sweep(now: datetime | None = None) -> int:
+    """Forget what has long been over; returns how much."""
+    with system(SystemUse.HOUSEKEEPING):
+        return HealthEvent.objects.filter(closed_at__lt=(now or datetime.now(UTC)) - KEPT).delete()[0]
+
+
+# Of this machine.
+
+
+def _disk() -> Iterator[Concern]:
+    settings = platform_settings()
+    space = FreeSpace(watched_folders(settings.state_dir), settings.min_free_disk)
+    is_low = space.look()
+    if space.free < space.resume_at:
+        yield Concern(
+            Kind.DISK,
+            "",
+            urgent=is_low,
+            title=f"The disk is almost full: {space.free // 2**20:,} MiB are free",
+            todo=f"Below {space.min_free // 2**20:,} MiB new requests are refused with 503, until"
+            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the state directory.",
+        )
+
+
+def _processes() -> Iterator[Concern]:
+    """Processes of `millrace up` that are down, or that were restarted several times lately."""
+    for process in read_processes(platform_settings().state_dir):
+        if process.running and process.deaths < MANY_DEATHS:
+            continue
+        yield Concern(
+            Kind.PROCESS,
+            process.name,
+            urgent=not process.running,
+            title=f"{process.name}: {process.describe()}",
+            todo=f"It is restarted automatically. The end of its log ({process.name}.log) says why it ends.",
+        )
+
+
+# Of what the broker says.
+
+
+def _broker_away() -> Concern:
+    return Concern(
+        Kind.BROKER,
+        "",
+        urgent=True,
+        title="The broker does not answer",
+        todo="New requests are refused with 503 until Valkey is back. Look at its process and its disk.",
+    )
+
+
+def _models(board: Board, now: datetime) -> Iterator[Concern]:
+    for spec in platform_settings().models:
+        if board.ready(spec.name):
+            continue
+        there = [one for one in board.replicas if one.beat.model == spec.name and one.state != State.SILENT]
+        cordoned = [one for one in there if one.state in (State.CORDONED, State.DRAINING, State.DRAINED)]
+        yield Concern(
+            Kind.MODEL,
+            spec.name,
+            urgent=True,
+            title=f"No replica takes requests for {spec.name}",
+            todo="Uncordon one of its workers." if cordoned else "Its requests get 503. Look at its workers' logs.",
+        )
+
+
+def _replicas(board: Board, now: datetime) -> Iterator[Concern]:
+    for one in board.replicas:
+        if one.state == State.SILENT:
+            silent = "more than a minute" if one.age_ms is None else f"{one.age_ms // 1000} s"
+            yield Concern(
+                Kind.REPLICA,
+                one.id,
+                urgent=False,
+                title=f"{one.id} has been silent for {silent}",
+                todo="It gets no new requests. After 10 s of silence its streams fail. Look at its process.",
+            )
+
+
+def _disks(board: Board, now: datetime) -> Iterator[Concern]:
+    for one in board.replicas:
+        if one.state == State.DISK_LOW:
+            yield Concern(
+                Kind.DISK,
+                one.id,
+                urgent=True,
+                title=f"{one.id} takes no new requests: its disk is almost full",
+                todo="Free space on its machine, on the disk of its state directory. It recovers by itself.",
+            )
+
+
+def _queues(board: Board, now: datetime) -> Iterator[Concern]:
+    waits: dict[str, tuple[int, int]] = {}
+    for gateway in board.gateways:
+        for each in gateway.presence.waiting:
+            if not each.batch:  # batches wait as long as it takes
+                depth, oldest = waits.get(each.model, (0, 0))
+                waits[each.model] = depth + each.requests, max(oldest, each.oldest_ms)
+    longest = platform_settings().queue_seconds * 1000
+    for model, (depth, oldest) in sorted(waits.items()):
+        if oldest * QUEUE_SHARE > longest:
+            yield Concern(
+                Kind.QUEUE,
+                model,
+                urgent=True,
+                title=f"{depth:,} requests wait for {model}, the first for {oldest / 1000:.0f} s",
+                todo=f"After {longest // 1000} s they get 503. Add a replica, or lower the limits of who sends most.",
+            )
+
+
+def _settler(board: Board, now: datetime) -> Iterator[Concern]:
+    if not board.settler_runs:
+        yield Concern(
+            Kind.SETTLER,
+            "",
+            urgent=True,
+            title="No settler runs",
+            todo="Usage waits in the broker: nothing is lost, nothing is billed. Start the settler.",
+        )
+    elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
+        seconds = board.settler.lag_ms // 1000
+        yield Concern(
+            Kind.SETTLER,
+            "",
+            urgent=False,
+            title=f"{board.settler.backlog:,} usage records wait to be settled, the first for {seconds:,} s",
+            todo="Budgets count what is held until then. See whether the settler keeps up, or PostgreSQL is slow.",
+        )
+
+
+# Of what the database holds.
+
+
+def _budgets(now: datetime) -> Iterator[Concern]:
+    with connection.cursor() as cursor:
+        cursor.execute(_BUDGETS, {"now": now})
+        rows = cursor.fetchall()
+    tenants = Tenant.objects.all_tenants().filter(status=Tenant.Status.ACTIVE).in_bulk([row[0] for row in rows])
+    for tenant_id, name, mode, number, percent in rows:
+        tenant = tenants.get(tenant_id)
+        if tenant is None:
+            continue
+        full = percent is None or percent >= HARD_IS_FULL_AT
+        blocked = full and mode == "hard"
+        used = "has no room" if percent is None else f"is {percent:.0f}% used"
+        more = f", and {number - 1} more" if number > 1 else ""
+        yield Concern(
+            Kind.BUDGET,
+            str(tenant_id),
+            urgent=blocked,
+            title=f"{tenant.name}: budget “{name}” {used}{more}",
+            todo="Its requests are refused. Raise it, or ask them to."
+            if blocked
+            else "Ask whether they want it raised.",
+            tenant=tenant,
+        )
+
+
+def _quarantine(now: datetime) -> Iterator[Concern]:
+    rows = UsageQuarantine.objects.filter(resolved_at__isnull=True).order_by().values("reason")
+    todo = {
+        UsageQuarantine.Reason.UNDECODABLE: "No usage record at all: find out who writes to the usage stream.",
+        UsageQuarantine.Reason.REFUSED: "See what rule they break; publish a missing price, then settle them again.",
+        UsageQuarantine.Reason.UNPLACEABLE: "Restore the archive of their month, then settle them again.",
+        UsageQuarantine.Reason.CONFLICT: "Two counts of one request. The first stands; compare, then dismiss.",
+    }
+    for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
+        records = "usage record is" if row["number"] == 1 else "usage records are"
+        yield Concern(
+            Kind.QUARANTINE,
+            row["reason"],
+            urgent=True,
+            title=f"{row['number']:,} {records} in quarantine ({row['reason']}){_since(row['first'], now)}",
+            todo=todo[UsageQuarantine.Reason(row["reason"])],
+        )
+
+
+def _since(first: datetime, now: datetime) -> str:
+    return "" if now - first < timedelta(minutes=1) else f", the first for {timesince(first, now, depth=1)}"
+
+
+def _unrated(now: datetime) -> Iterator[Concern]:
+    rows = UsageRollup.objects.all_tenants().filter(
+        bucket=UsageRollup.Bucket.HOUR, start__gte=now - timedelta(days=1), tier="", completed__gt=0
+    )
+    for row in rows.order_by().values("model").annotate(legs=Sum("completed")).order_by("model"):
+        yield Concern(
+            Kind.UNRATED,
+            row["model"],
+            urgent=False,
+            title=f"{row['legs']:,} requests of the last day to {row['model']} were not priced",
+            todo="They are billed at nothing. See which component of the model has no price.",
+        )
+
+
+def _prices(now: datetime) -> Iterator[Concern]:
+    priced = set(
+        CompiledSheet.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now).values_list(
+            "model", flat=True
+        )
+    )
+    for spec in platform_settings().models:
+        if spec.name not in priced:
+            yield Concern(
+                Kind.PRICE,
+                spec.name,
+                urgent=True,
+                title=f"{spec.name} has no price",
+                todo="Its requests are refused with 503 until one is published.",
+            )
+
+
+_MOVED = "Windows were set right; find out what moved them. An overdue slice wants the settler to run."
+_ADVICE = {
+    False: _MOVED,
+    True: f"{_MOVED} A worker's journal has usage that was never settled: start a worker of that name, which sends it.",
+}
+
+
+def _reconciliation(now: datetime) -> Iterator[Concern]:
+    last = Reconciliation.objects.order_by("-id").first()
+    if last is None or now - last.at > RECONCILED_LATE:
+        since = "yet" if last is None else f"for {timesince(last.at, now, depth=1)}"
+        yield Concern(
+            Kind.RECONCILIATION,
+            "late",
+            urgent=False,
+            title=f"Nothing has been reconciled {since}",
+            todo="The web jobs do it every five minutes: see whether beat and its worker run.",
+        )
+    if last is not None and (last.differences or last.overdue_slices):
+        number = len(last.differences)
+        found = f"{number:,} difference{'' if number == 1 else 's'}"
+        corrected = f", {last.corrected:,} corrected" if last.corrected else ""
+        overdue = f"; overdue slices: {last.overdue_slices:,}" if last.overdue_slices else ""
+        yield Concern(
+            Kind.RECONCILIATION,
+            "differences",
+            urgent=True,
+            title=f"Reconciliation found {found}{corrected}{overdue}",
+            todo=_ADVICE[any("journal" in one for one in last.differences)],
+        )
+
+
+def _requests(now: datetime) -> Iterator[Concern]:
+    objective = platform_settings().ttft_objective_ms
+    with connection.cursor() as cursor:
+        cursor.execute(_REQUESTS, [now - LOOKS_BACK])
+        rows = cursor.fetchall()
+    for model, number, failed, p95 in rows:
+        if number < ENOUGH:
+            continue
+        if p95 is not None and p95 > objective:
+            yield Concern(
+                Kind.OBJECTIVE,
+                model,
+                urgent=False,
+                title=f"{model}: first tokens come within {p95:,} ms for 95 of 100, not within {objective:,} ms",
+                todo="Of the last hour. See its queue and batch; add a replica if both are full.",
+            )
+        if failed * MOST_FAILED > number:
+            yield Concern(
+                Kind.FAILURES,
+                model,
+                urgent=True,
+                title=f"{model}: {failed:,} of {number:,} requests failed during the last hour",
+                todo="Nobody pays for them. See its workers' logs, and whether replicas come and go.",
+            )
+
+
+def _cordons(now: datetime) -> Iterator[Concern]:
+    for cordon in Cordon.objects.filter(since__lt=now - CORDONED_LONG).order_by("worker"):
+        state = "drained" if cordon.drain else "cordoned"
+        yield Concern(
+            Kind.CORDON,
+            cordon.worker,
+            urgent=False,
+            title=f"{cordon.worker} has been {state} for {timesince(cordon.since, now, depth=1)}",
+            todo=f"By {cordon.by}. Uncordon it when its work is done.",
+        )
+
+
+def _webhooks(now: datetime) -> Iterator[Concern]:
+    bad = Q(active=True, failing_since__lt=now - timedelta(hours=1)) | Q(active=False) & ~Q(disabled_because="")
+    endpoints = WebhookEndpoint.objects.all_tenants().filter(bad).select_related("tenant").order_by("pk")
+    failed = WebhookDelivery.objects.all_tenants().filter(state=WebhookDelivery.State.FAILED).values("endpoint_id")
+    lost = dict(failed.filter(endpoint__in=endpoints).annotate(number=Count("pk")).values_list("endpoint_id", "number"))
+    for one in endpoints:
+        since = "" if one.failing_since is None else f" for {timesince(one.failing_since, now, depth=1)}"
+        gone = "was disabled" if not one.active else f"has failed{since}"
+        undelivered = f"; {lost[one.pk]:,} events were not delivered" if one.pk in lost else ""
+        yield Concern(
+            Kind.WEBHOOK,
+            str(one.pk),
+            urgent=False,
+            title=f"{one.tenant.name}: the webhook {one.url} {gone}{undelivered}",
+            todo=one.disabled_because or "Tell them. They can replay what was missed once it answers.",
+            tenant=one.tenant,
+        )
+
+
+def _mails(now: datetime) -> Iterator[Concern]:
+    late = now - MAIL_LATE
+    waiting = Mail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
+    waiting += InvoiceMail.objects.all_tenants().filter(sent_at__isnull=True, made_at__lt=late).count()
+    if waiting:
+        mails = "mail has" if waiting == 1 else "mails have"
+        yield Concern(
+            Kind.MAIL,
+            "",
+            urgent=False,
+            title=f"{waiting:,} {mails} not been sent for an hour",
+            todo="See whether the mail server takes what is sent (MILLRACE_EMAIL_URL), and whether the web jobs run.",
+        )
+
+
+_OF_BOARD: tuple[Callable[[Board, datetime], Iterable[Concern]], ...] = (_models, _queues, _settler, _replicas, _disks)
+_OF_ROWS: tuple[Callable[[datetime], Iterable[Concern]], ...] = (
+    *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
+    *(_cordons, _webhooks, _mails),
+)

@@ -1,0 +1,344 @@
+"""The log of requests, below /api/requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from django.urls import reverse
+from django.utils.http import urlencode
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.exceptions import NotFound, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.amounts import decimal
+from billing.metering.usage import BUCKETS
+from billing.models import TOKEN_CLASSES, Adjustment
+from billing.serializers import InstantField
+from millrace.apps.records import selectors
+from millrace.apps.records.models import RequestRecord, Verdict
+from millrace.apps.records.selectors import BadCursor, Filters, Leg, Listed, Story, Usage
+from tenants.api.serializers import MOST, Query
+from tenants.permissions import Permission
+from tenants.views import TenantView
+
+LONGEST = timedelta(days=92)  # that rates are asked for at once
+
+
+def _usd(femto: int) -> str:
+    return decimal(femto, 15, 2)
+
+
+class _Times(Query):
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields = super().get_fields()
+        fields["from"] = InstantField(required=False, help_text="First instant.")
+        fields["to"] = InstantField(required=False, help_text="First instant no longer in it; default: now.")
+        return fields
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        attrs = super().validate(attrs)
+        if "from" in attrs and "to" in attrs and attrs["from"] >= attrs["to"]:
+            raise serializers.ValidationError({"from": ["It must be before `to`."]})
+        return attrs
+
+
+class RequestQuery(_Times):
+    model = serializers.CharField(required=False, max_length=128, help_text="Asked for, or served, under this name.")
+    key = serializers.IntegerField(required=False, min_value=1, max_value=MOST, help_text="Only this key's.")
+    project = serializers.IntegerField(required=False, min_value=1, max_value=MOST, help_text="Only this project's.")
+    verdict = serializers.ChoiceField(Verdict.choices, required=False, help_text="Only those that ended so.")
+    status = serializers.CharField(required=False, max_length=64, help_text="HTTP's, stream_<code>, or nothing.")
+    code = serializers.CharField(required=False, max_length=64, help_text="Of the error.")
+    endpoint = serializers.CharField(required=False, max_length=32, help_text="Such as chat.completions, or batch.")
+
+    def asked(self, tenant_id: int) -> Filters:
+        given = self.validated_data
+        names = {"from": "start", "to": "end", "key": "key_id", "project": "project_id"}
+        found = {names.get(name, name): value for name, value in given.items()}
+        return Filters(tenant_id, **{name: found[name] for name in found.keys() & Filters.__dataclass_fields__.keys()})
+
+
+class RatesQuery(_Times):
+    bucket = serializers.ChoiceField(BUCKETS, default="hour", help_text="An hour or a day, UTC.")
+
+
+class RequestUsageOut(serializers.Serializer[Usage]):
+    """What a request used and costs, corrections included."""
+
+    uncached = serializers.IntegerField()
+    cache_read = serializers.IntegerField()
+    cache_write_5m = serializers.IntegerField()
+    cache_write_1h = serializers.IntegerField()
+    output = serializers.IntegerField()
+    usd = serializers.CharField(help_text="Exact.")
+    saved_usd = serializers.CharField(help_text="By the prefix cache; below zero if writing to it cost more.")
+
+    def to_representation(self, instance: Usage) -> dict[str, Any]:
+        money = {"usd": _usd(instance.cost_femto), "saved_usd": _usd(instance.saved_femto)}
+        return {**{name: instance.tokens[name] for name in TOKEN_CLASSES}, **money}
+
+
+_LISTED = (
+    *("request_id", "at", "project_id", "key_id", "endpoint", "asked", "served", "stream", "status", "code"),
+    *("verdict", "bound", "total_ms", "ttft_ms", "replay_of"),
+)
+
+
+@extend_schema_field({"type": ["object", "null"], "description": "The limit or budget that did not allow it."})
+class BoundField(serializers.JSONField):
+    """Its kind, id, name, what was left and needed, and when that changes."""
+
+
+class RequestOut(serializers.ModelSerializer[RequestRecord]):
+    """A request, as its gateway saw it."""
+
+    bound = BoundField(read_only=True)
+    usage = serializers.SerializerMethodField(help_text="Null until it is settled, and where nothing ran.")
+
+    class Meta:
+        model = RequestRecord
+        fields = (*_LISTED, "usage")
+        read_only_fields = fields
+
+    @extend_schema_field(RequestUsageOut(allow_null=True))
+    def get_usage(self, record: RequestRecord) -> dict[str, Any] | None:
+        usage: Mapping[str, Usage] = self.context["usage"]
+        found = usage.get(record.request_id)
+        return None if found is None else dict(RequestUsageOut(found).data)
+
+
+class RequestPageOut(serializers.Serializer[Any]):
+    next = serializers.URLField(allow_null=True)
+    previous = serializers.URLField(allow_null=True)
+    results = RequestOut(many=True)
+
+
+class RequestLineOut(serializers.Serializer[Any]):
+    """A step of the arithmetic: tokens x price is the cost, exactly."""
+
+    component = serializers.CharField()
+    tokens = serializers.IntegerField()
+    usd_per_million = serializers.CharField()
+    usd = serializers.CharField()
+    price_id = serializers.IntegerField()
+    effective_from = serializers.DateTimeField(help_text="Since when that has been the price.")
+
+
+class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
+    """A correction of what a leg used and costs; both may be below zero."""
+
+    usd = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Adjustment
+        fields = ("verdict", *TOKEN_CLASSES, "usd", "made_at")
+
+    def get_usd(self, row: Adjustment) -> str:
+        return _usd(int(row.cost_femto))
+
+
+class RequestLegOut(serializers.Serializer[Leg]):
+    """A priced call of a model, as its worker reported it."""
+
+    leg = serializers.IntegerField(source="event.leg")
+    attempt = serializers.IntegerField(source="event.attempt")
+    admitted_at = serializers.DateTimeField(source="event.admitted_at")
+    settled_at = serializers.DateTimeField(source="event.settled_at")
+    model = serializers.CharField(source="event.model")
+    replica = serializers.CharField(source="event.replica_id")
+    verdict = serializers.CharField(source="event.verdict")
+    finish_reason = serializers.CharField(source="event.finish_reason")
+    queue_us = serializers.IntegerField(source="event.queue_us")
+    ttft_us = serializers.IntegerField(source="event.ttft_us", help_text="Queue and prefill.")
+    prefill_us = serializers.IntegerField()
+    decode_us = serializers.IntegerField()
+    duration_us = serializers.IntegerField(source="event.duration_us")
+    uncached = serializers.IntegerField(source="event.uncached")
+    cache_read = serializers.IntegerField(source="event.cache_read")
+    cache_write_5m = serializers.IntegerField(source="event.cache_write_5m")
+    cache_write_1h = serializers.IntegerField(source="event.cache_write_1h")
+    output = serializers.IntegerField(source="event.output")
+    miss_reason = serializers.CharField(source="event.miss_reason", help_text="Of the prefix cache; empty: none.")
+    hold_nano = serializers.IntegerField(source="event.hold", allow_null=True)
+    price_version = serializers.IntegerField(source="event.price_version", allow_null=True)
+    lines = serializers.SerializerMethodField()
+    adjustments = RequestAdjustmentOut(many=True)
+
+    @extend_schema_field(RequestLineOut(many=True))
+    def get_lines(self, leg: Leg) -> list[dict[str, Any]]:
+        return [
+            {
+                "component": line.component,
+                "tokens": line.tokens,
+                "usd_per_million": decimal(line.nano_per_million, 9, 2),
+                "usd": _usd(line.femto),
+                "price_id": line.price_id,
+                "effective_from": line.effective_from,
+            }
+            for line in leg.lines
+        ]
+
+
+class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
+    """What the gateway wrote down of it."""
+
+    limits = serializers.JSONField(help_text="Those checked, and what they left; `dry`: on trial.")
+    route = serializers.JSONField(help_text="Policy, targets, and those that were skipped and why.")
+    placements = serializers.JSONField(help_text="Replicas that were chosen, and why.")
+    bound = BoundField(read_only=True)
+
+    class Meta:
+        model = RequestRecord
+        fields = (
+            *_LISTED,
+            *("gateway_id", "limits", "route", "placements", "prompts", "prompt_tokens", "max_tokens"),
+            *("hold_nano", "price_version", "dry_refused", "batch_line"),
+        )
+        read_only_fields = fields
+
+
+class RequestHeldFromOut(serializers.Serializer[Any]):
+    """A budget that it had to fit."""
+
+    budget_id = serializers.IntegerField()
+    name = serializers.CharField()
+    unit = serializers.CharField()
+    period = serializers.CharField()
+    scope = serializers.CharField()
+    mode = serializers.CharField()
+    amount = serializers.IntegerField()
+
+
+class RequestContentOut(serializers.Serializer[Any]):
+    """Prompt and answers, where the tenant has them kept."""
+
+    body = serializers.CharField(help_text="The request as it was sent, JSON.")
+    answers = serializers.ListField(child=serializers.CharField())
+    truncated = serializers.BooleanField()
+
+
+class RequestStoryOut(serializers.Serializer[Story]):
+    """The whole story of a request."""
+
+    request_id = serializers.CharField()
+    record = RequestRecordOut(allow_null=True)
+    others = RequestRecordOut(many=True, help_text="The same at other gateways, and calls that were given its answer.")
+    legs = RequestLegOut(many=True)
+    budgets = RequestHeldFromOut(many=True)
+    batch = serializers.CharField(allow_null=True)
+    content = RequestContentOut(allow_null=True)
+    usd = serializers.SerializerMethodField()
+    saved_usd = serializers.SerializerMethodField()
+    hold_nano = serializers.IntegerField(allow_null=True)
+
+    def get_usd(self, found: Story) -> str:
+        return _usd(found.cost_femto)
+
+    def get_saved_usd(self, found: Story) -> str:
+        return _usd(found.saved_femto)
+
+
+class RequestCountsOut(serializers.Serializer[Any]):
+    """Requests by how they ended, and the time to the first token that callers saw."""
+
+    start = serializers.DateTimeField()
+    requests = serializers.IntegerField()
+    completed = serializers.IntegerField()
+    cancelled = serializers.IntegerField()
+    failed = serializers.IntegerField()
+    limited = serializers.IntegerField()
+    refused = serializers.IntegerField()
+    ttft_p50_ms = serializers.IntegerField(allow_null=True)
+    ttft_p95_ms = serializers.IntegerField(allow_null=True)
+
+
+class RequestBoundByOut(serializers.Serializer[Any]):
+    """A limit or budget, and how many requests it did not allow."""
+
+    kind = serializers.CharField()
+    scope = serializers.CharField()
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    model = serializers.CharField()
+    requests = serializers.IntegerField()
+
+
+class RequestRatesOut(serializers.Serializer[Any]):
+    buckets = RequestCountsOut(many=True)
+    total = RequestCountsOut()
+    bounds = RequestBoundByOut(many=True)
+    ttft_objective_ms = serializers.IntegerField()
+
+
+@extend_schema(tags=["requests"])
+class Requests(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestPageOut)
+    def get(self, request: Request) -> Response:
+        """Requests for inference, accepted or refused, newest first."""
+        asked = RequestQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        cursor, size = asked.validated_data.get("cursor"), asked.validated_data.get("limit", selectors.PAGE)
+        with self.scope():
+            try:
+                page = selectors.requests_page(asked.asked(self.access.tenant.pk), cursor, size)
+            except BadCursor as fault:
+                raise ValidationError({"cursor": [str(fault)]}) from fault
+        usage = {row.record.request_id: row.usage for row in page.rows if row.usage is not None}
+        answer = {"next": _link(request, page.older), "previous": _link(request, page.newer)}
+        rows = RequestOut([_record(row) for row in page.rows], many=True, context={"usage": usage}).data
+        return Response({**answer, "results": rows})
+
+
+def _record(row: Listed) -> RequestRecord:
+    return row.record
+
+
+def _link(request: Request, cursor: str | None) -> str | None:
+    if cursor is None:
+        return None
+    query = urlencode({**request.query_params.dict(), "cursor": cursor})
+    return str(request.build_absolute_uri(f"{reverse('api-requests')}?{query}"))
+
+
+@extend_schema(tags=["requests"])
+class RequestDetail(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
+    def get(self, request: Request, name: str) -> Response:
+        """The whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its cost."""
+        Query(data=request.query_params.dict()).is_valid(raise_exception=True)
+        with self.scope():
+            found = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None
+        if found is None:
+            raise NotFound
+        return Response(RequestStoryOut(found).data)
+
+
+@extend_schema(tags=["requests"])
+class RequestRates(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RequestRatesOut)
+    def get(self, request: Request) -> Response:
+        """How requests went by hour or day, and which limits and budgets refused how many. By default: a day."""
+        asked = RatesQuery(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        given = asked.validated_data
+        end = given.get("to") or datetime.now(UTC)
+        start = given.get("from") or end - timedelta(days=1)
+        if not timedelta(0) < end - start <= LONGEST:
+            raise ValidationError({"from": [f"It must be before `to`, by {LONGEST.days} days at most."]})
+        with self.scope():
+            found = selectors.rates(self.access.tenant.pk, start, end, given["bucket"])
+        told = {"ttft_objective_ms": selectors.ttft_objective_ms()}
+        return Response(RequestRatesOut({**vars(found), **told}).data)

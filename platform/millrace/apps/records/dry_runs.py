@@ -1,0 +1,223 @@
+"""What a budget or a limit that is only thought of would have refused lately.
+
+An estimate, from what was settled: requests that were refused are not in it, a request counts with what it used and not
+with what was held for it, and nobody behaves otherwise than they did. What a limit or budget on trial (`dry_run`) did
+count is exact; `refused_counts` tells it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import redis
+from django.conf import settings
+from django.db.models import F, QuerySet, Sum
+
+from billing.metering.usage import Question, sums, total
+from billing.models import Budget, UsageEvent, Window
+from billing.periods import billing_zone
+from tenants.models import ApiKey
+
+DAYS = 7
+MOST_REQUESTS = 100_000  # that are looked at, from the oldest of the time on
+_INPUTS = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
+_PERIODS = {"minute": 60.0, "day": 86_400.0}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """`refused` of so many `requests`. `complete`: these are all there were in that time."""
+
+    requests: int
+    refused: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Whose requests: all the tenant's, or those of the project, key or member that is named, or for a model."""
+
+    tenant_id: int
+    project_id: int | None = None
+    key_id: int | None = None
+    member_id: int | None = None  # the user who made the keys
+    model: str | None = None
+
+    def events(self, start: datetime, end: datetime) -> QuerySet[UsageEvent]:
+        """What was used from `start` on, and not charged to nobody."""
+        rows = UsageEvent.objects.for_tenant(self.tenant_id).filter(admitted_at__gte=start, admitted_at__lt=end)
+        for name in ("project_id", "key_id", "model"):
+            if (value := getattr(self, name)) is not None:
+                rows = rows.filter(**{name: value})
+        if self.member_id is not None:
+            rows = rows.filter(key_id__in=self._members_keys())
+        return rows.exclude(verdict="failed")
+
+    def used_before(self, unit: str, start: datetime, end: datetime) -> int:
+        """What was used of the unit (money: femto-USD) in that time."""
+        if start >= end:
+            return 0
+        if self.member_id is not None:
+            keys = self._members_keys()
+            return sum(Scope(self.tenant_id, key_id=key).used_before(unit, start, end) for key in keys)
+        asked = Question(self.tenant_id, start, end, self.model, self.key_id, self.project_id)
+        found = total(sums(asked))
+        if unit == "money":
+            return found["cost_femto"]
+        if unit == "requests":
+            return found["completed"] + found["cancelled"]
+        return sum(found[name] for name in _INPUTS) + found["output"]
+
+    def _members_keys(self) -> list[int]:
+        keys = ApiKey.objects.for_tenant(self.tenant_id).filter(created_by_id=self.member_id)
+        return list(keys.values_list("pk", flat=True)[:1000])
+
+
+def budget_would_refuse(
+    scope: Scope, unit: str, period: str, amount: int, *, days: int = DAYS, now: datetime | None = None
+) -> Tried:
+    """What a hard budget of so much (nano-USD, tokens or requests) each day or month would have refused.
+
+    The period under way when the time begins counts with what was used in it before. One for good counts from then.
+    """
+    end = now or datetime.now(UTC)
+    start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
+    most = amount * 10**6 if unit == "money" else amount
+    window = _window(period, start, zone)
+    used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
+    column = {"money": F("cost_femto"), "tokens": sum((F(name) for name in _INPUTS), F("output"))}.get(unit)
+    rows = scope.events(start, end).order_by("admitted_at", "request_id", "leg")
+    values = rows.annotate(cost=column) if column is not None else rows
+    seen = refused = 0
+    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "leg")[: MOST_REQUESTS + 1]:
+        if seen == MOST_REQUESTS:
+            return Tried(seen, refused, complete=False)
+        needed = 1 if column is None else int(cost)
+        if (begun := _window(period, at, zone)) != window:
+            window, used = begun, 0
+        seen += 1
+        if used + needed > most:
+            refused += 1
+        else:
+            used += needed
+    return Tried(seen, refused, complete=True)
+
+
+def limits_would_refuse(
+    scope: Scope, limits: Mapping[str, int], *, days: int = DAYS, now: datetime | None = None
+) -> dict[str, Tried]:
+    """What each of these limits, by itself, would have refused. Names and meaning are those of a set of limits.
+
+    Raises:
+        KeyError: there is no limit of this name that could be tried.
+    """
+    end = now or datetime.now(UTC)
+    tries = {name: _Try(name, limit) for name, limit in limits.items() if limit is not None}
+    prompt = sum((F(name) for name in _INPUTS[1:]), F(_INPUTS[0]))
+    rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "leg")
+    seen, complete = 0, True
+    columns = ("admitted_at", "prompt", "output", "duration_us", "cache_read")
+    for at, *counts in rows.annotate(prompt=prompt).values_list(*columns)[: MOST_REQUESTS + 1]:
+        if seen == MOST_REQUESTS:
+            complete = False
+            break
+        seen += 1
+        moment = at.timestamp()
+        for each in tries.values():
+            each.take(moment, *counts)
+    return {name: Tried(seen, each.refused, complete) for name, each in tries.items()}
+
+
+class _Try:
+    """One limit, as requests come by."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.refused = 0
+        self._limit = limit
+        self._level, self._at = 0.0, 0.0  # of a bucket that drains at the limit's rate
+        self._ends: list[float] = []  # of requests under way
+        self._counts, _, period = name.partition("_per_")
+        if self._counts in ("requests", "tokens", "input_tokens", "output_tokens"):
+            self._seconds = _PERIODS[period]
+        elif name not in ("concurrency", "max_prompt_tokens", "max_output_tokens"):
+            raise KeyError(name)
+
+    def take(self, at: float, prompt: int, output: int, duration_us: int, cached: int) -> None:
+        needed = {
+            "requests": 1,
+            "tokens": prompt - cached + output,
+            "input_tokens": prompt - cached,
+            "output_tokens": output,
+            "max_prompt_tokens": prompt,
+            "max_output_tokens": output,
+        }
+        if self._counts == "concurrency":
+            while self._ends and self._ends[0] <= at:
+                heapq.heappop(self._ends)
+            if len(self._ends) < self._limit:
+                heapq.heappush(self._ends, at + duration_us / 1e6)
+                return
+        elif self._counts.startswith("max_"):
+            if needed[self._counts] <= self._limit:
+                return
+        else:
+            drained = max(0.0, self._level - (at - self._at) * self._limit / self._seconds)
+            self._level, self._at = drained, at
+            if drained + needed[self._counts] <= self._limit:
+                self._level += needed[self._counts]
+                return
+        self.refused += 1
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a set's limit, or a budget on trial, refused in truth and would have refused."""
+
+    kind: str  # limit or budget
+    id: int  # of the set or budget
+    name: str  # of the limit; empty for a budget
+    refused: int
+    dry: int
+
+
+def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = None) -> list[Counted]:
+    """What limits and budgets on trial have counted, today and in the days (UTC) before."""
+    end = now or datetime.now(UTC)
+    counts: dict[tuple[int, str], list[int]] = {}
+    for text, number in _counters(tenant_id, end, days):
+        why, _, name = text.partition(":")
+        set_id, _, limit = name.partition(":")
+        counts.setdefault((int(set_id), limit), [0, 0])[why == "dry"] += number
+    found = [Counted("limit", pk, name, *both) for (pk, name), both in sorted(counts.items())]
+    since = Window.objects.for_tenant(tenant_id).filter(period_start__gte=end - timedelta(days=days), refused__gt=0)
+    budgets = since.order_by("budget_id").values_list("budget_id").annotate(count=Sum("refused"))
+    return found + [Counted("budget", pk, "", 0, count) for pk, count in budgets]
+
+
+def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, int]]:
+    """The broker's counters of refusals. Without the broker there are none."""
+    names = [f"limits:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
+    try:
+        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+            pipe = broker.pipeline(transaction=False)
+            for name in names:
+                pipe.hgetall(name)
+            found: list[dict[bytes, Any]] = pipe.execute()
+    except redis.RedisError:
+        return
+    for fields in found:
+        for field, number in fields.items():
+            yield field.decode(), int(number)
+
+
+def _window(period: str, at: datetime, zone: ZoneInfo) -> datetime:
+    """When the period that the instant lies in began."""
+    if period == Budget.Period.LIFETIME:
+        return datetime(1970, 1, 1, tzinfo=UTC)
+    local = at.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    return (local.replace(day=1) if period == Budget.Period.MONTH else local).astimezone(UTC)

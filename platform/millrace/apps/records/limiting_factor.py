@@ -1,0 +1,156 @@
+"""Which limit or budget would bind a key first: of its own, its project's, its tenant's and its maker's.
+
+A key without limits of its own is not unlimited under a parent that has some.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import redis
+from django.conf import settings
+from django.db.models import Q
+
+from billing.models import Budget, Window
+from millrace.apps.records.selectors import budget_scope
+from tenants.limits.token_buckets import WINDOWS, remaining, start_of
+from tenants.models import ApiKey, LimitSet
+
+_FIXED = ("max_prompt_tokens", "max_output_tokens")  # of one request: they are never used up
+_COUNTED = ("concurrency",)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit or hard budget that holds for a key. Money is in nano-USD."""
+
+    kind: str  # limit or budget
+    scope: str  # whose it is: key, project, tenant or member
+    id: int  # of the set of limits, or the budget
+    name: str  # of the limit, or the budget
+    unit: str  # requests, tokens or money
+    period: str  # minute, day, month, lifetime; empty: at once, or of one request
+    model: str  # the only one it is for; empty: all
+    limit: int
+    left: int | None  # None: nobody knows, for the broker cannot be reached
+    resets_at: datetime | None = None  # a budget's
+
+    @property
+    def per_mille(self) -> int:
+        """What is left, of a thousand."""
+        return 1000 if self.left is None or not self.limit else self.left * 1000 // self.limit
+
+
+def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[Bound, ...]]:
+    """What holds for each of the keys, what has least left first. The tenant's scope must be open; five questions are
+    asked, however many keys there are."""
+    keys = list(keys)
+    limits, budgets = _limits(tenant_id), _budgets(tenant_id)
+    found = {}
+    for key in keys:
+        holds = [bound for row, bounds in limits if _applies(row, key) for bound in bounds]
+        holds += [bound for row, bound in budgets if _applies(row, key)]
+        found[key.pk] = tuple(sorted(holds, key=lambda bound: (bound.per_mille, bound.limit)))
+    return found
+
+
+def effective(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
+    """The lowest of each kind that holds for all models: what the key is limited to, whosever limit that is."""
+    lowest: dict[tuple[str, str, str], Bound] = {}
+    for bound in bounds:
+        kind = (bound.kind, bound.name if bound.kind == "limit" else bound.unit, bound.period)
+        if not bound.model and (kind not in lowest or bound.limit < lowest[kind].limit):
+            lowest[kind] = bound
+    return tuple(lowest.values())
+
+
+def _applies(row: LimitSet | Budget, key: ApiKey) -> bool:
+    member = row.member_id if isinstance(row, Budget) else None
+    return (
+        row.key_id in (None, key.pk)
+        and row.project_id in (None, key.project_id)
+        and member in (None, key.created_by_id)
+    )
+
+
+def _limits(tenant_id: int) -> list[tuple[LimitSet, list[Bound]]]:
+    rows = list(LimitSet.objects.for_tenant(tenant_id).filter(dry_run=False).order_by("pk"))
+    names = {
+        (row.pk, name): start_of(tenant_id, row.pk) + short
+        for row in rows
+        for name, _, _, short in WINDOWS
+        if getattr(row, name) is not None
+    }
+    held = _held(names, {row.pk: start_of(tenant_id, row.pk) + "c" for row in rows if row.concurrency is not None})
+    return [(row, list(_bounds(row, held))) for row in rows]
+
+
+def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | None) -> Iterable[Bound]:
+    now = time.time_ns() // 1_000_000
+    for name, counts, period, _ in WINDOWS:
+        limit = getattr(row, name)
+        if limit is not None:
+            of = held and held.get((row.pk, name))
+            left = None if held is None else remaining(of if isinstance(of, bytes) else None, limit, period, now)
+            unit = "requests" if counts == "requests" else "tokens"
+            yield Bound("limit", row.scope, row.pk, name, unit, name.rpartition("_per_")[2], row.model, limit, left)
+    for name in (*_COUNTED, *_FIXED):
+        limit = getattr(row, name)
+        if limit is not None:
+            taken = 0 if name in _FIXED else None if held is None else int(held.get((row.pk, name)) or 0)
+            left = None if taken is None else max(0, limit - taken)
+            unit = "requests" if name in _COUNTED else "tokens"
+            yield Bound("limit", row.scope, row.pk, name, unit, "", row.model, limit, left)
+
+
+def _held(
+    buckets: Mapping[tuple[int, str], str], places: Mapping[int, str]
+) -> dict[tuple[int, str], bytes | int | None] | None:
+    """Buckets and counts of places under way, as the broker has them; None: it cannot be reached."""
+    if not buckets and not places:
+        return {}
+    now = time.time_ns() // 1_000_000
+    try:
+        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+            pipe = broker.pipeline(transaction=False)
+            for name in buckets.values():
+                pipe.get(name)
+            for name in places.values():
+                pipe.zcount(name, now, "+inf")
+            answers = pipe.execute()
+    except redis.RedisError:
+        return None
+    return dict(zip([*buckets, *((pk, "concurrency") for pk in places)], answers, strict=True))
+
+
+def _budgets(tenant_id: int) -> list[tuple[Budget, Bound]]:
+    now = datetime.now(UTC)
+    rows = list(Budget.objects.for_tenant(tenant_id).filter(active=True, mode=Budget.Mode.HARD).order_by("pk"))
+    under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
+    found = Window.objects.for_tenant(tenant_id).filter(under_way, period_start__lte=now)
+    windows: defaultdict[int, Window | None] = defaultdict(lambda: None)
+    windows.update({window.budget_id: window for window in found.filter(budget_id__in=[row.pk for row in rows])})
+    return [(row, _of_budget(row, windows[row.pk], now)) for row in rows]
+
+
+def _of_budget(row: Budget, window: Window | None, now: datetime) -> Bound:
+    limit = row.amount + (window.carried if window else 0)
+    if row.raise_until is not None and row.raise_until > now:
+        limit += row.raise_amount
+    used = -(-int(window.used) // 10**6) + window.held if window else 0
+    return Bound(
+        "budget",
+        budget_scope(row),
+        row.pk,
+        row.name,
+        row.unit,
+        row.period,
+        "",
+        limit,
+        max(0, limit - used),
+        window.period_end if window else None,
+    )

@@ -1,0 +1,45 @@
+"""The web jobs of request records (see millrace/records/schedule.py for when they run)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from celery import shared_task
+from django.db import connection
+
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system
+
+AT_ONCE = 5_000  # rows: each transaction is short
+_RECORDS = """
+DELETE FROM records_requestrecord WHERE ctid = ANY(ARRAY(
+    SELECT r.ctid FROM records_requestrecord r
+    WHERE r.at < %(before)s OR r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
+    LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+"""
+_CONTENT = """
+DELETE FROM records_requestcontent WHERE ctid = ANY(ARRAY(
+    SELECT c.ctid FROM records_requestcontent c JOIN tenants_tenant t ON t.id = c.tenant_id
+    WHERE c.at < greatest(%(before)s, %(now)s - make_interval(days => t.keep_content_days)) OR t.status = 'purged'
+    LIMIT %(most)s FOR UPDATE OF c SKIP LOCKED))
+"""
+
+
+@shared_task(name="records.sweep")
+def sweep(now: datetime | None = None) -> int:
+    """Remove records and contents that are too old, and those of purged tenants; returns how many."""
+    now = now or datetime.now(UTC)
+    before = now - timedelta(days=platform_settings().record_days)
+    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT))
+
+
+def _delete(statement: str, now: datetime, before: datetime) -> int:
+    removed = 0
+    while True:
+        with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+            cursor.execute(statement, {"before": before, "now": now, "most": AT_ONCE})
+            count = int(cursor.rowcount)
+        removed += count
+        if count < AT_ONCE:
+            return removed

@@ -1,0 +1,13 @@
+"""The log of requests, below /api/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from millrace.apps.records import api
+
+urlpatterns = [
+    path("requests", api.Requests.as_view(), name="api-requests"),
+    path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),
+    path("requests/<str:name>", api.RequestDetail.as_view(), name="api-request"),
+]

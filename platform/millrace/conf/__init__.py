@@ -1,0 +1,1 @@
+"""Configuration: environment, Django settings, URLs, the ASGI application, Celery and logging."""

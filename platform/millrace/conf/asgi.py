@@ -1,0 +1,26 @@
+"""What the ASGI server serves: /v1 and the health endpoints by the gateway's consumers, all else by Django."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.asgi import get_asgi_application
+from django.urls import re_path
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.conf.settings")
+django_application = get_asgi_application()
+
+from millrace.conf.console_bodies import BoundedBodies  # noqa: E402 - Django is set up first
+from millrace.gateway.app import lifespan  # noqa: E402
+from millrace.gateway.routes import ROUTES, SOCKETS  # noqa: E402
+
+everything_else: Any = BoundedBodies(django_application)
+application = ProtocolTypeRouter(
+    {
+        "http": URLRouter([*ROUTES, re_path("", everything_else)]),
+        "websocket": URLRouter(SOCKETS),
+        "lifespan": lifespan,
+    }
+)

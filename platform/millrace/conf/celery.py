@@ -1,0 +1,53 @@
+"""The Celery app of web jobs and beat. Its tasks are the `tasks` modules of the Django apps.
+
+Inference does not go through it: that is `inference_worker.worker.app`, which knows no Django.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+from celery.signals import setup_logging
+
+from billing.schedule import BEAT_SCHEDULE as BILLING
+from millrace.apps.batches.schedule import BEAT_SCHEDULE as BATCHES
+from millrace.apps.operations.schedule import BEAT_SCHEDULE as OPERATIONS
+from millrace.apps.outcomes.schedule import BEAT_SCHEDULE as OUTCOMES
+from millrace.apps.records.schedule import BEAT_SCHEDULE as RECORDS
+from millrace.conf import logs
+from millrace.conf.environment import platform_settings
+from tenants.schedule import BEAT_SCHEDULE as TENANTS
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.conf.settings")
+
+_settings = platform_settings()
+
+app = Celery("millrace")
+app.conf.update(
+    broker_url=_settings.broker_url,
+    broker_connection_retry_on_startup=True,
+    broker_channel_error_retry=True,  # Valkey refuses writes while its disk is full
+    broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "web:"},
+    accept_content=["json"],
+    beat_schedule=BATCHES | BILLING | OPERATIONS | OUTCOMES | RECORDS | TENANTS,
+    beat_schedule_filename=str(_settings.state_dir / "beat-schedule"),
+    result_backend=None,
+    task_acks_late=True,
+    task_default_queue="web",
+    task_ignore_result=True,
+    task_reject_on_worker_lost=True,
+    task_serializer="json",
+    task_time_limit=900,
+    timezone="UTC",
+    worker_prefetch_multiplier=1,
+    worker_send_task_events=False,
+)
+app.autodiscover_tasks()
+
+
+@setup_logging.connect
+def _set_up_logging(**_: Any) -> None:
+    """Keep Celery from installing its own handlers."""
+    logs.configure({"level": _settings.log_level, "format": _settings.log_format})

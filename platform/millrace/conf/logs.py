@@ -1,0 +1,22 @@
+"""The platform's logs: the same lines on stderr as the worker's."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from inference_worker.contract.logs import configure_logging
+
+
+def configure(options: dict[str, Any]) -> None:
+    """Set up logging. `options`: `level` (debug, info, warning, error) and `format` (text or json).
+
+    Django calls this with its LOGGING setting (see LOGGING_CONFIG); other processes call it themselves.
+    """
+    configure_logging(options["level"], options["format"])
+    # Django and uvicorn have given these handlers and formats of their own by now.
+    for name in ("django", "django.server", "uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    logging.getLogger("pikepdf").setLevel(logging.WARNING)  # it greets whenever it is imported

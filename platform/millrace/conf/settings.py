@@ -1,0 +1,266 @@
+"""Django's settings, all derived from the typed ones in `millrace.conf.environment`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from millrace.conf.environment import database_parameters, email_parameters, platform_settings
+from tenants.isolation.db_roles import APP
+
+_settings = platform_settings()
+_https = _settings.public_url.startswith("https://")
+
+BASE_DIR = Path(__file__).resolve().parents[3]
+SECRET_KEY = _settings.secret_key
+DEBUG = _settings.debug
+ALLOWED_HOSTS = list(_settings.allowed_hosts)
+ROOT_URLCONF = "millrace.conf.urls"
+CELERY_APP = "millrace.conf.celery.app"  # by name: it imports the schedules of all apps
+ASGI_APPLICATION = "millrace.conf.asgi.application"
+
+INSTALLED_APPS = [
+    "frontend",  # before those whose pages it shows in its own style
+    "tenants.admin_config.RawAdminConfig",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
+    "channels",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "tenants",
+    "billing",
+    "millrace.apps.batches",
+    "millrace.apps.outcomes",
+    "millrace.devserver.demo",
+    "millrace.apps.records",
+    "millrace.apps.operations",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.middleware.gzip.GZipMiddleware",
+    "millrace.conf.middleware.SecurityHeaders",
+    "millrace.conf.middleware.WholeStaticFiles",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "frontend.accounts.throttling.LoginThrottling",
+    "allauth.account.middleware.AccountMiddleware",
+    "millrace.conf.middleware.Acting",
+    "frontend.accounts.second_factor.OperatorSecondFactor",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "frontend.core.context.look",
+            ],
+        },
+    },
+]
+
+# Data
+
+
+def _database(url: str, *, role: str = "") -> dict[str, Any]:
+    """A database's settings; with `role`, its sessions start in that one (see tenants.isolation.db_roles)."""
+    found = database_parameters(url)
+    given = found["OPTIONS"]
+    options = {"application_name": "millrace", "connect_timeout": 5, **given}
+    if role:
+        options["options"] = f"{given.get('options', '')} -c role={role}".strip()
+    return {"ENGINE": "django.db.backends.postgresql", **found, "OPTIONS": options}
+
+
+DATABASES = {"default": _database(_settings.database_url, role=APP)}
+DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 10}
+# A connection from before a restart of PostgreSQL is replaced, instead of failing a request.
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+# The tables' owner, for `manage.py migrate` alone.
+DATABASES["owner"] = _database(_settings.owner_database_url or _settings.database_url)
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": _settings.broker_url,
+        "KEY_PREFIX": "django",
+    }
+}
+
+# People
+
+AUTH_USER_MODEL = "tenants.User"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+LOGIN_URL = "/login"
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "/login"
+
+# Logging in: django-allauth, by e-mail address and password, then TOTP; or by OpenID Connect. Nobody signs up by
+# themselves: people come by invitation (tenants.invitations) or are made by an operator.
+
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+ACCOUNT_ADAPTER = "frontend.accounts.adapters.AccountAdapter"
+ACCOUNT_FORMS = {
+    "login": "frontend.accounts.adapters.LogInForm",
+    "change_password": "frontend.accounts.adapters.ChangePassword",
+    "reset_password": "frontend.accounts.adapters.ResetPassword",
+}
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_EMAIL_SUBJECT_PREFIX = ""
+ACCOUNT_LOGOUT_REDIRECT_URL = LOGOUT_REDIRECT_URL
+ACCOUNT_SESSION_REMEMBER = True
+ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
+ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
+# Replaced by tenants.login_throttle, which does not refuse known devices for what others do. The rest keeps allauth's
+# limits.
+ACCOUNT_RATE_LIMITS = dict.fromkeys(("login", "login_failed", "reauthenticate", "reset_password", "change_password"))
+MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+MFA_TOTP_ISSUER = "Millrace"
+MFA_FORMS = {
+    "authenticate": "frontend.accounts.adapters.EnterCode",
+    "reauthenticate": "frontend.accounts.adapters.EnterCodeAgain",
+    "activate_totp": "frontend.accounts.adapters.ActivateTotp",
+}
+SOCIALACCOUNT_ADAPTER = "frontend.accounts.adapters.SocialAccountAdapter"
+SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's word for a verified address is believed
+SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True
+SOCIALACCOUNT_QUERY_EMAIL = True
+SOCIALACCOUNT_PROVIDERS = {
+    "openid_connect": {
+        "OAUTH_PKCE_ENABLED": True,
+        "APPS": [
+            {
+                "provider_id": "sso",
+                "name": _settings.oidc_name,
+                "client_id": _settings.oidc_client_id,
+                "secret": _settings.oidc_client_secret,
+                "settings": {"server_url": _settings.oidc_issuer},
+            }
+        ]
+        if _settings.oidc_issuer
+        else [],
+    }
+}
+OPERATORS_NEED_TOTP = _settings.operators_need_totp
+
+# Mail
+
+globals().update(email_parameters(_settings.email_url, _settings.state_dir / "mail"))
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _settings.email_from
+
+# Words and times
+
+LANGUAGE_CODE = "en-gb"
+TIME_ZONE = "UTC"
+USE_TZ = True
+USE_I18N = False
+
+# Static files, straight from the apps' folders: there is no collectstatic step
+
+STATIC_URL = "static/"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = DEBUG
+
+# Management API
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PAGINATION_CLASS": "tenants.api.pagination.NewestFirst",
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "tenants.problems.problem_handler",
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Millrace management API",
+    "DESCRIPTION": "Tenants, keys, limits, budgets, usage and invoices.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "ENUM_NAME_OVERRIDES": {
+        "LegVerdict": "billing.models.usage.Verdict",
+        "RequestVerdict": "millrace.apps.records.models.Verdict",
+        "InvoiceState": "billing.models.invoicing.Invoice.State",
+        "PriceVersionState": "billing.models.prices.PriceVersion.State",
+        "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",
+    },
+}
+
+# Security
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = _settings.max_body_bytes
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self' data:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+X_FRAME_OPTIONS = "DENY"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+CSRF_COOKIE_HTTPONLY = True
+CSRF_COOKIE_SAMESITE = "Lax"
+if _https:
+    CSRF_TRUSTED_ORIGINS = [_settings.public_url]
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SECURE_SSL_REDIRECT = True
+    SECURE_HSTS_SECONDS = 365 * 24 * 3600
+    SECURE_HSTS_INCLUDE_SUBDOMAINS = True
+    SECURE_HSTS_PRELOAD = True
+    SESSION_COOKIE_SECURE = True
+    CSRF_COOKIE_SECURE = True
+
+# Logs
+
+LOGGING_CONFIG = "millrace.conf.logs.configure"
+LOGGING = {"level": _settings.log_level, "format": _settings.log_format}

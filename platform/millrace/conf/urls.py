@@ -1,0 +1,27 @@
+"""Everything but the data plane (/v1 and the health endpoints are the gateway's, see millrace.gateway.routes)."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import RedirectView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+
+from millrace.conf.environment import platform_settings
+
+urlpatterns = [
+    path("", include("frontend.urls")),
+    path("api/", RedirectView.as_view(pattern_name="docs"), name="api"),
+    path("api/", include("tenants.api.urls")),
+    path("api/", include("billing.urls")),
+    path("api/", include("millrace.apps.records.urls")),
+    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path(
+        "api/docs/",
+        SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="frontend/docs.html"),
+        name="docs",
+    ),
+]
+if platform_settings().django_admin:
+    urlpatterns.append(path("ops/raw/", admin.site.urls))
+handler404 = "tenants.problems.not_found"

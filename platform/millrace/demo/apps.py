@@ -1,9 +1,0 @@
-from __future__ import annotations
-
-from django.apps import AppConfig
-
-
-class DemoConfig(AppConfig):
-    """The command `demo_traffic`; it has no tables of its own."""
-
-    name = "millrace.demo"

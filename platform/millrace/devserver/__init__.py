@@ -1,0 +1,1 @@
+"""`millrace up`: the supervisor, embedded PostgreSQL and Valkey, and demo data."""

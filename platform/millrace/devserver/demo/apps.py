@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class DemoConfig(AppConfig):
+    """The command `demo_traffic`; it has no tables of its own."""
+
+    name = "millrace.devserver.demo"

@@ -1,0 +1,231 @@
+"""Sends the history the way that real usage takes: held in the windows of budgets, settled by the settler's ingest.
+
+What a hard budget has no room for was refused, so it is no usage. NOTE: slices are noted as made on the day of their
+usage: the reconciler compares slices lately made with events lately admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import connection
+
+from billing.actions.budgets import do_make_budget
+from billing.budgets.budget_leases import LEASE_SECONDS, SETTLING_SECONDS, UNITS
+from billing.metering import rollups
+from billing.metering.ingest import Message, Outcome, settle
+from billing.metering.partitions import ensure_partitions
+from billing.models import Budget, CompiledSheet, UsageEvent
+from billing.pricing.pricing import PriceIndex
+from billing.pricing.rating import rate
+from inference_worker.contract.messages import encode
+from millrace.devserver.demo.history import PREFIX, Span, Use, months, uses
+from millrace.devserver.demo.records import record
+from millrace.devserver.demo.seeding import Models, Player
+from millrace.devserver.demo.tenants import BudgetSpec
+from tenants.actions import record_key_use
+from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.scopes import system, tenant_scope
+from tenants.models import ApiKey
+
+BATCH = 2000
+FEMTO_PER_NANO = 10**6
+_OPEN = "SELECT window_id, unit FROM billing_open_windows(%s, %s, %s, %s)"
+_LEASE = """
+SELECT slice_id, fence, window_id, room
+FROM billing_lease(%s, 'demo', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, NULL, NULL, NULL)
+"""
+_LASTING, _LONGEST = timedelta(seconds=LEASE_SECONDS), timedelta(seconds=SETTLING_SECONDS)
+_DATE = "UPDATE billing_slice SET made_at = %s WHERE id = %s"
+
+
+@dataclass
+class Told:
+    """How far it is."""
+
+    done: int = 0  # days of tenants
+    of: int = 0
+    settled: int = 0
+    known: int = 0  # settled by an earlier run
+    refused: int = 0
+    quarantined: int = 0
+
+
+def prices() -> PriceIndex:
+    """Every sheet there is."""
+    index = PriceIndex()
+    with system(SystemUse.COMMAND):
+        index.add(row.decoded() for row in CompiledSheet.objects.order_by("pk"))
+    return index
+
+
+def backfill(players: Sequence[Player], span: Span, models: Models, tell: Callable[[Told], None]) -> Told:
+    """Settle what each tenant used until now and no run before has settled; then bring the rollups up to date."""
+    index, told = prices(), Told()
+    plan = {player.spec.slug: list(span.all_days(player)) for player in players}
+    for month in months([day for days in plan.values() for day in days]):
+        ensure_partitions(month)
+    told.of = sum(len(days) for days in plan.values())
+    for player in players:
+        history = {day: uses(player, day, span, models, index) for day in plan[player.spec.slug]}
+        everything = [use for day in history.values() for use in day]
+        _budgets(player, everything, span.now)
+        sending = _Sending(player, told)
+        for day, found in history.items():
+            sending.send(day, found)
+            told.done += 1
+            tell(told)
+        sending.flush()
+        record(player, everything, span.now)
+    rollups.build()
+    return told
+
+
+def _budgets(player: Player, history: Sequence[Use], now: datetime) -> None:
+    """The budgets that are missing; some are as large as part of what the history comes to."""
+    spec = player.spec
+    wanted: list[tuple[BudgetSpec, ApiKey | None]] = [(budget, None) for budget in spec.budgets]
+    wanted += [(budget, player.keys[key.name]) for key in spec.keys for budget in key.budgets]
+    with tenant_scope(player.tenant):
+        known = set(Budget.objects.for_tenant(player.tenant).values_list("name", flat=True))
+    for budget, key in wanted:
+        if budget.name in known:
+            continue
+        do_make_budget(
+            player.tenant,
+            key=key,
+            member=player.people[budget.member] if budget.member else None,
+            name=budget.name,
+            unit=budget.unit,
+            period=budget.period,
+            amount=_amount(budget, history, now),
+            mode=budget.mode,
+            clamp=budget.clamp,
+            rollover_cap=budget.rollover_cap,
+            raise_amount=budget.raise_amount,
+            raise_until=now + timedelta(days=7) if budget.raise_amount else None,
+        )
+
+
+def _amount(budget: BudgetSpec, history: Sequence[Use], now: datetime) -> int:
+    if isinstance(budget.amount, int):
+        return budget.amount
+    since = {
+        "month": now.replace(day=1, hour=0, minute=0, second=0, microsecond=0),
+        "days": now - timedelta(days=30),
+        "ever": datetime.min.replace(tzinfo=UTC),
+    }[budget.of]
+    events = [use.event for use in history if _moment(use) >= since]
+    spent = sum(rated.cost_femto for rated in rate(events) if not isinstance(rated, Exception)) // FEMTO_PER_NANO
+    cent = 10**7
+    return max(cent, round(spent * budget.amount / cent) * cent)
+
+
+class _Sending:
+    """One tenant's usage on its way to the settler."""
+
+    def __init__(self, player: Player, told: Told) -> None:
+        self._player, self._told = player, told
+        self._waiting: list[Message] = []
+        self._unbounded: set[str] = set()  # keys that no budget is for
+        with tenant_scope(player.tenant):
+            events = UsageEvent.objects.for_tenant(player.tenant).filter(request_id__startswith=PREFIX)
+            self._known = set(events.values_list("request_id", flat=True))
+
+    def send(self, day: date, found: Iterable[Use]) -> None:
+        """Settle a day's requests, each key's together, as they fit its budgets."""
+        by_key: dict[str, list[Use]] = {}
+        for use in found:
+            if use.event.envelope.request_id in self._known:
+                self._told.known += 1
+            else:
+                by_key.setdefault(use.key, []).append(use)
+        for key, group in by_key.items():
+            self._admit(key, day, group)
+        if by_key:
+            last = {group[-1].event.envelope.key_id: _moment(group[-1]) for group in by_key.values()}
+            record_key_use(last)
+
+    def flush(self) -> None:
+        messages, self._waiting = self._waiting, []
+        if not messages:
+            return
+        outcome: Outcome = settle(messages)
+        self._told.settled += outcome.settled
+        self._told.quarantined += outcome.quarantined
+
+    def _admit(self, key: str, day: date, group: Sequence[Use]) -> None:
+        """As much of the group as fits: by and by, since what waits to be settled holds more than it will use."""
+        while group:
+            slice_, rooms = self._lease(key, day, group)
+            if not rooms:
+                self._queue(group, slice_)
+                return
+            if self._waiting:
+                self.flush()
+                continue
+            fitting, group = _divided(group, rooms)
+            if not fitting:
+                self._told.refused += len(group)
+                return
+            self._admit(key, day, fitting)
+
+    def _lease(self, key: str, day: date, group: Sequence[Use]) -> tuple[tuple[int, int] | None, dict[str, int]]:
+        """A slice of just what the group holds, of the windows on the key's way that day; or, by units, what room there
+        is where it is short. Neither: no budget is for the key."""
+        if key in self._unbounded:
+            return None, {}
+        row, tenant = self._player.keys[key], self._player.tenant
+        noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
+        amount = [sum(use.need[unit] for use in group) for unit in UNITS]
+        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+            cursor.execute(_OPEN, [tenant.pk, row.project_id, row.pk, noon])
+            unit_of = dict(cursor.fetchall())
+            if not unit_of:
+                self._unbounded.add(key)
+                return None, {}
+            asked: list[Any] = [tenant.pk, list(unit_of), amount, amount, amount, _LASTING, _LONGEST]
+            cursor.execute(_LEASE, asked)
+            rows = cursor.fetchall()
+            slice_id, fence = rows[0][:2]
+            if slice_id is not None:
+                cursor.execute(_DATE, [_moment(group[0]), slice_id])
+                return (slice_id, fence), {}
+        rooms: dict[str, int] = {}
+        for _, _, window_id, room in rows:
+            unit = unit_of[window_id]
+            rooms[unit] = min(room, rooms.get(unit, room))
+        return None, rooms
+
+    def _queue(self, group: Sequence[Use], slice_: tuple[int, int] | None) -> None:
+        self._waiting += [Message(use.event.envelope.request_id, encode(_held(use, slice_))) for use in group]
+        if len(self._waiting) >= BATCH:
+            self.flush()
+
+
+def _held(use: Use, slice_: tuple[int, int] | None) -> Any:
+    """The event as the worker would send it, with what was held for it."""
+    held = {"hold": use.need["money"], "hold_tokens": use.need["tokens"]}
+    if slice_ is not None:
+        held |= {"slice_id": slice_[0], "fence": slice_[1]}
+    return msgspec.structs.replace(use.event, envelope=msgspec.structs.replace(use.event.envelope, **held))
+
+
+def _divided(group: Sequence[Use], rooms: dict[str, int]) -> tuple[list[Use], list[Use]]:
+    """Those that fit into the rooms one after another, and the others."""
+    fitting, rest, left = [], [], dict(rooms)
+    for use in group:
+        if all(use.need[unit] <= room for unit, room in left.items()):
+            left = {unit: room - use.need[unit] for unit, room in left.items()}
+            fitting.append(use)
+        else:
+            rest.append(use)
+    return fitting, rest
+
+
+def _moment(use: Use) -> datetime:
+    return datetime.fromtimestamp(use.event.envelope.admitted_at / 1_000_000, UTC)

@@ -1,0 +1,195 @@
+"""Who plays: tenants, their people, keys, budgets and limits. All invented; all bear `(demo)` in their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from billing.pricing.pricing import Component, Tier
+
+DOLLAR = 10**9  # nano-USD
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a key is used for: how much, and what a usual request looks like."""
+
+    share: int  # of its tenant's requests, in proportion to the other keys'
+    prompt: int  # tokens, the median
+    output: int
+    model: Literal["first", "second", "embedding"] = "first"  # of those the platform serves
+    tier: Tier = Tier.STANDARD
+    reused: float = 0.6  # of the prompt, read from the cache once the customer knows how
+    writes: Component | None = None  # it marks what to keep, for this long
+
+
+@dataclass(frozen=True)
+class BudgetSpec:
+    """A budget of the tenant, a project, a key or a member. `amount`: whole nano-USD, tokens or requests; or, as a
+    float, so many times what was used: in this month so far, in 30 days, or ever, as `of` says."""
+
+    name: str
+    unit: Literal["money", "tokens", "requests"]
+    period: Literal["day", "month", "lifetime"]
+    amount: int | float
+    mode: Literal["hard", "soft", "dry_run"] = "hard"
+    clamp: bool = False
+    member: str = ""
+    raise_amount: int = 0  # for a week
+    rollover_cap: int = 0
+    of: Literal["month", "days", "ever"] = "month"
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    name: str
+    work: Work | None = None  # None: it is never used
+    project: str = "default"
+    by: str = "owner"
+    budgets: tuple[BudgetSpec, ...] = ()
+    limits: dict[str, int] = field(default_factory=dict)
+    first_model_only: bool = False
+    expires_in_days: int | None = None
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class Person:
+    name: str
+    role: str
+
+
+@dataclass(frozen=True)
+class TenantSpec:
+    slug: str
+    name: str
+    country: str
+    city: str
+    people: dict[str, Person]
+    projects: dict[str, str] = field(default_factory=dict)
+    keys: tuple[KeySpec, ...] = ()
+    budgets: tuple[BudgetSpec, ...] = ()
+    limits: dict[str, int] = field(default_factory=dict)
+    operator_limits: dict[str, int] = field(default_factory=dict)
+    volume: float = 1.0  # requests, beside the others'
+    welcome: int = 0  # promotional credit in last month, nano-USD
+    vat_id: str = ""
+    routed: bool = False  # has a model name of its own
+
+    def email(self, who: str) -> str:
+        return f"{who}@{self.slug}.example"
+
+
+HARBOUR = TenantSpec(
+    slug="demo-harbour",
+    name="Harbour Books (demo)",
+    country="DE",
+    city="Bremen",
+    people={
+        "owner": Person("Hanna Brandt", "owner"),
+        "admin": Person("Levin Ott", "admin"),
+        "dev": Person("Noor Saleh", "developer"),
+        "books": Person("Greta Falk", "billing"),
+        "guest": Person("Emil Voss", "readonly"),
+    },
+    projects={"default": "Default", "search": "Shelf search"},
+    keys=(
+        KeySpec(
+            "Shop assistant",
+            Work(6, 900, 180, writes=Component.CACHE_WRITE_5M),
+            by="dev",
+            budgets=(BudgetSpec("Assistant, tokens a day", "tokens", "day", 500_000),),
+            limits={"requests_per_minute": 600, "concurrency": 32},
+        ),
+        KeySpec("Nightly blurbs", Work(2, 1500, 420, model="second", tier=Tier.BATCH, reused=0.3), by="dev"),
+        KeySpec("Search", Work(3, 60, 0, model="embedding", reused=0.0), project="search", by="admin"),
+        KeySpec("Staging", Work(1, 500, 120), by="dev", expires_in_days=20, first_model_only=True),
+        KeySpec("Old laptop", by="admin", revoked=True),
+    ),
+    budgets=(
+        BudgetSpec("The month", "money", "month", 1.6, of="days"),
+        BudgetSpec("Noor, watched", "money", "month", 60 * DOLLAR, mode="soft", member="dev", rollover_cap=20 * DOLLAR),
+    ),
+    limits={"requests_per_minute": 1200, "tokens_per_day": 90_000_000},
+    volume=1.3,
+    routed=True,
+)
+LANTERN = TenantSpec(
+    slug="demo-lantern",
+    name="Lantern Clinic (demo)",
+    country="US",
+    city="Portland",
+    people={
+        "owner": Person("Ruth Okafor", "owner"),
+        "dev": Person("Sam Whitlock", "developer"),
+        "books": Person("Ida Marsh", "billing"),
+    },
+    projects={"default": "Default", "letters": "Letters"},
+    keys=(
+        KeySpec("Triage notes", Work(4, 1800, 260, writes=Component.CACHE_WRITE_1H), by="dev"),
+        KeySpec("Letter drafts", Work(2, 700, 520, model="second"), project="letters", by="dev"),
+        KeySpec("Urgent", Work(1, 400, 90, tier=Tier.PRIORITY), by="owner", limits={"max_output_tokens": 512}),
+    ),
+    budgets=(BudgetSpec("Monthly cap", "money", "month", 1.06, clamp=True),),
+    operator_limits={"requests_per_minute": 900},
+    welcome=25 * DOLLAR,
+)
+COPPER = TenantSpec(
+    slug="demo-copper",
+    name="Copper Kettle Games (demo)",
+    country="FR",
+    city="Lyon",
+    people={
+        "owner": Person("Anaïs Girard", "owner"),
+        "dev": Person("Tomas Lind", "developer"),
+    },
+    keys=(
+        KeySpec("Village dialogue", Work(5, 600, 240), by="dev", limits={"requests_per_minute": 60}),
+        KeySpec(
+            "Quest writer",
+            Work(2, 2400, 700, model="second", tier=Tier.FLEX, reused=0.4),
+            by="dev",
+            budgets=(BudgetSpec("Quests a day", "requests", "day", 100, mode="dry_run"),),
+        ),
+    ),
+    budgets=(BudgetSpec("Pilot", "money", "lifetime", 0.97, of="ever"),),
+    volume=0.8,
+    vat_id="FR00000000000",
+)
+MEADOW = TenantSpec(
+    slug="demo-meadow",
+    name="Meadow Research (demo)",
+    country="NL",
+    city="Utrecht",
+    people={
+        "owner": Person("Jaap Verhoef", "owner"),
+        "admin": Person("Mira Castell", "admin"),
+        "dev": Person("Ola Nyberg", "developer"),
+    },
+    projects={"default": "Default", "papers": "Paper reader"},
+    keys=(
+        KeySpec(
+            "Paper reader",
+            Work(4, 3200, 300, reused=0.75, writes=Component.CACHE_WRITE_1H),
+            project="papers",
+            by="dev",
+            budgets=(
+                BudgetSpec("Reader, a month", "money", "month", 75 * DOLLAR, raise_amount=25 * DOLLAR),
+                BudgetSpec("Reader, a trial", "money", "day", 2 * DOLLAR, mode="dry_run"),
+            ),
+        ),
+        KeySpec("Corpus vectors", Work(3, 240, 0, model="embedding", reused=0.0), project="papers", by="admin"),
+        KeySpec("Notebook", Work(1, 800, 350, reused=0.2), by="dev", limits={"tokens_per_minute": 200_000}),
+    ),
+    budgets=(BudgetSpec("Requests a day", "requests", "day", 1_000),),
+    limits={"concurrency": 64, "long_queue": 6000, "long_cap": 4},
+    vat_id="NL000000000B00",
+)
+BLANK = TenantSpec(
+    slug="demo-blank",
+    name="Blank Page (demo)",
+    country="DE",
+    city="Kiel",
+    people={"owner": Person("Pia Sommer", "owner")},
+)
+CAST = (HARBOUR, LANTERN, COPPER, MEADOW, BLANK)

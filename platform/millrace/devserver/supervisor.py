@@ -1,0 +1,261 @@
+"""Supervision of a set of child processes: they are restarted when they end, and stopped in order.
+
+Each child leads a session of its own, so that Ctrl-C reaches the supervisor only, and dies with the supervisor. A
+child that ends is started again after a pause. The pause belongs to this child and doubles with each death, up to
+MAX_PAUSE_SECONDS. Other children are not touched. Only while the platform starts for the first time, a child that keeps
+ending makes the start fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from millrace.devserver.processes import ProcessState
+from millrace.devserver.program import Program
+
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 30.0
+HEALTHY_SECONDS = 60.0  # a child that has run this long starts with the first pause again
+MAX_START_DEATHS = 5  # of one child while the platform starts: then the start has failed
+STEADY_SECONDS = 3.0  # a child without a readiness check has started when it has run this long
+POLL_SECONDS = 0.05
+EXIT_HOOK_SECONDS = 3.0
+LOG_BYTES = 10 * 2**20
+TAIL_LINES = 20
+Publish = Callable[[Sequence[ProcessState]], None]
+
+
+class ChildFailed(Exception):
+    """A child did not become ready when the platform started; the message holds the end of its log."""
+
+
+@dataclass(eq=False)
+class Child:
+    """A program and its present process, if it has one."""
+
+    program: Program
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    keeper: asyncio.Task[None] | None = None
+    started_at: float = 0.0  # the present process
+    deaths: int = 0  # since it last ran for HEALTHY_SECONDS
+    last_end: str = ""
+    next_start_at: float = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def state(self) -> ProcessState:
+        """What is published of the child."""
+        return ProcessState(self.program.name, self.is_running, self.deaths, self.last_end, self.next_start_at)
+
+
+class Supervisor:
+    """Runs programs. They are stopped in the reverse of the order in which they were added, whenever they started.
+
+    `publish` receives the state of all children after each change.
+    """
+
+    def __init__(self, logs: Path, tell: Callable[[str], None], publish: Publish | None = None) -> None:
+        self._children: dict[str, Child] = {}
+        self._logs = logs
+        self._tell = tell
+        self._publish_states = publish
+        self._stopping = False
+        self._starting = True  # the platform starts: a child that keeps ending makes it fail
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def add(self, programs: Iterable[Program]) -> None:
+        """Take charge of programs, without starting them."""
+        for program in programs:
+            self._children[program.name] = Child(program, self._logs / f"{program.name}.log")
+
+    async def start(self, name: str) -> None:
+        """Start a program and wait until it is ready.
+
+        Raises:
+            ChildFailed: this or another child keeps ending, or this one is not ready in its time.
+        """
+        child = self._children[name]
+        child.keeper = asyncio.create_task(self._keep(child))
+        until = time.monotonic() + child.program.ready_seconds
+        while not await self._is_ready(child):
+            if self._failed.done():
+                self._failed.result()
+            if time.monotonic() > until:
+                raise ChildFailed(f"{name} is not ready after {child.program.ready_seconds:.0f} s\n{tail(child.log)}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def finish_start(self) -> None:
+        """Wait until every child has run for STEADY_SECONDS. From then on no death makes the platform fail.
+
+        Raises:
+            ChildFailed: a child keeps ending.
+        """
+        while not all(self._is_steady(child) for child in self._children.values() if child.keeper is not None):
+            if self._failed.done():
+                self._failed.result()
+            await asyncio.sleep(POLL_SECONDS)
+        self._starting = False
+
+    async def watch(self) -> None:
+        """Wait for a failure of the start. Once the start is finished, wait forever.
+
+        Raises:
+            ChildFailed: a child keeps ending.
+        """
+        await asyncio.shield(self._failed)
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Stop all, last first; once `hurry` is set, without waiting for any to end by itself."""
+        self._stopping = True
+        self._failed.cancel()
+        for child in reversed(self._children.values()):
+            if child.keeper is None:
+                continue
+            if child.process is not None and child.process.returncode is None:
+                await self._stop_one(child, child.process, hurry)
+                await asyncio.wait([child.keeper], timeout=EXIT_HOOK_SECONDS)  # it calls `on_exit`, then returns
+            child.keeper.cancel()
+            await asyncio.gather(child.keeper, return_exceptions=True)
+
+    def pid(self, name: str) -> int | None:
+        """The process id of a running child."""
+        process = self._children[name].process
+        return process.pid if process and process.returncode is None else None
+
+    async def _is_ready(self, child: Child) -> bool:
+        if not child.is_running:
+            return False
+        return child.program.ready is None or await asyncio.to_thread(child.program.ready)
+
+    def _is_steady(self, child: Child) -> bool:
+        if child.program.ready is not None:  # `start` has waited for that
+            return child.is_running
+        return child.is_running and time.monotonic() - child.started_at >= STEADY_SECONDS
+
+    async def _keep(self, child: Child) -> None:
+        """Run the child again and again, until the supervisor stops or the start has failed."""
+        name = child.program.name
+        while not self._stopping:
+            child.started_at = time.monotonic()
+            try:
+                end = ended(await self._run_once(child))
+            except OSError as exc:
+                end = f"cannot be started: {exc}"
+                if self._starting:
+                    self._fail_start(f"{name} {end}")
+                    return
+            if self._stopping:
+                return
+            pause = self._note_death(child, end)
+            if self._starting and child.deaths >= MAX_START_DEATHS:
+                advice = "Fix what its log names, then start again."
+                self._fail_start(
+                    f"{name} {end}, {child.deaths} times before all was ready. {advice}\n{tail(child.log)}"
+                )
+                return
+            self._tell(f"{name} {end}; starting it again in {pause:g} s (log: {child.log})")
+            await asyncio.sleep(pause)
+
+    def _note_death(self, child: Child, end: str) -> float:
+        """Count a death and publish it; returns the seconds until the next start."""
+        now = time.monotonic()
+        if now - child.started_at >= HEALTHY_SECONDS:
+            child.deaths = 0
+        child.deaths += 1
+        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(child.deaths - 1, 32))
+        child.last_end = end.removeprefix("was ")
+        child.next_start_at = now + pause
+        self._publish()
+        return pause
+
+    def _forget_deaths(self, child: Child, process: asyncio.subprocess.Process) -> None:
+        """Reset the back-off of a child whose process still runs."""
+        if child.process is process and child.is_running:
+            child.deaths = 0
+            self._publish()
+
+    def _publish(self) -> None:
+        if self._publish_states is None:
+            return
+        with contextlib.suppress(OSError):  # the disk may be broken: nothing depends on it
+            self._publish_states([child.state for child in self._children.values() if child.keeper is not None])
+
+    async def _run_once(self, child: Child) -> int:
+        with _open_log(child.log) as log:
+            process = await asyncio.create_subprocess_exec(
+                *child.program.argv, stdout=log, stderr=log, **child.program.popen_options()
+            )
+        child.process = process
+        self._publish()
+        healthy = asyncio.get_running_loop().call_later(HEALTHY_SECONDS, self._forget_deaths, child, process)
+        status = await process.wait()
+        healthy.cancel()
+        _kill_session(process.pid)  # what it started and left behind
+        if child.program.on_exit is not None:
+            await asyncio.to_thread(child.program.on_exit)
+        return status
+
+    def _fail_start(self, message: str) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(ChildFailed(message))
+
+    async def _stop_one(self, child: Child, process: asyncio.subprocess.Process, hurry: asyncio.Event) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(child.program.stop_signal)
+        waits = {asyncio.ensure_future(process.wait()), asyncio.ensure_future(hurry.wait())}
+        _, pending = await asyncio.wait(waits, timeout=child.program.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in pending:
+            wait.cancel()
+        if process.returncode is None:
+            if not hurry.is_set():
+                self._tell(f"{child.program.name} does not end; killing it")
+            _kill_session(process.pid)
+            await process.wait()
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Open a child's log. If the disk does not allow that, the child runs without a log."""
+    try:
+        if path.exists() and path.stat().st_size > LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return path.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")
+
+
+def _kill_session(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def ended(status: int) -> str:
+    """Return how a process ended, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, with its name above them."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 64 * 1024))
+            said = file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError as fault:
+        return f"({fault})"
+    return "\n".join([f"the end of {log}:", *(f"  {line}" for line in said)])

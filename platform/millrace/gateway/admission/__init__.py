@@ -1,0 +1,1 @@
+"""Admission control: rate limits, budgets, idempotency keys, and rejections."""

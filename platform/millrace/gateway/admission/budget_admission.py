@@ -1,0 +1,440 @@
+"""May it cost that: prices pinned, holds taken from budget slices in memory, and in Postgres when a slice is spent.
+
+All windows on a key's way are taken together or not at all, for the dearest candidate. Before a refusal the other
+gateways are asked to return what they have not admitted (`RECALL`); they do so within milliseconds. What a gateway that
+does not answer might have admitted stays held until nothing of it can run any more: if only that is in the way, the
+answer is "later" (503) and not "no" (429).
+
+The usage event of an execution releases its reservation when the settler settles it. While a budget is contended the
+gateway releases the unused part before: see early_release.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from weakref import WeakValueDictionary
+
+import msgspec
+import psycopg
+import redis.asyncio as redis
+import structlog
+from psycopg_pool import PoolTimeout
+
+from billing.budgets.budget_leases import UNITS, Amount, Path, Shortage, Slice, SliceStore
+from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
+from inference_worker.contract.messages import Envelope
+from inference_worker.contract.request import ServiceClass, TokenUsage
+from millrace.gateway.admission import rejections
+from millrace.gateway.admission.admission import Admission, Demand, Terms, Ticket
+from millrace.gateway.admission.cost_estimate import Bill
+from millrace.gateway.admission.early_release import EarlyReleases
+from millrace.gateway.auth.authentication import FRESH_SECONDS
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.limit_status import Standing
+from tenants.keys.snapshot import KeySnapshot
+from tenants.outbox.change_feed import Change
+
+log = structlog.get_logger(__name__)
+
+RECALL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
+RECALL_SECONDS = 0.19  # from the first asking to the refusal
+ASK_AGAIN_SECONDS = 0.01
+LEASE_ANSWER_SECONDS = 2.0  # a database that does not say in so long is as good as away
+RECALLED_SECONDS = 5.0  # so long after a recall the other gateways keep nothing that they could release
+PRICES_SECONDS = 1.0
+SWEEP_SECONDS = 0.5
+TIERS = {
+    ServiceClass.PRIORITY: Tier.PRIORITY,
+    ServiceClass.DEFAULT: Tier.STANDARD,
+    ServiceClass.FLEX: Tier.FLEX,
+    ServiceClass.BATCH: Tier.BATCH,
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
+
+
+class Treasury:
+    """The prices, paths and slices of one gateway."""
+
+    def __init__(self, store: SliceStore, broker: redis.Redis, patient: redis.Redis) -> None:
+        self._store = store
+        self._broker = broker
+        self._patient = patient
+        self.prices = PriceIndex()
+        self.early = EarlyReleases(store)
+        self._polled_at = float("-inf")  # monotonic
+        self._by_key: dict[int, Path] = {}  # key -> its path
+        self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
+        self._unreturned: list[tuple[Path, Slice]] = []
+        self._to_return = asyncio.Event()
+        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
+        self._changes = 0
+        self._listening = False  # whether recalls reach this gateway
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
+        self._given_up: dict[asyncio.Task[Slice | list[Shortage]], Path] = {}  # those nobody waits for any more
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
+
+    async def stop(self) -> None:
+        """Return everything: whoever admits from now on does it elsewhere."""
+        await cancel_and_wait(self._tasks)
+        await asyncio.gather(*self._leasing, return_exceptions=True)
+        self._seal(list(self._paths.values()))
+        await self._return_all()
+
+    def drop(self, changes: Collection[Change]) -> None:
+        """Budgets may have changed for these keys or tenants: what was leased by the old ones goes back."""
+        self._changes += 1
+        tenants = {change.tenant_id for change in changes}
+        self._by_key = {key: path for key, path in self._by_key.items() if path.tenant_id not in tenants}
+        self._seal([path for path in self._paths.values() if path.tenant_id in tenants])
+
+    def polled(self, at: float) -> None:
+        """Remember that all changes up to the monotonic time `at` were read and applied."""
+        self._polled_at = at
+
+    def forget(self) -> None:
+        """Changes may have gone by unseen."""
+        self._changes += 1
+        self._by_key.clear()
+        self._seal(list(self._paths.values()))
+
+    def bill(self, demand: Demand, *, all_billed: bool = False) -> Bill:
+        """Pin the price.
+
+        Args:
+            all_billed: every candidate runs and is billed; else one of them is.
+
+        Raises:
+            ApiError: 503, a price that is needed is missing. It is never free.
+        """
+        find, tenant, at = self.prices.find, demand.key.tenant_id, demand.admitted_at
+        sheets = [
+            find(tenant, candidate.model.name, TIERS[demand.service_class], at) for candidate in demand.candidates
+        ]
+        needed = sheets if all_billed else sheets[:1]
+        if None in needed:
+            raise rejections.unpriced(demand.candidates[needed.index(None)].model.name)
+        return Bill(demand, tuple(sheet for sheet in sheets if sheet is not None), all_billed=all_billed)
+
+    async def take(self, bill: Bill, max_tokens: int) -> Terms:
+        """Hold what the request may cost.
+
+        Raises:
+            ApiError: 429, a budget does not allow it; 503, it cannot be known, or what is in the way may come back.
+        """
+        demand = bill.demand
+        try:
+            amount = bill.amount(max_tokens)
+        except UnknownPriceError:
+            raise rejections.unpriced(demand.candidates[0].model.name) from None
+        path = self._known(demand)
+        if path is None:
+            async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
+                path = self._known(demand) or await self._open(demand)
+        if not path.windows:
+            return self._terms(bill, max_tokens, amount, None, ())
+        slice_ = path.slice
+        if slice_ is None or not slice_.take(amount, time.monotonic()):
+            slice_, max_tokens, amount = await self._take_slowly(bill, path, max_tokens, amount)
+        return self._terms(bill, max_tokens, amount, slice_, path.ids)
+
+    def _terms(
+        self, bill: Bill, max_tokens: int, amount: Amount, slice_: Slice | None, windows: Sequence[int]
+    ) -> Terms:
+        sheet = bill.sheets[0]
+        if slice_ is None:
+            return Terms(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
+        return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows)
+
+    def _known(self, demand: Demand) -> Path | None:
+        """Return the key's windows if no change of budgets can have been missed."""
+        path = self._by_key.get(demand.key.key_id)
+        if path is None or self._is_stale():
+            return None
+        return path if path.starts <= demand.admitted_at < path.ends else None
+
+    def _is_stale(self) -> bool:
+        """Return whether changes may have been missed, such as after a pause of this process."""
+        return time.monotonic() - self._polled_at >= FRESH_SECONDS
+
+    async def _open(self, demand: Demand) -> Path:
+        """Find the windows on the key's way at that instant."""
+        key, at = demand.key, _EPOCH + timedelta(microseconds=demand.admitted_at)
+        while True:
+            changes = self._changes
+            try:
+                windows = await self._store.open_windows(key.tenant_id, key.project_id, key.key_id, at)
+            except _UNREACHABLE as fault:
+                raise _unavailable(fault) from fault
+            ids = tuple(window.id for window in windows)
+            path = Path(key.tenant_id, windows)
+            if windows:
+                known = self._paths.get(ids)
+                if known is not None:
+                    known.windows = windows  # their names and modes may have changed
+                    path = known
+                    if self._is_stale():
+                        self._seal([path])  # leased under limits that may have been lowered
+                else:
+                    self._paths[ids] = path
+            if changes == self._changes:
+                current = self._by_key.get(key.key_id)
+                if current is None or current.starts <= path.starts:  # not back to the period before
+                    self._by_key[key.key_id] = path
+                return path
+
+    async def _take_slowly(self, bill: Bill, path: Path, max_tokens: int, amount: Amount) -> tuple[Slice, int, Amount]:
+        """Take the amount from a new slice, after recalling others' if need be; or as much as there is, where a shorter
+        answer will do."""
+        shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp)
+        floor = bill.amount(1) if shorter else amount
+        in_doubt = self._is_in_doubt(path)
+        found = await self._recall_until(path, amount, floor)
+        if isinstance(found, Slice):
+            return found, max_tokens, amount
+        if shorter:
+            leased = await self._lease(path, amount, floor, take=False)
+            if isinstance(leased, Slice):
+                max_tokens = min(max_tokens, bill.affordable(leased.left))
+                amount = bill.amount(max_tokens)
+                self._keep(path, leased, amount)
+                return leased, max_tokens, amount
+            found = leased
+        if in_doubt or self._is_in_doubt(path):
+            raise _unavailable(TimeoutError("a lease was given up, and may be what is in the way"))
+        raise await self._refusal(found)
+
+    async def _refusal(self, shortages: Sequence[Shortage]) -> ApiError:
+        try:
+            releasable = await self._store.releasable([each.window.id for each in shortages])
+        except _UNREACHABLE as fault:
+            return _unavailable(fault)
+        return rejections.refusal(shortages, releasable)
+
+    def _is_in_doubt(self, path: Path) -> bool:
+        """Whether the part of a request that did not wait for it, or not long enough, is not back in these windows."""
+        out = [*self._given_up.values(), *(each for each, slice_ in self._unreturned if slice_.sealed)]
+        return any(not set(path.ids).isdisjoint(each.ids) for each in out)
+
+    async def _recall_until(self, path: Path, amount: Amount, floor: Amount) -> Slice | list[Shortage]:
+        """Take the amount, once this gateway and the others have released what they can; or return what is short then.
+
+        If `floor` would do as well, wait for everything that other gateways may return.
+        """
+        ends = asked = 0.0
+        while True:
+            found = await self._lease(path, amount, amount, take=True)
+            if isinstance(found, Slice):
+                return found
+            if await self.early.release(path.ids):
+                continue
+            now = time.monotonic()
+            wait = _recallable(found, floor) or now - path.recalled_at > RECALLED_SECONDS
+            if not wait or (ends and now >= ends):
+                return found
+            ends = ends or now + RECALL_SECONDS
+            if now - asked > RECALL_SECONDS / 3:
+                asked = now
+                others = await self._ask_for(found)
+                if not (others or _recallable(found, floor)):
+                    path.recalled_at = now
+                    return found
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            if time.monotonic() >= ends:
+                path.recalled_at = time.monotonic()
+
+    async def _ask_for(self, shortages: Sequence[Shortage]) -> bool:
+        """Recall what the other gateways can return or release of these windows. False: there are no others."""
+        windows = [each.window.id for each in shortages]
+        self.early.contend(windows)
+        try:
+            heard = int(await self._broker.publish(RECALL, msgspec.msgpack.encode(windows)))
+            return heard > int(self._listening)
+        except redis.RedisError as fault:
+            log.warning("recall_not_sent", error=str(fault))
+            return False
+
+    async def _lease(self, path: Path, amount: Amount, floor: Amount, *, take: bool) -> Slice | list[Shortage]:
+        """Lease a slice, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
+        async with path.lock:
+            slice_ = path.slice
+            if take and slice_ is not None and slice_.take(amount, time.monotonic()):
+                return slice_
+            path.slice = None  # what is left of it goes back with the same step
+            # Whoever waits may leave; a slice that was leased all the same is kept for others.
+            leasing = asyncio.create_task(self._store.lease(path, amount, floor, slice_))
+            self._leasing.add(leasing)
+            leasing.add_done_callback(self._leasing.discard)
+            try:
+                async with asyncio.timeout(LEASE_ANSWER_SECONDS):
+                    found = await asyncio.shield(leasing)
+            except asyncio.CancelledError:
+                self._give_up(leasing, path)
+                raise
+            except _UNREACHABLE as fault:
+                self._give_up(leasing, path)
+                if slice_ is not None:
+                    self._return_later(path, slice_)
+                raise _unavailable(fault) from fault
+            if isinstance(found, Slice) and time.monotonic() >= found.until:  # this process was stopped meanwhile
+                self._return_later(path, found)
+                raise _unavailable(TimeoutError("the lease had ended when it was told"))
+            if isinstance(found, list) or found.sealed:
+                self.early.contend(path.ids)
+            if isinstance(found, Slice) and take:
+                self._keep(path, found, amount)
+            return found
+
+    def _keep(self, path: Path, leased: Slice, amount: Amount) -> None:
+        """Take the amount from a slice just leased; what is left of it serves the next."""
+        leased.left = Amount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
+        if leased.sealed:
+            return
+        forgotten = self._paths.get(tuple(path.ids)) is not path  # its period is over
+        if forgotten or not leased.left.requests:
+            self._return_later(path, leased)
+            return
+        if path.slice is not None:
+            self._return_later(path, path.slice)
+        path.slice = leased
+
+    def _give_up(self, leasing: asyncio.Task[Slice | list[Shortage]], path: Path) -> None:
+        self._given_up[leasing] = path
+        leasing.add_done_callback(self._keep_unwanted)
+
+    def _keep_unwanted(self, leasing: asyncio.Task[Slice | list[Shortage]]) -> None:
+        path = self._given_up.pop(leasing)
+        if not leasing.cancelled() and leasing.exception() is None and isinstance(found := leasing.result(), Slice):
+            self._return_later(path, found)
+
+    # Back.
+
+    def _return_later(self, path: Path, slice_: Slice) -> None:
+        self._unreturned.append((path, slice_))
+        self._to_return.set()
+
+    def _seal(self, paths: Collection[Path]) -> None:
+        """Admit nothing more from their slices."""
+        for path in paths:
+            if path.slice is not None:
+                self._return_later(path, path.slice)
+                path.slice = None
+
+    async def _return_all(self) -> None:
+        """Give back what is left of slices that are done with. NOTE: twice is as good as once, so they are forgotten
+        only when it is done; one that the reaper took back meanwhile has another fence."""
+        returning = [slice_ for _, slice_ in self._unreturned]
+        if not returning:
+            return
+        try:
+            await self._store.give_back(returning)
+        except _UNREACHABLE as fault:
+            log.warning("slices_not_returned", slices=len(returning), error=str(fault) or type(fault).__name__)
+            return
+        done = {id(each) for each in returning}
+        self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]
+
+    async def _sweep(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._to_return.wait()
+            self._to_return.clear()
+            now, wall = time.monotonic(), time.time_ns() // 1000
+            over = [path for path in self._paths.values() if path.slice and now >= path.slice.until]
+            self._seal(over)
+            for ids, path in list(self._paths.items()):
+                if path.slice is None and wall >= path.ends + 60_000_000:
+                    del self._paths[ids]
+            await self._return_all()
+
+    async def _listen(self) -> None:
+        """Return what is not admitted as soon as another gateway asks for it."""
+        while True:
+            try:
+                async with self._patient.pubsub(ignore_subscribe_messages=True) as pubsub:
+                    await pubsub.subscribe(RECALL)
+                    self._listening = True
+                    while True:
+                        message = await pubsub.get_message(timeout=30)
+                        if message is not None:
+                            await self._recalled(set(msgspec.msgpack.decode(message["data"], type=list[int])))
+            except (redis.RedisError, OSError) as fault:
+                self._listening = False
+                log.warning("broker_unreachable", error=str(fault))
+                await asyncio.sleep(1)
+
+    async def _recalled(self, windows: set[int]) -> None:
+        """Give all of it back, and for a moment take no more than is needed: or the asker would never find it there."""
+        paths = [path for path in self._paths.values() if not windows.isdisjoint(path.ids)]
+        for path in paths:
+            path.scarce_until = time.monotonic() + RECALL_SECONDS
+        self._seal(paths)
+        self.early.contend(windows)
+        await asyncio.gather(self._return_all(), self.early.release(windows))
+
+    async def _keep_prices(self) -> None:
+        while True:
+            try:
+                await self._store.load_prices(self.prices)
+            except _UNREACHABLE as fault:
+                log.warning("prices_unreadable", error=str(fault) or type(fault).__name__)
+            await asyncio.sleep(PRICES_SECONDS)
+
+
+class MoneyAdmission:
+    """Admits what every limit and every budget on a key's way allows."""
+
+    def __init__(self, limits: Admission, treasury: Treasury) -> None:
+        self._limits = limits
+        self._treasury = treasury
+
+    async def start(self) -> None:
+        await self._limits.start()
+        await self._treasury.start()
+
+    async def stop(self) -> None:
+        await self._limits.stop()
+        await self._treasury.stop()
+
+    async def admit(self, demand: Demand) -> Ticket:
+        bill = self._treasury.bill(demand)
+        ticket = await self._limits.admit(demand)
+        try:
+            ticket.terms = await self._treasury.take(bill, ticket.terms.max_tokens)
+        except BaseException as fault:
+            await ticket.close(None)
+            if isinstance(fault, ApiError):
+                fault.standings = ticket.standings
+            raise
+        return ticket
+
+    async def charge(self, key: KeySnapshot) -> None:
+        await self._limits.charge(key)
+
+    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+        await self._treasury.early.end(envelope, terms, usage)
+
+    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
+        return await self._limits.standing(key)
+
+
+def _recallable(shortages: Sequence[Shortage], floor: Amount) -> bool:
+    """Whether so much may come back from others that the floor is reached."""
+    wanted = dict(zip(UNITS, floor, strict=True))
+    return any(each.elsewhere for each in shortages) and all(
+        each.room + each.elsewhere >= wanted[each.window.unit] for each in shortages
+    )
+
+
+def _unavailable(fault: Exception) -> ApiError:
+    log.warning("budgets_unreachable", error=str(fault) or type(fault).__name__)
+    return ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1)

@@ -1,0 +1,78 @@
+"""Rejections by budgets and quotas: which one, what it has left, and what would let the request pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from billing.amounts import decimal
+from billing.budgets.budget_leases import Shortage, Window
+from millrace.gateway.core.errors import OVERLOADED, ApiError
+
+_PERIODS = {"day": "daily ", "month": "monthly ", "lifetime": ""}
+
+
+def unpriced(model: str) -> ApiError:
+    return ApiError("model_not_priced", f"The model {model!r} has no price yet; please contact the operator.", "model")
+
+
+def refusal(shortages: Sequence[Shortage], releasable: Mapping[int, int]) -> ApiError:
+    """Build the rejection of a request that these windows have no room for.
+
+    Args:
+        releasable: what running requests reserve of each window and may not use.
+    """
+    final = [shortage for shortage in shortages if not shortage.recallable]
+    if not final:
+        now = datetime.now(UTC)
+        seconds = max((each.until - now).total_seconds() for each in shortages if each.until is not None)
+        text = "Part of your budget is held by a server that does not answer; please try again later."
+        return ApiError(OVERLOADED, text, retry_after=max(1.0, seconds))
+    worst = final[0]
+    window, left = worst.window, max(0, worst.room)
+    reserved = releasable.get(window.id, 0)
+    may_settle = worst.room + reserved >= worst.needed
+    code = "budget_exceeded" if window.unit == "money" else "quota_exceeded"
+    kind = "budget" if window.unit == "money" else f"{window.unit} quota"
+    return ApiError(
+        code,
+        f"The {_PERIODS[window.period]}{kind} {window.name!r} does not allow this request: {_amount(window.unit, left)}"
+        f" left, up to {_amount(window.unit, worst.needed)} needed. {_advice(window, reserved if may_settle else 0)}",
+        retry_after=1 if may_settle else _seconds_until(window.ends),
+        bound={
+            "kind": "budget",
+            "id": window.budget_id,
+            "name": window.name,
+            "unit": window.unit,
+            "period": window.period,
+            "left": left,
+            "needed": worst.needed,
+            "resets_at": window.ends and window.ends.astimezone(UTC).isoformat(),
+        },
+    )
+
+
+def _advice(window: Window, reserved: int) -> str:
+    """Describe what would let the request pass. `reserved`: what running requests reserve, if it would be enough."""
+    texts = []
+    if reserved:
+        texts.append(
+            f"Running requests reserve {_amount(window.unit, reserved)} and release what they do not use when they end."
+        )
+    if window.unit != "requests":
+        texts.append("A smaller request needs less.")
+    if window.ends:
+        texts.append(f"The {'quota' if window.unit != 'money' else 'budget'} resets at {_time(window.ends)}.")
+    return " ".join(texts) or "It does not reset. Raise the quota."
+
+
+def _seconds_until(at: datetime | None) -> float | None:
+    return None if at is None else (at - datetime.now(UTC)).total_seconds()
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _amount(unit: str, amount: int) -> str:
+    return f"${decimal(amount, 9, 2)}" if unit == "money" else f"{amount} {unit}"

@@ -1,0 +1,1 @@
+"""API-key cache, revocation, and the requests that are active for each key."""

@@ -1,0 +1,1 @@
+"""Errors, ids, tracing, and request and response types. Imports nothing else of the gateway."""

@@ -1,0 +1,100 @@
+"""What can go wrong for a caller, in the words of OpenAI's error body (../shared table in docs/api.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millrace.gateway.core.limit_status import Standing
+
+OVERLOADED = "server_is_overloaded"
+
+# code -> (HTTP status, type). A code that is not here is a fault of ours: 500.
+_BY_CODE = {
+    "context_length_exceeded": (400, "invalid_request_error"),
+    "unsupported_parameter": (400, "invalid_request_error"),
+    "unknown_parameter": (400, "invalid_request_error"),
+    "missing_required_parameter": (400, "invalid_request_error"),
+    "invalid_type": (400, "invalid_request_error"),
+    "invalid_value": (400, "invalid_request_error"),
+    "invalid_http": (400, "invalid_request_error"),
+    "invalid_json": (400, "invalid_request_error"),
+    "invalid_prompt": (400, "invalid_request_error"),
+    "invalid_schema": (400, "invalid_request_error"),
+    "unsupported_schema": (400, "invalid_request_error"),
+    "invalid_api_key": (401, "invalid_request_error"),
+    "model_not_allowed": (403, "permission_error"),
+    "insufficient_scope": (403, "permission_error"),
+    "tenant_suspended": (403, "permission_error"),
+    "model_not_found": (404, "invalid_request_error"),
+    "not_found": (404, "invalid_request_error"),
+    "method_not_allowed": (405, "invalid_request_error"),
+    "request_timeout": (408, "invalid_request_error"),
+    "conflict": (409, "invalid_request_error"),
+    "idempotency_conflict": (409, "invalid_request_error"),
+    "outcome_conflict": (409, "invalid_request_error"),
+    "request_too_large": (413, "invalid_request_error"),
+    "uri_too_long": (414, "invalid_request_error"),
+    "headers_too_large": (431, "invalid_request_error"),
+    "too_many_connections": (429, "rate_limit_error"),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
+    "budget_exceeded": (429, "insufficient_quota"),
+    "quota_exceeded": (429, "insufficient_quota"),
+    "credit_balance_exhausted": (429, "insufficient_quota"),
+    "cancelled": (499, "invalid_request_error"),
+    "timeout": (504, "service_unavailable_error"),
+    "request_expired": (504, "service_unavailable_error"),
+    OVERLOADED: (503, "service_unavailable_error"),
+    "model_not_priced": (503, "service_unavailable_error"),
+    "model_loading": (503, "service_unavailable_error"),
+    "worker_lost": (503, "service_unavailable_error"),
+    "stream_lost": (503, "service_unavailable_error"),
+    "not_served": (500, "server_error"),
+}
+_RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
+_NOT_AGAIN = frozenset({"not_served", "model_not_priced"})  # it would do the same again
+_ABOUT_MONEY = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
+
+
+class ApiError(Exception):
+    """A request ends with this, as an HTTP status before its first token and as an event in the stream after it."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        retry_after: float | None = None,
+        standings: Sequence[Standing] | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
+        self.standings = standings  # how the limits stood, if that is known
+        self.bound = bound  # the limit or budget that did not allow it, for its record
+        self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = []
+        if self.retry_after is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        hopeless = self.status in (409, 429) and self.retry_after is None
+        if self.code in _ABOUT_MONEY or self.code in _NOT_AGAIN or hopeless or (self.retry_after or 0) > 60:
+            headers.append((b"x-should-retry", b"false"))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(code, message, param)

@@ -1,0 +1,61 @@
+"""From an admitted request to the job a worker is handed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+
+from inference_worker.contract.messages import Envelope, Job
+from millrace.gateway.admission.admission import Demand, Terms
+from millrace.gateway.core import tracing
+from millrace.gateway.core.types import InferenceRequest, Prompt
+from millrace.gateway.protocols import tools
+
+
+class JobMaker:
+    def __init__(self, gateway_id: str, cache_secret: str, request_seconds: int) -> None:
+        self._gateway_id = gateway_id
+        self._cache_secret = cache_secret.encode()
+        self._request_seconds = request_seconds
+
+    def envelope(self, demand: Demand, terms: Terms, *, leg: int) -> Envelope:
+        """What is to be settled of one leg, for the first of the demand's candidates."""
+        key = demand.key
+        return Envelope(
+            admitted_at=demand.admitted_at,
+            request_id=demand.request_id,
+            leg=leg,
+            tenant_id=key.tenant_id,
+            project_id=key.project_id,
+            key_id=key.key_id,
+            model=demand.candidates[0].model.name,
+            price_version=terms.price_version,
+            slice_id=terms.slice_id,
+            fence=terms.fence,
+            hold=terms.hold,
+            hold_tokens=terms.hold_tokens,
+            traceparent=tracing.current(),
+        )
+
+    def make(self, envelope: Envelope, demand: Demand, terms: Terms, request: InferenceRequest, prompt: Prompt) -> Job:
+        """The leg's job."""
+        return Job(
+            envelope=envelope,
+            gateway_id=self._gateway_id,
+            prompt_token_ids=prompt.ids,
+            params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
+            cache_salt=self._cache_salt(envelope.tenant_id, envelope.model, request.cache_key),
+            deadline=demand.admitted_at / 1e6 + self._request_seconds,
+            weight=demand.key.weight,
+            service_class=request.service_class,
+            priority=request.priority,
+            breakpoints=prompt.breakpoints,
+            input_lengths=prompt.input_lengths,
+            structured=tools.spec(request) or request.structured,
+        )
+
+    def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:
+        """Derived from a secret, so that nobody can hit or forge another tenant's cached prefixes."""
+        name = f"{tenant_id}\0{model}\0{cache_key or ''}".encode()
+        return hmac.new(self._cache_secret, name, hashlib.sha256).digest()[:16]

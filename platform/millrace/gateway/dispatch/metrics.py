@@ -1,0 +1,76 @@
+"""What this gateway counts, and what the replicas say of themselves, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from billing.metering import status
+from millrace.gateway.connections.guard import process_guard
+from millrace.gateway.dispatch.replica_metrics import ReplicaMetrics
+from millrace.gateway.dispatch.replicas import ReplicaBoard
+from tenants.keys.wrong_keys import process_throttle
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class GatewayMetrics:
+    """One per gateway process, with a registry of its own."""
+
+    def __init__(self, replicas: ReplicaBoard, settler: _SettlerStatus | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "millrace_requests", "requests answered", ["endpoint", "status"], registry=self.registry
+        )
+        self.in_flight = Gauge("millrace_requests_in_flight", "generations under way", registry=self.registry)
+        self.time_to_first_token = Histogram(
+            "millrace_time_to_first_token_seconds",
+            "from the request's arrival to its first token",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "millrace_tokens", "tokens served, by billing class", ["model", "token_class"], registry=self.registry
+        )
+        self.records_lost = Counter(
+            "millrace_request_records_lost", "records of requests not written", ["kind"], registry=self.registry
+        )
+        self.registry.register(process_guard())
+        self.registry.register(_WrongKeys())
+        self.registry.register(ReplicaMetrics(replicas))
+        self.settler = settler or _SettlerStatus()
+        self.registry.register(self.settler)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _WrongKeys:
+    """Wrong API keys at this process, the management API's among them."""
+
+    def collect(self) -> Iterable[Metric]:
+        throttle = process_throttle()
+        counted = CounterMetricFamily("millrace_wrong_api_keys", "wrong API keys", labels=["outcome"])
+        counted.add_metric(["rejected"], throttle.rejected)
+        counted.add_metric(["throttled"], throttle.throttled)
+        yield counted
+
+
+class _SettlerStatus:
+    """What the settler last said of itself (see billing.metering.settler); read from the broker at each scrape."""
+
+    def __init__(self) -> None:
+        self.status: status.SettlerStatus | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        if self.status is None:
+            return
+        settled, backlog, lag = self.status.settled, self.status.backlog, self.status.lag_ms / 1000
+        yield CounterMetricFamily("millrace_usage_events_settled", "usage events settled", value=settled)
+        quarantined = self.status.quarantined
+        yield CounterMetricFamily("millrace_usage_events_quarantined", "usage events put aside", value=quarantined)
+        yield GaugeMetricFamily("millrace_settlement_backlog", "usage events not settled yet", value=backlog)
+        yield GaugeMetricFamily("millrace_settlement_lag_seconds", "age of the oldest of them", value=lag)

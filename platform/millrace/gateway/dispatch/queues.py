@@ -1,0 +1,173 @@
+"""Who goes next: one queue a model, fair between tenants in proportion to their weights.
+
+Start-time fair queueing. Each tenant has a clock, which a request moves on by its tokens over the tenant's weight; next
+comes the tenant whose clock is least. One that was idle starts at the present, so that nobody saves up a turn. What a
+request reserved and did not use is given back to its clock. Long jobs wait in a lane of their own beside the tenant's
+others, fair in the same way, so that a long prompt holds up no short one; among the tenants the two count as one.
+
+Tenants with waiting requests are kept sorted by their clocks, so the cost of an event does not depend on their number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Generic, TypeVar
+
+from inference_worker.engine.scheduling.ordered import GrowingOrder
+
+T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """The tenant has as many requests waiting as it may."""
+
+
+@dataclass
+class _Lane(Generic[T]):
+    clock: float = 0.0
+    waiting: deque[tuple[T, int]] = field(default_factory=deque)  # with their costs
+
+
+@dataclass(eq=False)
+class _Tenant(Generic[T]):
+    number: int  # tenants whose clocks are equal go in this order
+    weight: float
+    clock: float = 0.0
+    short: _Lane[T] = field(default_factory=_Lane)
+    long: _Lane[T] = field(default_factory=_Lane)
+
+    def __len__(self) -> int:
+        return len(self.short.waiting) + len(self.long.waiting)
+
+    def next_lane(self) -> _Lane[T]:
+        lanes = [lane for lane in (self.short, self.long) if lane.waiting]
+        return min(lanes, key=lambda lane: lane.clock)
+
+    def lane(self, long: bool) -> _Lane[T]:
+        return self.long if long else self.short
+
+
+class FairQueue(Generic[T]):
+    """Requests that wait for one model. Costs are tokens."""
+
+    def __init__(self, most_per_tenant: int) -> None:
+        self._most = most_per_tenant
+        self._tenants: dict[int, _Tenant[T]] = {}
+        self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # those with requests waiting
+        self._busy_weight = Fraction(0)  # exact: a float would drift with each change
+        self._numbers = itertools.count()
+        self._now = 0.0  # the clock of whoever went last
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def waiting(self, tenant: int) -> int:
+        return len(self._tenants[tenant]) if tenant in self._tenants else 0
+
+    def share(self, tenant: int, weight: float) -> float:
+        """The part of the service that the tenant gets as things stand, from 0 to 1."""
+        entry = self._tenants.get(tenant)
+        own = Fraction(entry.weight) if entry is not None and entry in self._busy else 0
+        return weight / (weight + float(self._busy_weight - own))
+
+    def full(self, tenant: int) -> bool:
+        return self.waiting(tenant) >= self._most
+
+    def put(self, tenant: int, weight: float, cost: int, item: T, *, long: bool = False) -> None:
+        """Wait for a turn.
+
+        Raises:
+            QueueFull: the tenant's queue is.
+        """
+        if self.full(tenant):
+            raise QueueFull
+        entry = self._entry(tenant, weight, 0.0)
+        self._leave_order(entry)
+        entry.weight = weight
+        if not len(entry):
+            entry.clock = max(entry.clock, self._now)
+        lane, other = entry.lane(long), entry.lane(not long)
+        if not lane.waiting:
+            lane.clock = max(lane.clock, other.clock if other.waiting else 0.0)
+        lane.waiting.append((item, cost))
+        self._size += 1
+        self._join_order(entry)
+
+    def put_back(self, tenant: int, weight: float, item: T) -> None:
+        """Go first again: it had its turn, and whoever was to serve it is gone. Never refused."""
+        entry = self._entry(tenant, weight, self._now)
+        self._leave_order(entry)
+        entry.short.waiting.appendleft((item, 0))
+        self._size += 1
+        self._join_order(entry)
+
+    def peek(self) -> T | None:
+        """Who goes next."""
+        entry = self._busy.at(0)
+        return None if entry is None else entry.next_lane().waiting[0][0]
+
+    def pop(self) -> T | None:
+        """Let the next one go."""
+        entry = self._busy.at(0)
+        if entry is None:
+            return None
+        self._leave_order(entry)
+        lane = entry.next_lane()
+        item, cost = lane.waiting.popleft()
+        self._size -= 1
+        self._now = max(self._now, entry.clock)
+        entry.clock += cost / entry.weight
+        lane.clock += cost
+        self._join_order(entry)
+        return item
+
+    def refund(self, tenant: int, cost: int) -> None:
+        """So much of what a request went with, it did not use."""
+        entry = self._tenants.get(tenant)
+        if entry is not None:
+            self._leave_order(entry)
+            entry.clock -= cost / entry.weight
+            self._join_order(entry)
+
+    def remove(self, tenant: int, item: T) -> bool:
+        """It no longer waits. False if it did not."""
+        entry = self._tenants.get(tenant)
+        if entry is None:
+            return False
+        for lane in (entry.short, entry.long):
+            for place, (waiting, _) in enumerate(lane.waiting):
+                if waiting == item:
+                    self._leave_order(entry)
+                    del lane.waiting[place]
+                    self._size -= 1
+                    self._join_order(entry)
+                    return True
+        return False
+
+    def forget_idle(self) -> None:
+        """Drop tenants who have nothing waiting and nothing behind them."""
+        for tenant, entry in list(self._tenants.items()):
+            if not len(entry) and entry.clock <= self._now:
+                del self._tenants[tenant]
+
+    def _entry(self, tenant: int, weight: float, clock: float) -> _Tenant[T]:
+        entry = self._tenants.get(tenant)
+        if entry is None:
+            entry = self._tenants[tenant] = _Tenant(next(self._numbers), weight, clock)
+        return entry
+
+    def _leave_order(self, entry: _Tenant[T]) -> None:
+        """Take the tenant out of the order, before its clock, its weight or its queue changes."""
+        if entry in self._busy:
+            self._busy.discard(entry)
+            self._busy_weight -= Fraction(entry.weight)
+
+    def _join_order(self, entry: _Tenant[T]) -> None:
+        """Put the tenant back where it belongs: nowhere, if nothing of it waits."""
+        if len(entry):
+            self._busy.add(entry, entry.number)
+            self._busy_weight += Fraction(entry.weight)

@@ -1,0 +1,1 @@
+"""HTTP and WebSocket consumers, uploads, and the endpoints."""

@@ -1,0 +1,194 @@
+"""/v1/batches, as OpenAI's SDK knows them. A batch belongs to its key's project, and runs on that key."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from psycopg.types.json import Jsonb
+
+from millrace.apps.batches.storage import new_name
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.request_db import Connection
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.files import check_seconds, no_file, page
+from millrace.gateway.http.queries import read_limit, read_query
+from millrace.gateway.lifecycle.batch_runner import DIALECTS
+from millrace.gateway.protocols.openai.parameters import read_body
+from tenants.keys.snapshot import KeySnapshot
+
+ENDPOINTS = [endpoint for endpoint in DIALECTS if endpoint != "/v1/messages"]
+WINDOW_SECONDS = 24 * 3600
+TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+# While it runs its lines are counted, afterwards the counts are its own.
+SELECT = """
+SELECT b.*, b.succeeded + coalesce(l.succeeded, 0) AS succeeded, b.errored + coalesce(l.errored, 0) AS errored
+FROM batches_batch b LEFT JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE status < 400) AS succeeded, count(*) FILTER (WHERE status >= 400) AS errored
+    FROM batches_line WHERE batch_id = b.id
+) l ON true
+WHERE b.project_id = %(project)s AND b.dialect = %(dialect)s
+"""
+ONE = f"{SELECT} AND b.name = %(name)s"
+PAGE = f"{SELECT} AND (%(after)s::bigint IS NULL OR b.id < %(after)s) ORDER BY b.id DESC LIMIT %(limit)s"
+INSERT = """
+INSERT INTO batches_batch
+    (name, tenant_id, project_id, key_id, dialect, endpoint, input_file, metadata, output_seconds, total, created_at,
+    expires_at)
+VALUES (%(name)s, %(tenant)s, %(project)s, %(key)s, %(dialect)s, %(endpoint)s, %(input_file)s, %(metadata)s,
+    %(output_seconds)s, %(total)s, now(), now() + make_interval(secs => %(window)s))
+RETURNING *
+"""
+CANCEL = """
+UPDATE batches_batch SET status = 'cancelling', cancelling_at = now()
+WHERE name = %(name)s AND project_id = %(project)s AND dialect = %(dialect)s AND status IN ('validating', 'in_progress')
+"""
+
+
+async def find(connection: Connection, key: KeySnapshot, dialect: str, name: str) -> dict[str, Any]:
+    """A batch of the key's project.
+
+    Raises:
+        ApiError: 404.
+    """
+    wanted = {"name": name, "project": key.project_id, "dialect": dialect}
+    row = await (await connection.execute(ONE, wanted)).fetchone()
+    if row is None:
+        raise ApiError("not_found", f"There is no batch {name!r}.")
+    return row
+
+
+async def cancel(connection: Connection, key: KeySnapshot, dialect: str, name: str) -> dict[str, Any]:
+    """Run no more of the batch's requests; what was cancelled before stays so.
+
+    Raises:
+        ApiError: 404; 409, it has ended.
+    """
+    await connection.execute(CANCEL, {"name": name, "project": key.project_id, "dialect": dialect})
+    row = await find(connection, key, dialect, name)
+    if row["status"] not in ("cancelling", "cancelled"):
+        raise ApiError("conflict", f"A batch with the status {row['status']!r} cannot be cancelled.")
+    return row
+
+
+async def insert(connection: Connection, key: KeySnapshot, **values: Any) -> dict[str, Any]:
+    whose = {"tenant": key.tenant_id, "project": key.project_id, "key": key.key_id, "window": WINDOW_SECONDS}
+    row = await (await connection.execute(INSERT, values | whose)).fetchone()
+    if row is None:
+        raise RuntimeError("the batch was not written")
+    return row
+
+
+def batch_object(row: dict[str, Any]) -> dict[str, Any]:
+    times = {f"{name}_at": _seconds(row[f"{name}_at"]) for name in TIMES}
+    failed = row["errored"] + row["expired"] + row["cancelled"]
+    return {
+        "id": row["name"],
+        "object": "batch",
+        "endpoint": row["endpoint"],
+        "errors": {"object": "list", "data": row["errors"]} if row["errors"] else None,
+        "input_file_id": row["input_file"],
+        "completion_window": "24h",
+        "status": row["status"],
+        "output_file_id": row["output_file"],
+        "error_file_id": row["error_file"],
+        "created_at": _seconds(row["created_at"]),
+        "expires_at": _seconds(row["expires_at"]),
+        **times,
+        "request_counts": {"total": row["total"], "completed": row["succeeded"], "failed": failed},
+        "metadata": row["metadata"],
+    }
+
+
+def _seconds(moment: Any) -> int | None:
+    return None if moment is None else int(moment.timestamp())
+
+
+class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    anchor: Literal["created_at"]
+    seconds: int
+
+
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+
+class CreateBatch(HttpConsumer):
+    endpoint = "batches"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        self.gateway.disk.require_space()
+        asked = read_body(await self.read_body(), BatchBody)
+        if asked.endpoint not in ENDPOINTS:
+            raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}.")
+        check_metadata(asked.metadata or {})
+        kept = asked.output_expires_after
+        seconds = None if kept is None else check_seconds("output_expires_after.seconds", kept.seconds)
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            # NOTE: held until the batch is there: whoever deletes the file then sees that it is in use.
+            found = await connection.execute(
+                "SELECT FROM batches_file WHERE name = %s AND project_id = %s AND purpose = 'batch'"
+                " AND expires_at > now() FOR SHARE",
+                [asked.input_file_id, key.project_id],
+            )
+            if not found.rowcount:
+                raise no_file(asked.input_file_id, "input_file_id")
+            row = await insert(
+                connection,
+                key,
+                name=new_name("batch_"),
+                dialect="openai",
+                endpoint=asked.endpoint,
+                input_file=asked.input_file_id,
+                metadata=None if asked.metadata is None else Jsonb(asked.metadata),
+                output_seconds=seconds,
+                total=0,
+            )
+        await self.respond_json(200, batch_object(row))
+
+
+class Batches(HttpConsumer):
+    endpoint = "batches"
+    method = "GET"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        query = read_query(self.scope, "after", "limit")
+        limit = read_limit(query, 20, 100)
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            after = (await find(connection, key, "openai", query["after"]))["id"] if "after" in query else None
+            wanted = {"project": key.project_id, "dialect": "openai", "after": after, "limit": limit + 1}
+            rows = await (await connection.execute(PAGE, wanted)).fetchall()
+        await self.respond_json(200, page([batch_object(row) for row in rows], limit))
+
+
+class Batch(HttpConsumer):
+    endpoint = "batches"
+    method = "GET"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            row = await find(connection, key, "openai", self.path_arguments["batch_id"])
+        await self.respond_json(200, batch_object(row))
+
+
+class CancelBatch(HttpConsumer):
+    endpoint = "batches"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        await self.read_body()
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            row = await cancel(connection, key, "openai", self.path_arguments["batch_id"])
+        await self.respond_json(200, batch_object(row))
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in metadata.items()):
+        raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")

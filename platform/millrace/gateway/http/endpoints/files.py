@@ -1,0 +1,240 @@
+"""/v1/files: what batches are made of, and their results. A file belongs to its key's project."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from millrace.apps.batches.reading import MOST_BYTES, MOST_LINES
+from millrace.apps.batches.storage import Storage, new_name
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.request_db import Connection
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.queries import read_limit, read_query
+from millrace.gateway.http.uploads import UploadConsumer, read_form
+from tenants.keys.snapshot import KeySnapshot
+
+KEPT_SECONDS = 30 * 86_400
+LEAST_SECONDS = 3_600
+_FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+_ONE = "SELECT * FROM batches_file WHERE name = %(name)s AND project_id = %(project)s AND expires_at > now()"
+_INSERT = """
+INSERT INTO batches_file (name, tenant_id, project_id, filename, purpose, size, expires_at)
+SELECT %(name)s, %(tenant)s, %(project)s, %(filename)s, %(purpose)s, %(size)s, now() + make_interval(secs => %(kept)s)
+WHERE %(size)s + (SELECT coalesce(sum(size), 0) FROM batches_file) <= %(quota)s
+RETURNING *
+"""
+_PAGE = """
+SELECT * FROM batches_file WHERE project_id = %(project)s AND expires_at > now() AND purpose = ANY(%(purposes)s)
+    AND (%(after)s::bigint IS NULL OR (id > %(after)s) = %(ascending)s AND id <> %(after)s)
+ORDER BY CASE WHEN %(ascending)s THEN id ELSE -id END LIMIT %(limit)s
+"""
+
+
+def file_object(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": row["name"],
+        "object": "file",
+        "bytes": row["size"],
+        "created_at": int(row["created_at"].timestamp()),
+        "expires_at": int(row["expires_at"].timestamp()),
+        "filename": row["filename"],
+        "purpose": row["purpose"],
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def no_file(name: str, param: str | None = None) -> ApiError:
+    return ApiError("not_found", f"There is no file {name!r}.", param)
+
+
+async def insert_file(
+    connection: Connection,
+    key: KeySnapshot,
+    quota: int,
+    *,
+    name: str,
+    filename: str,
+    purpose: str,
+    size: int,
+    kept: int,
+) -> dict[str, Any]:
+    """The row of a file whose contents are there.
+
+    Raises:
+        ApiError: 429, the tenant's files would be larger than it may have.
+    """
+    # One at a time, so that two do not fit where one would.
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('files ' || %s, 0))", [str(key.tenant_id)])
+    values = {"name": name, "filename": filename[:255], "purpose": purpose, "size": size, "kept": kept}
+    whose = {"tenant": key.tenant_id, "project": key.project_id, "quota": quota}
+    row = await (await connection.execute(_INSERT, values | whose)).fetchone()
+    if row is None:
+        raise over_quota(quota)
+    return row
+
+
+@contextmanager
+def unless_refused(storage: Storage, name: str) -> Iterator[None]:
+    """Drop a file's contents if it is refused. If it is not known whether its row was written, the sweep finds out."""
+    try:
+        yield
+    except ApiError as fault:
+        if fault.status < 500:
+            storage.remove(name)
+        raise
+
+
+def over_quota(quota: int) -> ApiError:
+    return ApiError("quota_exceeded", f"Your files may have {quota} bytes in all: delete some first.")
+
+
+class CreateFile(UploadConsumer):
+    endpoint = "files"
+    most_bytes = MOST_BYTES + 2**16  # and the form around it
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        await self._require_room(key)
+        name, quota = new_name("file-"), self.gateway.settings.files_quota
+        async with self.spooled() as spool:
+            fields, filename, size = await asyncio.to_thread(self._write, spool, name)
+        with unless_refused(self.gateway.storage, name):
+            kept = _kept(fields)
+            async with self.gateway.rows.of(key.tenant_id) as rows:
+                row = await insert_file(
+                    rows, key, quota, name=name, filename=filename, purpose="batch", size=size, kept=kept
+                )
+        await self.respond_json(200, file_object(row))
+
+    def _write(self, spool: Any, name: str) -> tuple[dict[str, str], str, int]:
+        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
+        with self.gateway.storage.writing(name) as target:
+            fields, file = read_form(spool, content_type, target)
+            if file.size > MOST_BYTES:
+                raise ApiError("request_too_large", f"A file has at most {MOST_BYTES} bytes.", "file")
+            if file.lines > MOST_LINES:
+                raise invalid("file", f"A batch's file has at most {MOST_LINES} lines, this one has {file.lines}.")
+            if not file.size:
+                raise invalid("file", "The file is empty.")
+        return fields, file.found or "", file.size
+
+    async def _require_room(self, key: KeySnapshot) -> None:
+        quota = self.gateway.settings.files_quota
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            found = await connection.execute("SELECT coalesce(sum(size), 0) AS used FROM batches_file")
+            row = await found.fetchone()
+        if row is not None and row["used"] >= quota:
+            raise over_quota(quota)
+
+
+def _kept(fields: dict[str, str]) -> int:
+    """Check the form's fields; how long the file is to be kept, in seconds."""
+    for name in fields.keys() - _FIELDS:
+        raise ApiError("unknown_parameter", f"Unrecognized request argument supplied: {name}", name)
+    if "purpose" not in fields:
+        raise invalid("purpose", "purpose is required.", "missing_required_parameter")
+    if fields["purpose"] != "batch":
+        raise invalid("purpose", "purpose must be 'batch': files are kept for batches alone.")
+    seconds = fields.get("expires_after[seconds]")
+    if fields.get("expires_after[anchor]", "created_at") != "created_at":
+        raise invalid("expires_after.anchor", "anchor must be 'created_at'.")
+    if seconds is None:
+        return KEPT_SECONDS
+    return check_seconds("expires_after.seconds", int(seconds) if seconds.isascii() and seconds.isdigit() else 0)
+
+
+def check_seconds(param: str, seconds: int) -> int:
+    if not LEAST_SECONDS <= seconds <= KEPT_SECONDS:
+        raise invalid(param, f"seconds must be from {LEAST_SECONDS} to {KEPT_SECONDS}.")
+    return seconds
+
+
+class Files(HttpConsumer):
+    endpoint = "files"
+    method = "GET"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        query = read_query(self.scope, "after", "limit", "order", "purpose")
+        limit, order = read_limit(query, 10_000, 10_000), query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid("order", "order must be 'asc' or 'desc'.")
+        purposes = ["batch", "batch_output"]
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            after = None
+            if "after" in query:
+                found = await connection.execute(_ONE, {"name": query["after"], "project": key.project_id})
+                row = await found.fetchone()
+                if row is None:
+                    raise no_file(query["after"], "after")
+                after = row["id"]
+            wanted = {
+                "project": key.project_id,
+                "purposes": [each for each in purposes if query.get("purpose", each) == each],
+                "after": after,
+                "ascending": order == "asc",
+                "limit": limit + 1,
+            }
+            rows = await (await connection.execute(_PAGE, wanted)).fetchall()
+        await self.respond_json(200, page([file_object(row) for row in rows], limit))
+
+
+def page(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A list as OpenAI's SDK reads it; `found` has one more if there are more."""
+    data = found[:limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > limit,
+    }
+
+
+class _OneFile(HttpConsumer):
+    endpoint = "files"
+    method = "GET"
+
+    async def row(self) -> dict[str, Any]:
+        key = await self.authenticate("inference")
+        name = self.path_arguments["file_id"]
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            row = await (await connection.execute(_ONE, {"name": name, "project": key.project_id})).fetchone()
+        if row is None or row["purpose"] not in ("batch", "batch_output"):
+            raise no_file(name)
+        return row
+
+
+class File(_OneFile):
+    async def handle(self) -> None:
+        await self.respond_json(200, file_object(await self.row()))
+
+
+class FileContent(_OneFile):
+    async def handle(self) -> None:
+        row = await self.row()
+        await self.respond_file(row["name"], b"application/octet-stream")
+
+
+class DeleteFile(_OneFile):
+    method = "DELETE"
+
+    async def handle(self) -> None:
+        row = await self.row()
+        name = row["name"]
+        async with self.gateway.rows.of(row["tenant_id"]) as connection:
+            await connection.execute("SELECT FROM batches_file WHERE name = %s FOR UPDATE", [name])
+            used = await connection.execute(
+                "SELECT name FROM batches_batch WHERE input_file = %s"
+                " AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
+                [name],
+            )
+            if (batch := await used.fetchone()) is not None:
+                raise ApiError("conflict", f"The batch {batch['name']!r} is reading this file.")
+            await connection.execute("DELETE FROM batches_file WHERE name = %s", [name])
+        await asyncio.to_thread(self.gateway.storage.remove, name)
+        await self.respond_json(200, {"id": name, "object": "file", "deleted": True})

@@ -1,0 +1,62 @@
+"""/healthz: the process lives. /readyz: it can serve. /metrics: for Prometheus."""
+
+from __future__ import annotations
+
+import secrets
+
+from millrace.devserver.processes import read_processes
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.http.consumer import HttpConsumer
+from tenants.keys.ip_allowlist import allowed
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+
+
+class Healthz(HttpConsumer):
+    endpoint = "healthz"
+    method = "GET"
+    logged = False
+
+    async def handle(self) -> None:
+        await self.respond_json(200, {"status": "ok"})
+
+
+class Readyz(HttpConsumer):
+    endpoint = "readyz"
+    method = "GET"
+    logged = False
+
+    async def handle(self) -> None:
+        checks = await self.gateway.readiness()
+        ready = all(state == "ok" for state in checks.values())
+        # A process that is down does not make this gateway unready by itself: `checks` covers what requests need.
+        processes = read_processes(self.gateway.settings.state_dir)
+        down = {process.name: process.describe() for process in processes if not process.running}
+        answer = {"status": "ready" if ready else "not ready", "checks": checks, "down": down}
+        await self.respond_json(200 if ready else 503, answer)
+
+
+class Metrics(HttpConsumer):
+    endpoint = "metrics"
+    method = "GET"
+    logged = False
+
+    async def handle(self) -> None:
+        self._require_reader()
+        await self.gateway.read_settler_status()
+        await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    def _require_reader(self) -> None:
+        """They tell of everybody's traffic: whoever has the token may read them or, if there is none, this machine.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        if token := self.gateway.settings.metrics_token:
+            sent = self.headers.get(b"authorization", b"")
+            if not secrets.compare_digest(sent, b"Bearer " + token.encode()):
+                raise ApiError("invalid_api_key", "Give the metrics' token: Authorization: Bearer <token>.")
+        elif not allowed((self.scope["client"] or ("",))[0], LOOPBACK):
+            raise ApiError(
+                "insufficient_scope", "Metrics are told to this machine alone, or by MILLRACE_METRICS_TOKEN."
+            )

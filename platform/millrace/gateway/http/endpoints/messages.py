@@ -1,0 +1,41 @@
+"""Anthropic's endpoints: messages, and how many tokens they are."""
+
+from __future__ import annotations
+
+from millrace.gateway.core.errors import invalid
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.inference import InferenceConsumer, PromptConsumer
+from millrace.gateway.protocols.anthropic import messages
+from millrace.gateway.protocols.dialect_readers import COUNT
+from millrace.gateway.protocols.dialects import ANTHROPIC
+
+# The newest takes no sampling parameters at Anthropic's; here they are taken all the same.
+VERSIONS = ("2026-10-21", "2023-06-01", "2023-01-01")
+
+
+class Messages(InferenceConsumer):
+    endpoint = "messages"
+    words = ANTHROPIC
+    dialect = reader = messages.DIALECT
+
+    async def handle(self) -> None:
+        _check_version(self)
+        await super().handle()
+
+
+class CountTokens(PromptConsumer):
+    endpoint = "messages.count_tokens"
+    reader = COUNT
+    words = ANTHROPIC
+
+    async def handle(self) -> None:
+        _check_version(self)
+        key = await self.authenticate("inference")
+        count = await self.gateway.service.count(key, await self.read_request(key))
+        await self.respond_json(200, {"input_tokens": count})
+
+
+def _check_version(consumer: HttpConsumer) -> None:
+    version = consumer.headers.get(b"anthropic-version")
+    if version is not None and version.decode("latin-1") not in VERSIONS:
+        raise invalid("anthropic-version", f"anthropic-version must be one of {', '.join(VERSIONS)}.")

@@ -1,0 +1,77 @@
+"""POST /v1/requests/{request_id}/outcome: what became of a request, as its caller reports it. Once, and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from psycopg.types.json import Jsonb
+
+from inference_worker.contract.messages import claim_key
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.batches import check_metadata
+from millrace.gateway.protocols.openai.parameters import read_body
+from tenants.keys.snapshot import KeySnapshot
+
+MOST_LABEL = 64  # characters
+_INSERT = """
+INSERT INTO outcomes_outcome (tenant_id, request_id, key_id, success, score, label, metadata)
+VALUES (%(tenant)s, %(request)s, %(key)s, %(success)s, %(score)s, %(label)s, %(metadata)s)
+ON CONFLICT DO NOTHING
+"""
+_FIND = "SELECT * FROM outcomes_outcome WHERE request_id = %(request)s"
+_TOLD = ("success", "score", "label", "metadata")
+
+
+class OutcomeBody(msgspec.Struct, forbid_unknown_fields=True):
+    success: bool | None = None
+    score: float | None = None  # from 0 to 1
+    label: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ReportOutcome(HttpConsumer):
+    endpoint = "outcomes"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        request_id = self.path_arguments["request_id"]
+        outcome = _read(await self.read_body())
+        await self._require_request(key, request_id)
+        told = {name: getattr(outcome, name) for name in _TOLD}
+        values = {**told, "tenant": key.tenant_id, "key": key.key_id, "request": request_id}
+        values["metadata"] = None if outcome.metadata is None else Jsonb(outcome.metadata)
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            first = (await connection.execute(_INSERT, values)).rowcount
+            row = await (await connection.execute(_FIND, values)).fetchone()
+        if row is None or any(row[name] != value for name, value in told.items()):
+            raise ApiError("outcome_conflict", f"Another outcome of the request {request_id!r} was reported before.")
+        at = int(row["reported_at"].timestamp())
+        answer = {"id": request_id, "object": "request.outcome", **told, "reported_at": at}
+        await self.respond_json(201 if first else 200, answer)
+
+    async def _require_request(self, key: KeySnapshot, request_id: str) -> None:
+        """The request is the tenant's: one that is still kept, or one that is settled."""
+        tenant: Any = await self.gateway.broker.hget(claim_key(request_id, 0), "tenant")
+        if tenant is not None and int(tenant) == key.tenant_id:
+            return
+        async with self.gateway.rows.of(key.tenant_id) as connection:
+            found = await connection.execute(
+                "SELECT FROM billing_usageevent WHERE request_id = %s LIMIT 1", [request_id]
+            )
+            if found.rowcount:
+                return
+        raise ApiError("not_found", f"There is no request {request_id!r}.")
+
+
+def _read(body: bytes) -> OutcomeBody:
+    outcome = read_body(body, OutcomeBody)
+    if outcome.success is None and outcome.score is None and outcome.label is None:
+        raise invalid("success", "Report success, score or label.", "missing_required_parameter")
+    if outcome.score is not None and not 0 <= outcome.score <= 1:
+        raise invalid("score", "score must be from 0 to 1.")
+    if outcome.label is not None and not 0 < len(outcome.label) <= MOST_LABEL:
+        raise invalid("label", f"label must have 1 to {MOST_LABEL} characters.")
+    check_metadata(outcome.metadata or {})
+    return outcome

@@ -1,0 +1,1 @@
+"""The request service, the batch runner and the request log."""

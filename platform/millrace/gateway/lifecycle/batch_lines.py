@@ -1,0 +1,129 @@
+"""Lines of batches in the database, as the runner needs them: claim some, keep them, answer them.
+
+A line that runs is leased to its gateway. When a gateway dies its leases run out and another takes its lines over with
+the requests they run as: so whatever the engine has done for them since is not done, and not paid, again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.gateway.core.request_db import Rows
+
+LEASE_SECONDS = 20
+
+# A line is due if it waits and its batch may still run it, or if the gateway that ran it is gone.
+_BATCHES = """
+SELECT b.id, b.tenant_id, b.key_id, b.dialect, b.endpoint, b.input_file FROM batches_batch b
+WHERE b.status IN ('in_progress', 'cancelling') AND EXISTS (
+    SELECT FROM batches_line l WHERE l.batch_id = b.id AND (
+        l.state = 'running' AND l.lease < now() OR l.state = 'pending' AND coalesce(l.not_before <= now(), true)
+        AND b.status = 'in_progress' AND b.expires_at > now()
+    )
+)
+ORDER BY b.id
+"""
+# NOTE: the batch's row is locked, so that nothing is claimed of one that is being cancelled or closed.
+_CLAIM = """
+WITH b AS MATERIALIZED (
+    SELECT id, status = 'in_progress' AND expires_at > now() AS open FROM batches_batch
+    WHERE id = %(batch)s AND status IN ('in_progress', 'cancelling') FOR SHARE
+), due AS MATERIALIZED (
+    SELECT l.batch_id, l.number, l.state FROM batches_line l JOIN b ON b.id = l.batch_id
+    WHERE l.state = 'running' AND l.lease < now()
+        OR l.state = 'pending' AND coalesce(l.not_before <= now(), true) AND b.open
+    ORDER BY l.number LIMIT %(most)s FOR UPDATE OF l SKIP LOCKED
+)
+UPDATE batches_line l SET state = 'running', runner = %(runner)s, lease = now() + make_interval(secs => %(lease)s),
+    request_id = CASE WHEN due.state = 'running' THEN l.request_id ELSE 'req_'
+        || lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
+        || substr(replace(gen_random_uuid()::text, '-', ''), 1, 20) END
+FROM due WHERE l.batch_id = due.batch_id AND l.number = due.number
+RETURNING l.number, l.place, l.size, l.request_id, l.losses, due.state = 'running' AS taken_over
+"""
+_KEEP = """
+UPDATE batches_line SET lease = now() + make_interval(secs => %s) WHERE state = 'running' AND runner = %s
+"""
+_ANSWER = """
+UPDATE batches_line SET state = 'answered', status = %(status)s, answer = %(answer)s, lease = NULL
+WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner = %(runner)s
+    AND request_id = %(request)s
+"""
+_PUT_BACK = """
+UPDATE batches_line SET state = 'pending', lease = NULL, request_id = NULL, losses = %(losses)s,
+    not_before = now() + make_interval(secs => %(seconds)s)
+WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner = %(runner)s
+"""
+_LEAVE = """
+UPDATE batches_line SET lease = now()
+WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner = %(runner)s
+"""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that has lines to be run."""
+
+    id: int
+    tenant_id: int
+    key_id: int
+    dialect: str
+    endpoint: str
+    input_file: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that this gateway runs."""
+
+    batch: Batch
+    number: int
+    place: int
+    size: int
+    request_id: str
+    losses: int
+    taken_over: bool  # another gateway ran it as this request
+
+
+class Lines:
+    def __init__(self, rows: Rows, runner: str) -> None:
+        self._rows = rows
+        self._runner = runner
+
+    async def batches(self) -> list[Batch]:
+        """Those with lines that are due, oldest first."""
+        async with self._rows.of_all() as connection:
+            cursor = await connection.execute(_BATCHES)
+            return [Batch(**row) for row in await cursor.fetchall()]
+
+    async def claim(self, batch: Batch, most: int) -> Sequence[Line]:
+        """Take so many of the batch's lines that are due."""
+        wanted = {"batch": batch.id, "most": most, "runner": self._runner, "lease": LEASE_SECONDS}
+        async with self._rows.of_all() as connection:
+            cursor = await connection.execute(_CLAIM, wanted)
+            return [Line(batch, **row) for row in await cursor.fetchall()]
+
+    async def keep(self) -> None:
+        """Renew the leases of all that runs here."""
+        async with self._rows.of_all() as connection:
+            await connection.execute(_KEEP, [LEASE_SECONDS, self._runner])
+
+    async def answer(self, line: Line, status: int, answer: bytes) -> bool:
+        """Store its answer. False: another gateway has it by now, and answers it."""
+        told = {**self._mine(line), "status": status, "answer": answer, "request": line.request_id}
+        async with self._rows.of_all() as connection:
+            return bool((await connection.execute(_ANSWER, told)).rowcount)
+
+    async def put_back(self, line: Line, seconds: float, *, losses: int) -> None:
+        """Run it again as another request, after so long."""
+        async with self._rows.of_all() as connection:
+            await connection.execute(_PUT_BACK, {**self._mine(line), "seconds": seconds, "losses": losses})
+
+    async def leave(self, line: Line) -> None:
+        """Let another gateway go on with it at once."""
+        async with self._rows.of_all() as connection:
+            await connection.execute(_LEAVE, self._mine(line))
+
+    def _mine(self, line: Line) -> dict[str, object]:
+        return {"batch": line.batch.id, "number": line.number, "runner": self._runner}

@@ -1,0 +1,304 @@
+"""Runs the lines of batches through the same service as every other request, in the batch class.
+
+Each gateway claims as many lines as its replicas could run at once, in turn for the tenants that have some, and claims
+more as these end. In the engine they only fill what others leave idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import psycopg
+import redis
+import structlog
+
+from inference_worker.contract.messages import AnswerEvent
+from inference_worker.contract.request import ServiceClass
+from millrace.apps.batches.reading import decode_request
+from millrace.apps.batches.storage import Storage
+from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.authentication import KeyStore, dead, incorrect
+from millrace.gateway.core import tracing
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.body_memory import BodyMemory
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.request_body import too_large
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.dispatch.dispatcher import Dispatcher
+from millrace.gateway.dispatch.stream_follower import Following, Gone
+from millrace.gateway.lifecycle.batch_lines import LEASE_SECONDS, Line, Lines
+from millrace.gateway.lifecycle.request_log import Recorder, Trail
+from millrace.gateway.lifecycle.service import InferenceService
+from millrace.gateway.prompt_processes.prompt_reader import PromptReader
+from millrace.gateway.protocols.anthropic import messages
+from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI
+from millrace.gateway.protocols.openai import chat, completions, embeddings
+from millrace.gateway.protocols.responses import body as responses
+from tenants.keys.snapshot import KeySnapshot
+
+log = structlog.get_logger(__name__)
+
+ENDPOINT = "batch"  # of their records
+LOOK_SECONDS = 1.0
+TOGETHER_SECONDS = 0.05  # lines that end within this make room together
+STORE_AGAIN_SECONDS = 1.0
+FOLLOW_AGAIN_SECONDS = 1.0
+MOST_LOSSES = 5  # workers that may be lost with one line: then it is the line that kills them
+# Endpoint -> the dialect of a line's body.
+DIALECTS: Mapping[str, str] = {
+    "/v1/chat/completions": chat.DIALECT,
+    "/v1/completions": completions.DIALECT,
+    "/v1/embeddings": embeddings.DIALECT,
+    "/v1/responses": responses.DIALECT,
+    "/v1/messages": messages.DIALECT,
+}
+
+
+class NotNow(Exception):
+    """The line is to be run again, after so many seconds."""
+
+    def __init__(self, seconds: float, *, lost: bool = False) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+        self.lost = lost  # its worker was
+
+
+class BatchRunner:
+    def __init__(
+        self,
+        lines: Lines,
+        storage: Storage,
+        keys: KeyStore,
+        live: LiveRequests,
+        dispatcher: Dispatcher,
+        service: InferenceService,
+        recorder: Recorder,
+        prompts: PromptReader,
+        memory: BodyMemory,
+    ) -> None:
+        self._lines = lines
+        self._storage = storage
+        self._keys = keys
+        self._live = live
+        self._dispatcher = dispatcher
+        self._service = service
+        self._recorder = recorder
+        self._prompts = prompts
+        self._memory = memory
+        self._running: dict[asyncio.Task[None], Line] = {}
+        self._ended = asyncio.Event()  # of a line: there is room for another
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._look_again()), asyncio.create_task(self._keep_leases())]
+
+    async def stop(self) -> None:
+        """Leave everything to other gateways: what the engine works on goes on."""
+        self._stopping = True
+        await cancel_and_wait(self._tasks)
+        await cancel_and_wait(list(self._running))
+
+    async def _look_again(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except (ApiError, psycopg.Error) as fault:
+                log.warning("batches_not_read", error=str(fault))
+            except Exception:
+                log.exception("batches_not_read")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._ended.wait()
+                    await asyncio.sleep(TOGETHER_SECONDS)
+            self._ended.clear()
+
+    async def _look(self) -> None:
+        """Begin what there is room for, tenant by tenant."""
+        free = self._room() - len(self._running)
+        if free <= 0:
+            return
+        batches = await self._lines.batches()
+        if not batches:
+            return
+        keys = await self._keys.by_id({batch.key_id for batch in batches})
+        running = {(line.batch.id, line.number) for line in self._running.values()}
+        ours = Counter(line.batch.tenant_id for line in self._running.values())
+        share = max(1, self._room() // len({*ours, *(batch.tenant_id for batch in batches)}))
+        for batch in batches:
+            most = min(free, share - ours[batch.tenant_id])
+            if most <= 0:
+                continue
+            for line in await self._lines.claim(batch, most):
+                if (batch.id, line.number) in running:
+                    continue  # its lease had run out here, and is renewed by that
+                self._begin(line, keys.get(batch.key_id))
+                ours[batch.tenant_id] += 1
+                free -= 1
+
+    def _room(self) -> int:
+        """Lines that may run at once."""
+        return sum(beat.max_batch for beat in self._dispatcher.replicas.live().values())
+
+    def _begin(self, line: Line, key: KeySnapshot | None) -> None:
+        task = asyncio.create_task(self._run(line, key))
+        self._running[task] = line
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._ended.set()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 4)
+            if self._running:
+                try:
+                    await self._lines.keep()
+                except (ApiError, psycopg.Error) as fault:
+                    log.warning("lines_not_renewed", lines=len(self._running), error=str(fault))
+
+    # One line.
+
+    async def _run(self, line: Line, key: KeySnapshot | None) -> None:
+        tracing.begin(line.request_id)
+        trail = None
+        if key is not None:
+            tracing.name_tenant(key)
+            trail = Trail(key, line.request_id, ENDPOINT)
+            trail.batch = line.batch.id, line.number
+        try:
+            status, answer = await self._answer(line, key, trail)
+        except NotNow as later:
+            put_back = partial(self._lines.put_back, line, later.seconds, losses=line.losses + later.lost)
+            await self._store(put_back)
+        except asyncio.CancelledError:
+            if self._stopping:
+                with contextlib.suppress(ApiError, psycopg.Error):  # its lease ends by itself
+                    await self._lines.leave(line)
+            raise
+        else:
+            if trail is not None:
+                self._recorder.end(trail, str(status))
+            await self._store(partial(self._lines.answer, line, status, answer))
+
+    async def _store(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Until the database has it. Whoever takes the line over meanwhile finds the same answer."""
+        while True:
+            try:
+                await write()
+                return
+            except (ApiError, psycopg.Error) as fault:
+                log.warning("line_not_stored", error=str(fault))
+                await asyncio.sleep(STORE_AGAIN_SECONDS)
+
+    async def _answer(self, line: Line, key: KeySnapshot | None, trail: Trail | None = None) -> tuple[int, bytes]:
+        """The line's status and body.
+
+        Raises:
+            NotNow: it has none yet.
+        """
+        try:
+            if line.taken_over:
+                return 200, await self._go_on(line)
+            return 200, await self._ask(line, key, trail)
+        except NotNow:
+            raise
+        except redis.RedisError as fault:
+            log.warning("broker_unreachable", error=str(fault))
+            raise NotNow(1) from None
+        except ApiError as fault:
+            lost = fault.code == "worker_lost"
+            retryable = fault.retry_after is not None and fault.type != "insufficient_quota"
+            if retryable and not (lost and line.losses + 1 >= MOST_LOSSES):
+                raise NotNow(fault.retry_after or 1, lost=lost) from None
+            return _told(line, fault, trail)
+        except Exception:
+            log.exception("line_failed", request_id=line.request_id)
+            return _told(line, ApiError("internal_error", "The server had an error with this request."), trail)
+
+    async def _go_on(self, line: Line) -> bytes:
+        """With the request that another gateway began. It may have ended and be paid for: as long as the broker cannot
+        say, it is not run as another one."""
+        while True:
+            following = Following(self._dispatcher, line.request_id, line.batch.tenant_id)
+            try:
+                events = [event async for event in following.events()]
+                form = await following.form()
+            except redis.RedisError as fault:
+                log.warning("broker_unreachable", error=str(fault))
+                await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
+            except Gone:
+                raise NotNow(0) from None
+            except ApiError as fault:
+                if fault.code == "cancelled":
+                    raise NotNow(0) from None
+                raise
+            else:
+                return msgspec.json.encode(self._service.writer(form).whole(events))
+
+    async def _ask(self, line: Line, key: KeySnapshot | None, trail: Trail | None) -> bytes:
+        if key is None:
+            raise incorrect()
+        if (fault := dead(key)) is not None:
+            raise fault
+        died: list[ApiError] = []
+        generating = asyncio.create_task(self._generate(line, key, died, trail))
+
+        def end(fault: ApiError) -> None:
+            died.append(fault)
+            generating.cancel()
+
+        with self._live.listed(key, end):
+            try:
+                return await generating
+            except asyncio.CancelledError:
+                if not died:
+                    raise
+        raise died[0]
+
+    async def _read(self, line: Line, key: KeySnapshot, dialect: str, trail: Trail | None) -> InferenceRequest:
+        """Read the line, within the same bounds as any other body of the key."""
+        with self._memory.lease(key.tenant_id) as lease:
+            lease.grow(line.size)
+            text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.place, line.size)
+            body = bytes(decode_request(text).body)
+            if len(body) > (most := self._prompts.max_body_bytes(key, dialect)):
+                raise too_large(most)
+            await self._prompts.charge(key, len(body))
+            request = await self._prompts.read(key, dialect, body)
+        if trail is not None:
+            trail.asked(request, body)
+        return request
+
+    async def _generate(self, line: Line, key: KeySnapshot, died: Sequence[ApiError], trail: Trail | None) -> bytes:
+        dialect = DIALECTS[line.batch.endpoint]
+        request = await self._read(line, key, dialect, trail)
+        if request.stream:
+            raise invalid("stream", "Requests of a batch are not streamed.")
+        request = dataclasses.replace(request, service_class=ServiceClass.BATCH)
+        call = await self._service.begin(key, request, dialect, line.request_id, trail)
+        try:
+            events: AsyncIterator[AnswerEvent] = self._service.events(call)
+            return msgspec.json.encode(call.writer().whole([event async for event in events]))
+        except (ApiError, redis.RedisError):  # it has its verdict, or goes on and is asked for again
+            raise
+        except Exception:
+            await self._service.fault(call)
+            raise
+        finally:
+            self._service.let_go(call, means_to_return=not died)
+
+
+def _told(line: Line, fault: ApiError, trail: Trail | None) -> tuple[int, bytes]:
+    """A fault in the words of the line's dialect."""
+    if trail is not None:
+        trail.fault = fault
+    words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI
+    return words.status(fault), msgspec.json.encode(words.body(fault, line.request_id))

@@ -1,0 +1,1 @@
+"""The processes that decode and tokenize large request bodies, and their queue."""

@@ -1,0 +1,210 @@
+"""The pool of prompt processes: large bodies are decoded and tokenized there, in turn for the tenants.
+
+Each process works on one body at a time. A process that dies, hangs or sends nonsense is replaced, and the caller of
+its body gets a 503. A process that has grown is replaced too, so that its memory returns to the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.prompt_processes.prompt_frames import LENGTH, MAX_FRAME_BYTES, ModelFiles, Result, Work
+from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
+
+log = structlog.get_logger(__name__)
+
+MAX_WAITING = 256  # bodies of one tenant
+WAIT_SECONDS = 10.0  # for a process
+WORK_SECONDS = 10.0  # on one body
+READY_SECONDS = 120.0
+MAX_GROWTH_BYTES = 24 * 2**20  # of a process, before it is replaced
+MAX_PAUSE_SECONDS = 30.0  # between the starts of a process that does not get ready
+_ENVIRON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT", "LD_LIBRARY_PATH")  # no secrets
+_decode = msgspec.msgpack.Decoder(Result).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class BrokenProcess(Exception):
+    """The process died, hung, or sent no result."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A body that waits for its result."""
+
+    work: bytes
+    body: bytes
+    result: asyncio.Future[Result] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class PromptPool:
+    """A fixed number of prompt processes behind one fair queue."""
+
+    def __init__(self, models: Mapping[str, ServedModel], processes: int) -> None:
+        self._files = [
+            ModelFiles(m.name, str(m.folder), m.context_length, m.vocab_size, m.vector_sizes) for m in models.values()
+        ]
+        self._number = processes
+        self._queue: TenantQueue[_Job] = TenantQueue(MAX_WAITING)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.pids: set[int] = set()  # of the processes that run
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_process()) for _ in range(self._number)]
+
+    async def stop(self) -> None:
+        await cancel_and_wait(self._tasks)
+
+    async def run(self, tenant_id: int, work: Work, body: bytes) -> Result:
+        """Have a process do the work.
+
+        Raises:
+            ApiError: 429, too many bodies of the tenant wait; 503, it waited for too long, or its process failed.
+        """
+        job = _Job(_encode(work), body)
+        if not self._queue.put(tenant_id, job):
+            message = f"{MAX_WAITING} large requests of yours are waiting to be tokenized."
+            raise ApiError("rate_limit_exceeded", message, retry_after=1)
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await job.begun.wait()
+            return await job.result
+        except TimeoutError:
+            raise _busy("No process was free to tokenize your request.") from None
+        finally:
+            job.result.cancel()
+
+    async def _keep_process(self) -> None:
+        """Serve the queue with one process after the other."""
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                async with _Process.running(self._files, self.pids) as process:
+                    pause = 0.0
+                    await self._serve(process)
+            except (BrokenProcess, OSError) as fault:
+                log.warning("prompt_process_failed", error=str(fault))
+                pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
+
+    async def _serve(self, process: _Process) -> None:
+        """Work on bodies until the process has grown.
+
+        Raises:
+            BrokenProcess
+        """
+        while True:
+            job = await self._next(process)
+            if job.result.done():  # its caller has gone
+                continue
+            job.begun.set()
+            try:
+                result = await process.exchange(job.work, job.body)
+            except BrokenProcess:
+                if not job.result.done():
+                    job.result.set_exception(_busy("The process that tokenized your request failed."))
+                raise
+            if not job.result.done():
+                job.result.set_result(result)
+            del job
+            if result.resident_bytes > process.resident_bytes + MAX_GROWTH_BYTES:
+                return
+
+    async def _next(self, process: _Process) -> _Job:
+        """Wait for a job, while the process lives.
+
+        Raises:
+            BrokenProcess
+        """
+        getting, ended = asyncio.create_task(self._queue.get()), asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({getting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+        finally:
+            await cancel_and_wait([task for task in (getting, ended) if not task.done()])
+        raise BrokenProcess("It ended.")
+
+
+class _Process:
+    """One prompt process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.resident_bytes = 0  # when it was ready
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, files: list[ModelFiles], pids: set[int]) -> AsyncIterator[_Process]:
+        """Start a process, and end it afterwards.
+
+        Raises:
+            BrokenProcess: it does not get ready.
+        """
+        environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
+        environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "millrace.gateway.prompt_processes.prompt_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environ,
+            start_new_session=True,  # Ctrl-C in a terminal is for the gateway
+        )
+        pids.add(process.pid)
+        try:
+            found = cls(process)
+            ready = await found._exchange(READY_SECONDS, _encode(files))
+            found.resident_bytes = ready.resident_bytes
+            yield found
+        finally:
+            pids.discard(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        await self._process.wait()
+
+    async def exchange(self, work: bytes, body: bytes) -> Result:
+        """Send a body, and receive its result.
+
+        Raises:
+            BrokenProcess
+        """
+        return await self._exchange(WORK_SECONDS, work, body)
+
+    async def _exchange(self, seconds: float, *frames: bytes) -> Result:
+        target, source = self._process.stdin, self._process.stdout
+        if target is None or source is None:
+            raise BrokenProcess("It has no pipes.")
+        try:
+            async with asyncio.timeout(seconds):
+                for frame in frames:
+                    target.write(LENGTH.pack(len(frame)))
+                    target.write(frame)
+                await target.drain()
+                size = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
+                if size > MAX_FRAME_BYTES:
+                    raise BrokenProcess("Its result is too large.")
+                return _decode(await source.readexactly(size))
+        except TimeoutError:
+            raise BrokenProcess(f"It sent no result within {seconds:g} seconds.") from None
+        except (OSError, EOFError, msgspec.MsgspecError) as fault:
+            raise BrokenProcess(f"{type(fault).__name__}: {fault}") from None
+
+
+def _busy(message: str) -> ApiError:
+    return ApiError(OVERLOADED, message, retry_after=1)

@@ -1,0 +1,114 @@
+"""A prompt process: decodes large request bodies and tokenizes their prompts, outside of the gateway's process.
+
+    python -m millrace.gateway.prompt_processes.prompt_process
+
+The first frame of the standard input names the models, then each two frames are a `Work` and its body. The answer to
+each is a `Result`. The process ends with its standard input. It has no secret, no connection and a low priority.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from inference_worker.contract.tokenizer import Tokenizer
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.malloc import return_freed_memory
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.prompt_processes.prompt_frames import LENGTH, ModelFiles, PackedPrompt, Problem, Result, Work
+from millrace.gateway.protocols.dialect_readers import COUNT, READERS
+from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
+from millrace.gateway.protocols.prompts import tokenize_here
+
+NICENESS = 10
+_decode_models = msgspec.msgpack.Decoder(list[ModelFiles]).decode
+_decode_work = msgspec.msgpack.Decoder(Work).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    return_freed_memory()
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    models = _load(_decode_models(_read_frame(source) or b"\x90"))
+    _write_frame(target, _encode(Result(_resident_bytes())))  # ready
+    while (frame := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
+        result = do_work(models, _decode_work(frame), body)
+        del body
+        _write_frame(target, _encode(result))
+
+
+def do_work(models: Mapping[str, ServedModel], work: Work, body: bytes) -> Result:
+    """Read a body and tokenize its prompts."""
+    try:
+        request = READERS[work.reader](body)
+        target = work.names.get(request.model)
+        if target is None:
+            return Result(_resident_bytes(), request=_without_prompts(request))
+        model = models[work.deployment or target.deployment]
+        check_bounds(request, target.longest, max_characters(model, target.longest))
+        longest = None if work.reader == COUNT else target.longest
+        prompts = [PackedPrompt.pack(tokenize_here(model, each, longest)) for each in _single_prompts(request)]
+    except ApiError as fault:
+        return Result(_resident_bytes(), Problem(fault.code, fault.message, fault.param))
+    except Exception:  # noqa: BLE001 - one body must not end the process
+        traceback.print_exc()
+        return Result(_resident_bytes(), Problem("internal_error", "The server had an error with this request.", None))
+    return Result(_resident_bytes(), None, _without_prompts(request), model.name, tuple(prompts))
+
+
+def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:
+    return [request, *(dataclasses.replace(request, prompt=prompt) for prompt in request.more_prompts)]
+
+
+def _without_prompts(request: InferenceRequest) -> InferenceRequest:
+    """Return the request with an empty placeholder for each of its prompts."""
+    prompt: list[dict[str, str]] | str = [{}] if request.prompt_param == "messages" else ""
+    inputs = ("",) if request.inputs else ()
+    return dataclasses.replace(request, prompt=prompt, more_prompts=("",) * len(request.more_prompts), inputs=inputs)
+
+
+def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
+    tokenizers: dict[str, Tokenizer] = {}
+    models = {}
+    for each in files:
+        if each.folder not in tokenizers:
+            tokenizers[each.folder] = Tokenizer.from_dir(Path(each.folder))
+        models[each.name] = ServedModel(
+            each.name, tokenizers[each.folder], each.context_length, each.vocab_size, 0, each.vector_sizes
+        )
+    return models
+
+
+def _read_frame(source: IO[bytes]) -> bytes | None:
+    """Return the next frame; None: there is no other."""
+    length = source.read(LENGTH.size)
+    if len(length) < LENGTH.size:
+        return None
+    size = LENGTH.unpack(length)[0]
+    frame = source.read(size)
+    return frame if len(frame) == size else None
+
+
+def _write_frame(target: IO[bytes], frame: bytes) -> None:
+    target.write(LENGTH.pack(len(frame)))
+    target.write(frame)
+    target.flush()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

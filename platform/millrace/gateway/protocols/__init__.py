@@ -1,0 +1,1 @@
+"""API dialects: OpenAI, Anthropic and Responses bodies, prompts and tool calls."""

@@ -1,0 +1,48 @@
+"""Readers of request bodies: from the bytes of each public API to the internal form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.protocols.anthropic import messages
+from millrace.gateway.protocols.openai import chat, completions, embeddings
+from millrace.gateway.protocols.responses import body as responses
+
+COUNT = "anthropic.count"  # a body of count_tokens
+SOCKET = "openai.realtime"  # a message of the WebSocket
+
+
+def read_socket_message(body: bytes) -> InferenceRequest:
+    """Return the internal form of a chat completion in a WebSocket's message.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ApiError("invalid_json", "A message must be a JSON object.") from None
+    for name in ("type", "id"):
+        fields.pop(name, None)
+    if fields.setdefault("stream", True) is not True:
+        raise invalid("stream", "Answers on a socket are streamed.")
+    return chat.read_chat(msgspec.json.encode(fields))
+
+
+READERS: Mapping[str, Callable[[bytes], InferenceRequest]] = {
+    chat.DIALECT: chat.read_chat,
+    completions.DIALECT: completions.read_completion,
+    embeddings.DIALECT: embeddings.read_embeddings,
+    responses.DIALECT: responses.read_response,
+    messages.DIALECT: messages.read_messages,
+    COUNT: messages.read_count,
+    SOCKET: read_socket_message,
+}
+MAX_PROMPTS: Mapping[str, int] = {
+    completions.DIALECT: completions.MAX_PROMPTS,
+    embeddings.DIALECT: embeddings.MAX_INPUTS,
+}  # in one request; elsewhere there is one

@@ -1,0 +1,173 @@
+"""POST /v1/chat/completions, in: OpenAI's body to the internal form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from inference_worker.contract.request import StructuredSpec
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.protocols.openai.messages import (
+    CACHE_SECONDS,
+    MAX_BREAKPOINTS,
+    Message,
+    count_parts,
+    marked,
+    template_messages,
+)
+from millrace.gateway.protocols.openai.parameters import (
+    Common,
+    common_fields,
+    guided,
+    read_body,
+    sampling_params,
+    within,
+)
+from millrace.gateway.protocols.tools import check_tools
+
+DIALECT = "openai.chat"
+MAX_TOP_LOGPROBS = 20
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Named
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class FormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+    pass
+
+
+class FormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+    pass
+
+
+class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
+    json_schema: JsonSchema
+
+
+class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m"] | None = None
+
+
+class ChatBody(Common):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: FormatText | FormatObject | FormatSchema | None = None
+    prompt_cache_options: CacheOptions | None = None
+
+
+def read_chat(body: bytes) -> InferenceRequest:
+    """The internal form of a chat completion's body.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    chat = read_body(body, ChatBody)
+    fields = common_fields(chat)
+    if not chat.messages:
+        raise invalid("messages", "messages must hold at least one message.")
+    tools = tuple(_tool(tool.function) for tool in chat.tools or ())
+    check_tools(tools, "tools[{}].function.name", 64)
+    return InferenceRequest(
+        **fields,
+        prompt=template_messages(chat.messages),
+        sampling=sampling_params(chat, logprobs=_logprobs(chat)),
+        max_tokens=_max_tokens(chat),
+        tools=tools,
+        tool_choice=_tool_choice(chat, tools),
+        parallel_tools=chat.parallel_tool_calls is not False,
+        structured=_structured(chat),
+        breakpoints=_breakpoints(chat),
+        parts=count_parts(chat.messages),
+    )
+
+
+def _max_tokens(chat: ChatBody) -> int | None:
+    wanted = chat.max_completion_tokens
+    within("max_completion_tokens", wanted, 1, 2**31)
+    if None not in (wanted, chat.max_tokens) and wanted != chat.max_tokens:
+        raise invalid("max_tokens", "max_tokens is an older name of max_completion_tokens: set one of them.")
+    return wanted or chat.max_tokens
+
+
+def _logprobs(chat: ChatBody) -> int | None:
+    within("top_logprobs", chat.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    if chat.top_logprobs and not chat.logprobs:
+        raise invalid("top_logprobs", "top_logprobs are only allowed when logprobs is true.")
+    return chat.top_logprobs or 0 if chat.logprobs else None
+
+
+def _tool(function: Function) -> Tool:
+    return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
+
+
+def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
+    choice = chat.tool_choice or "auto"
+    if isinstance(choice, NamedChoice):
+        if choice.function.name not in {tool.name for tool in tools}:
+            raise invalid("tool_choice", f"There is no tool {choice.function.name!r}.")
+        return choice.function.name
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", "tool_choice is only allowed with tools.")
+    return choice
+
+
+def _structured(chat: ChatBody) -> StructuredSpec | None:
+    spec = guided(chat)
+    wanted = chat.response_format
+    if spec is not None and wanted is not None and not isinstance(wanted, FormatText):
+        raise invalid(spec.param, f"{spec.param} and response_format exclude each other.")
+    if spec is not None and chat.tools and chat.tool_choice != "none":
+        raise ApiError("unsupported_parameter", f"{spec.param} and tools exclude each other.", spec.param)
+    if isinstance(wanted, FormatObject):
+        return StructuredSpec("json_object")
+    if isinstance(wanted, FormatSchema):
+        form = wanted.json_schema
+        if not _NAME.fullmatch(form.name):
+            raise invalid("response_format.json_schema.name", "It takes 1 to 64 letters, digits, _ and -.")
+        described = {} if form.description is None else {"description": form.description}
+        return StructuredSpec("json_schema", msgspec.json.encode(described | (form.schema or {})).decode())
+    return spec
+
+
+def _breakpoints(chat: ChatBody) -> tuple[Breakpoint, ...]:
+    """The last of those that are marked, and one at the end of the prompt if that was asked for."""
+    found = marked(chat.messages)
+    options = chat.prompt_cache_options
+    if options is not None and options.mode != "explicit":
+        found = [*found[1 - MAX_BREAKPOINTS :], Breakpoint(CACHE_SECONDS, messages=len(chat.messages))]
+    return tuple(found[-MAX_BREAKPOINTS:])

@@ -1,0 +1,53 @@
+"""POST /v1/completions, in: OpenAI's body to the internal form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_body, sampling_params
+
+DIALECT = "openai.completion"
+MAX_PROMPTS = 64
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
+
+
+class CompletionBody(Common):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+def read_completion(body: bytes) -> InferenceRequest:
+    """The internal form of a completion's body.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    completion = read_body(body, CompletionBody)
+    prompt, *more = _prompts(completion.prompt)
+    echo, logprobs = bool(completion.echo), completion.logprobs
+    if echo and logprobs is not None and (completion.n or 1) > 1:
+        raise ApiError("unsupported_parameter", "echo with logprobs is for one answer: n must be 1.", "n")
+    return InferenceRequest(
+        **common_fields(completion),
+        prompt=prompt,
+        more_prompts=tuple(more),
+        sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),
+        max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
+        structured=guided(completion),
+        echo=echo,
+    )
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if prompt and len(ids) == len(prompt):
+        return [ids]
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if ids or not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise invalid("prompt", f"prompt must be a string, token ids, or a list of 1 to {MAX_PROMPTS} of either.")
+    return prompts

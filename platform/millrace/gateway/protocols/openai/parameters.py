@@ -1,0 +1,266 @@
+"""Reading a JSON body strictly: nothing is accepted and ignored.
+
+A parameter is supported (a field of the endpoint's struct), or documented by OpenAI and accepted only at the value at
+which it does nothing (`NO_OP`), or refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
+from inference_worker.contract.validation import check_sampling
+from millrace.gateway.core.errors import ApiError, invalid
+
+T = TypeVar("T", bound=msgspec.Struct)
+C = TypeVar("C")
+
+MAX_STOPS = 4
+MAX_TOKENS = 2**31
+_ANY_VOCABULARY = 2**31  # a model's own is checked by its engine
+
+# Values at which a documented parameter that is not supported does nothing. null is one for each.
+NO_OP: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "suffix": ("",),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),  # without tools it does nothing either way
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "audio": (),
+    "prediction": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_cache_options": ({},),
+}
+TIERS: Mapping[str, ServiceClass] = {
+    "auto": ServiceClass.DEFAULT,
+    "default": ServiceClass.DEFAULT,
+    "flex": ServiceClass.FLEX,
+    "priority": ServiceClass.PRIORITY,
+}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What chat completions and completions both take."""
+
+    model: str
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+
+
+def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
+    """Decode and check a request's JSON.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise ApiError("invalid_json", f"The request body is not valid JSON: {fault}") from None
+    if not isinstance(fields, dict):
+        raise ApiError("invalid_json", "The request body must be a JSON object.")
+    known = _names(type_)
+    wanted = {name: value for name, value in fields.items() if value is not None}
+    for name in [name for name in wanted if name not in known]:
+        _require_no_op(name, wanted.pop(name), no_op)
+    return converted(wanted, type_)
+
+
+def converted(value: Any, type_: type[C], path: str = "") -> C:
+    """A part of a body, at `path`, as one of this type.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        return msgspec.convert(value, type_, str_keys=True)  # JSON's keys are strings: logit_bias means ids
+    except msgspec.ValidationError as fault:
+        raise _explain(fault, path) from None
+
+
+@cache
+def _names(type_: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(type_))
+
+
+_ALIKE = (  # their names are the engine's
+    "n",
+    "temperature",
+    "top_p",
+    "min_p",
+    "seed",
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
+    """What chooses and ends the tokens, its ranges checked.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"At most {MAX_STOPS} stop strings are allowed, not {len(stops)}.")
+    params = SamplingParams(
+        top_k=0 if body.top_k == -1 else body.top_k or 0,  # -1 is vLLM's word for off
+        stop=tuple(stops),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=tuple((body.logit_bias or {}).items()),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        **{name: value for name in _ALIKE if (value := getattr(body, name)) is not None},
+    )
+    check_ranges(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
+    return params
+
+
+def check_ranges(params: SamplingParams, **names: str) -> None:
+    """Check what chooses and ends the tokens. `names`: what the dialect calls a parameter, if not as we do.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        check_sampling(params, _ANY_VOCABULARY)
+    except RequestRejected as fault:
+        name = fault.param or ""
+        raise ApiError(fault.code, f"{fault.message}.", names.get(name, name)) from None
+
+
+def common_fields(body: Common) -> dict[str, Any]:
+    """What is not about sampling, by its name in `InferenceRequest`.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
+    within("priority", body.priority, -(2**31), 2**31 - 1)
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options are only allowed when stream is true.")
+    if options is not None and options.include_obfuscation:
+        raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
+    metadata = body.metadata or {}
+    check_labels(metadata, {name: getattr(body, name) for name in LABELS})
+    return {
+        "model": body.model,
+        "service_class": TIERS[body.service_tier or "auto"],
+        "priority": body.priority or 0,
+        "cache_key": body.prompt_cache_key,
+        "metadata": metadata,
+        "user": body.safety_identifier or body.user,
+        "stream": bool(body.stream),
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.continuous_usage_stats),
+    }
+
+
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
+
+
+def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+    """Check the lengths of what the caller notes.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+        raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")
+    for name, label in labels.items():
+        if len(label or "") > 512:
+            raise invalid(name, f"{name} takes at most 512 characters.")
+
+
+def guided(body: Common) -> StructuredSpec | None:
+    """The form that the answer must have by vLLM's extensions.
+
+    Raises:
+        ApiError: 400, there are two.
+    """
+    if body.guided_regex is not None and body.guided_grammar is not None:
+        raise invalid("guided_grammar", "guided_regex and guided_grammar exclude each other.")
+    if body.guided_regex is not None:
+        return StructuredSpec("regex", body.guided_regex, "guided_regex")
+    return None if body.guided_grammar is None else StructuredSpec("grammar", body.guided_grammar, "guided_grammar")
+
+
+def within(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise invalid(name, f"{value} is out of range: {name} must be from {low} to {high}.")
+
+
+def _require_no_op(name: str, value: Any, no_op: Mapping[str, tuple[Any, ...]]) -> None:
+    if name not in no_op:
+        raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
+    # `is`-like for booleans: 0 == False, and logprobs 0 is a request where logprobs false is none.
+    if not any(value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in no_op[name]):
+        raise ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
+
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+
+
+def _explain(fault: msgspec.ValidationError, within: str) -> ApiError:
+    message = str(fault)
+    path_match = _PATH.search(message)
+    path = ".".join(filter(None, (within, path_match.group(1) if path_match else "")))
+    reason = _PATH.sub("", message)
+    for pattern, code, text in (
+        (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),
+        (_MISSING, "missing_required_parameter", "Missing required parameter: {!r}."),
+    ):
+        if match := pattern.search(reason):
+            param = f"{path}.{match.group(1)}" if path else match.group(1)
+            return ApiError(code, text.format(param), param)
+    return ApiError("invalid_type", f"Invalid value for {path!r}: {reason[:1].lower()}{reason[1:]}.", path or None)

@@ -1,0 +1,24 @@
+"""OpenAI's usage object: its prompt_tokens include what was read from the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference_worker.contract.request import TokenUsage
+
+
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.prompt + usage.output,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cache_read,
+            "cache_write_tokens": usage.cache_write_5m + usage.cache_write_1h,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }

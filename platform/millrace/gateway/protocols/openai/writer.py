@@ -1,0 +1,228 @@
+"""Answers in OpenAI's words. Chat completions and completions differ only in how a choice is written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
+from inference_worker.contract.request import FinishReason, ServiceClass, TokenLogprobs, TokenUsage
+from inference_worker.contract.tokenizer import Tokenizer
+from millrace.gateway.core.types import Form, usage_so_far
+from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
+from millrace.gateway.protocols.openai.usage import usage_object
+from millrace.gateway.protocols.tools import CallArguments, CallStart, Piece, Text, ToolCallParser, call_id
+
+DONE = b"[DONE]"
+TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.FLEX: "flex"}
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenAIWriter(ABC):
+    """A `Writer` for one request. Not reusable."""
+
+    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+        self._prompt: TokenUsage | None = None
+        self._output_tokens = 0
+        self._unfinished = dict.fromkeys(range(form.answers))
+
+    def stream(self, event: AnswerEvent) -> list[bytes]:
+        choices: list[dict[str, Any]] = []
+        if isinstance(event, Tokens):
+            self._prompt = event.prompt or self._prompt
+            self._output_tokens += len(event.token_ids)
+            choices = self._deltas(event)
+        elif isinstance(event, Finished):
+            choices = self._finish(event.index, event.finish_reason)
+        elif isinstance(event, End):
+            choices = [
+                choice for index in list(self._unfinished) for choice in self._finish(index, event.finish_reason)
+            ]
+        usage = self._usage(event) if self._form.continuous_usage else None
+        chunks = [self._chunk(choice, usage) for choice in choices]
+        if not isinstance(event, End):
+            return chunks
+        if self._form.include_usage:
+            chunks.append(_encode({**self._head(True), "choices": [], "usage": usage_object(event.usage)}))
+        return [*chunks, DONE]
+
+    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+        (end,) = (event for event in events if isinstance(event, End))
+        reasons: dict[int, FinishReason] = {e.index: e.finish_reason for e in events if isinstance(e, Finished)}
+        choices = []
+        for index in range(self._form.answers):
+            parts = [e for e in events if isinstance(e, Tokens) and e.index == index]
+            choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
+        return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
+
+    def _usage(self, event: AnswerEvent) -> dict[str, Any]:
+        so_far = usage_so_far(self._form, self._prompt, self._output_tokens)
+        return usage_object(event.usage if isinstance(event, End) else so_far)
+
+    def _finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
+        del self._unfinished[index]
+        return self._last_deltas(index, reason)
+
+    @abstractmethod
+    def _head(self, streamed: bool) -> dict[str, Any]:
+        """The fields before `choices`."""
+
+    @abstractmethod
+    def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
+        """What an answer's new tokens bring, as streamed choices."""
+
+    @abstractmethod
+    def _last_deltas(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
+        """An answer's end, as streamed choices."""
+
+    @abstractmethod
+    def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
+        """A choice of a whole answer."""
+
+    def _chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
+        chunk = {**self._head(True), "choices": [choice]}
+        if self._form.include_usage or usage is not None:
+            chunk["usage"] = usage
+        return _encode(chunk)
+
+
+class ChatWriter(OpenAIWriter):
+    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+        super().__init__(form, tokenizer)
+        self._opened: set[int] = set()
+        self._parsers = {index: ToolCallParser(form.tools) for index in range(form.answers)} if form.tools else {}
+
+    def _head(self, streamed: bool) -> dict[str, Any]:
+        form = self._form
+        return {
+            "id": f"chatcmpl-{form.request_id.removeprefix('req_')}",
+            "object": "chat.completion.chunk" if streamed else "chat.completion",
+            "created": form.created,
+            "model": form.model,
+            "service_tier": TIERS.get(form.service_class, "default"),
+        }
+
+    def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
+        index = event.index
+        deltas = self._opening(index) + self._parsed(index, event.text)
+        if event.logprobs and not deltas:
+            deltas = [{"content": ""}]  # tokens whose text is still held back
+        choices = [_streamed(index, delta) for delta in deltas]
+        if event.logprobs:
+            choices[-1]["logprobs"] = chat_logprobs(self._tokenizer, event.logprobs)
+        return choices
+
+    def _opening(self, index: int) -> list[dict[str, Any]]:
+        if index in self._opened:
+            return []
+        self._opened.add(index)
+        return [{"role": "assistant", "content": ""}]
+
+    def _parsed(self, index: int, text: str) -> list[dict[str, Any]]:
+        if index not in self._parsers:
+            return [{"content": text}] if text else []
+        return [self._delta(index, piece) for piece in self._parsers[index].push(text)]
+
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, Text):
+            return {"content": piece.text}
+        if isinstance(piece, CallStart):
+            return {"tool_calls": [{"index": piece.number, **self._call(index, piece, "")}]}
+        return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
+
+    def _call(self, index: int, call: CallStart, arguments: str) -> dict[str, Any]:
+        name = call_id(self._form.request_id, index, call.number)
+        return {"id": name, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+    def _last_deltas(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
+        deltas = self._opening(index)
+        parser = self._parsers.get(index)
+        if parser is not None:
+            deltas += [self._delta(index, piece) for piece in parser.close()]
+        choices = [_streamed(index, delta) for delta in deltas]
+        return [*choices, _streamed(index, {}, _reason(reason, bool(parser and parser.calls)))]
+
+    def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
+        text = "".join(part.text for part in parts)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        calls: list[dict[str, Any]] = []
+        if parser := self._parsers.get(index):
+            pieces = [*parser.push(text), *parser.close()]
+            calls = [
+                self._call(index, each, _arguments(pieces, each)) for each in pieces if isinstance(each, CallStart)
+            ]
+            message["content"] = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+        if calls:
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        logprobs = _all_logprobs(parts)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if logprobs is None else chat_logprobs(self._tokenizer, logprobs),
+            "finish_reason": _reason(reason, bool(calls)),
+        }
+
+
+class CompletionWriter(OpenAIWriter):
+    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+        super().__init__(form, tokenizer)
+        self._offsets: dict[int, int] = {}  # of each answer: where its next token's text begins
+
+    def _head(self, streamed: bool) -> dict[str, Any]:
+        form = self._form
+        return {
+            "id": f"cmpl-{form.request_id.removeprefix('req_')}",
+            "object": "text_completion",
+            "created": form.created,
+            "model": form.model,
+        }
+
+    def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
+        echoes = bool(self._form.echo) and event.index not in self._offsets
+        if not event.text and not event.logprobs and not echoes:
+            return []
+        return [self._text(event.index, [event], None)]
+
+    def _last_deltas(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
+        return [self._text(index, [], reason)]
+
+    def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
+        return self._text(index, parts, reason)
+
+    def _text(self, index: int, parts: list[Tokens], reason: FinishReason | None) -> dict[str, Any]:
+        text = "".join(part.text for part in parts)
+        logprobs: dict[str, Any] | None = None
+        found: Sequence[TokenLogprobs | int] | None = _all_logprobs(parts)
+        start = index not in self._offsets
+        offset = self._offsets.setdefault(index, 0)
+        prompt = self._form.echo[index // self._form.n] if self._form.echo and start else None
+        if prompt:
+            text = self._tokenizer.decode(prompt) + text
+        if found is not None:
+            if prompt:
+                found = [prompt[0], *(parts[0].prompt_logprobs or ()), *found]
+            logprobs, self._offsets[index] = completion_logprobs(self._tokenizer, found, offset)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _streamed(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _reason(reason: FinishReason, calls: bool) -> str:
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def _arguments(pieces: list[Piece], call: CallStart) -> str:
+    return "".join(p.text for p in pieces if isinstance(p, CallArguments) and p.number == call.number)
+
+
+def _all_logprobs(parts: list[Tokens]) -> list[TokenLogprobs] | None:
+    """Of all the parts' tokens; None if they were not asked for."""
+    found = [part.logprobs for part in parts if part.logprobs is not None]
+    return [each for logprobs in found for each in logprobs] if found else None

@@ -1,0 +1,104 @@
+"""The items of a response's input, as models' templates take them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.protocols.openai.messages import call_arguments
+from millrace.gateway.protocols.openai.parameters import converted
+
+_STATUS = Literal["in_progress", "completed", "incomplete"]
+_ROLES = {"developer": "system"}  # OpenAI's newer name of what templates call `system`
+
+
+class InputText(msgspec.Struct, forbid_unknown_fields=True, tag="input_text"):
+    text: str
+
+
+class OutputText(msgspec.Struct, forbid_unknown_fields=True, tag="output_text"):
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] | None = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText]
+    # What the SDK sends back with an answer as it came.
+    id: str | None = None
+    status: _STATUS | None = None
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: _STATUS | None = None
+
+
+class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True, tag="function_call_output"):
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = None
+    status: _STATUS | None = None
+
+
+Item = Message | FunctionCall | FunctionCallOutput
+
+
+def template_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template.
+
+    Raises:
+        ApiError: 400 that names the item.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not given:
+        raise invalid("input", "input must hold at least one item.")
+    names: dict[str, str] = {}  # of the calls so far, by id
+    for number, raw in enumerate(given):
+        path = f"input[{number}]"
+        present = {name: value for name, value in raw.items() if value is not None}
+        item: Item = converted({"type": "message", **present}, Item, path)  # type: ignore[arg-type]
+        _add(messages, path, item, names)
+    return messages
+
+
+def count_parts(given: str | list[dict[str, Any]]) -> int:
+    """Return the number of content parts in all items."""
+    contents = (item.get("content") or item.get("output") for item in given if isinstance(item, dict))
+    return sum(len(content) for content in contents if isinstance(content, list))
+
+
+def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str, str]) -> None:
+    if isinstance(item, Message):
+        messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})
+    elif isinstance(item, FunctionCall):
+        names[item.call_id] = item.name
+        function = {"name": item.name, "arguments": call_arguments(f"{path}.arguments", item.arguments)}
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        calls = messages[-1].setdefault("tool_calls", [])
+        calls.append({"id": item.call_id, "type": "function", "function": function})
+    else:
+        if item.call_id not in names:
+            raise invalid(f"{path}.call_id", "A call's output must answer a function call before it.")
+        said, name = _text(f"{path}.output", item.output), names[item.call_id]
+        messages.append({"role": "tool", "content": said, "tool_call_id": item.call_id, "name": name})
+
+
+def _text(path: str, content: str | list[Any]) -> str:
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if isinstance(part, OutputText) and part.annotations:
+            raise ApiError("unsupported_parameter", "Annotations are not supported.", f"{path}[{number}].annotations")
+    return "".join(part.text for part in content)

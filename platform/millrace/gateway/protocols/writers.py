@@ -1,0 +1,28 @@
+"""Which writer answers in which dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inference_worker.contract.tokenizer import Tokenizer
+from millrace.gateway.core.types import Form, Writer
+from millrace.gateway.protocols.anthropic import messages
+from millrace.gateway.protocols.anthropic.writer import MessagesWriter
+from millrace.gateway.protocols.openai import chat, completions, embeddings
+from millrace.gateway.protocols.openai.embeddings import EmbeddingsWriter
+from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter
+from millrace.gateway.protocols.responses import body as responses
+from millrace.gateway.protocols.responses.writer import ResponsesWriter
+
+WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
+    chat.DIALECT: ChatWriter,
+    completions.DIALECT: CompletionWriter,
+    embeddings.DIALECT: EmbeddingsWriter,
+    messages.DIALECT: MessagesWriter,
+    responses.DIALECT: ResponsesWriter,
+}
+
+
+def make_writer(form: Form, tokenizer: Tokenizer) -> Writer:
+    """`tokenizer`: of the form's model."""
+    return WRITERS[form.dialect](form, tokenizer)

@@ -1,1 +1,0 @@
-"""PostgreSQL and Valkey from Python wheels, run as plain child processes: no system package, no daemon."""

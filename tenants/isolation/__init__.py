@@ -1,0 +1,1 @@
+"""Tenant isolation: scopes, row-level security and database roles."""

@@ -1,0 +1,1 @@
+"""API keys: compiled snapshots, IP allow-lists and playground tokens."""

@@ -1,0 +1,88 @@
+"""A limit of wrong API keys per client address. Free of Django.
+
+An address has a token bucket of MILLRACE_WRONG_KEYS_PER_MINUTE. A wrong key takes a token, a valid one takes none.
+Without a token, a key is still looked up, so that a valid key behind the same address always passes. The lookup is then
+paced (see `millrace.gateway.auth.authentication`), and a wrong key gets a 429 in place of the 401.
+
+The gateway and the management API of one process share the buckets. Other processes have their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from functools import cache
+
+import structlog
+
+from millrace.conf.environment import platform_settings
+from tenants.keys.ip_allowlist import client_network
+
+log = structlog.get_logger(__name__)
+
+MAX_ADDRESSES = 10_000  # beyond that the bucket that was used least recently is dropped: it is full again
+LOG_SECONDS = 10.0
+
+
+class WrongKeyThrottle:
+    """The buckets of a process; may be used from several threads."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> tokens, and when
+        self._lock = threading.Lock()
+        self._logged_at = float("-inf")
+        self.rejected = 0  # wrong keys within the limit
+        self.throttled = 0  # wrong keys beyond it
+
+    def take(self, address: str | None) -> bool:
+        """Take a token before a key is looked up. False: there is none."""
+        return self._change(address, -1.0)
+
+    def give_back(self, address: str | None) -> None:
+        """Give the token back: the key is valid, or could not be looked up."""
+        self._change(address, 1.0)
+
+    def count(self, address: str | None, is_within_limit: bool) -> None:
+        """Count a wrong key, and log throttled ones, one line in LOG_SECONDS."""
+        with self._lock:
+            if is_within_limit:
+                self.rejected += 1
+                return
+            self.throttled += 1
+            now = time.monotonic()
+            if now - self._logged_at < LOG_SECONDS:
+                return
+            self._logged_at = now
+        log.warning("wrong_keys_throttled", address=client_network(address or ""), throttled=self.throttled)
+
+    def retry_after(self, address: str | None) -> float:
+        """Return the seconds until the address has a token again."""
+        with self._lock:
+            tokens, _ = self._read(client_network(address or ""))
+        return max(0.0, (1 - tokens) * 60 / self._per_minute)
+
+    def _change(self, address: str | None, amount: float) -> bool:
+        name = client_network(address or "")
+        with self._lock:
+            tokens, now = self._read(name)
+            if tokens + amount < 0:
+                return False
+            self._buckets[name] = (min(tokens + amount, float(self._per_minute)), now)
+            self._buckets.move_to_end(name)
+            if len(self._buckets) > MAX_ADDRESSES:
+                self._buckets.popitem(last=False)
+        return True
+
+    def _read(self, name: str) -> tuple[float, float]:
+        """Tokens of an address now, and the time."""
+        now = time.monotonic()
+        tokens, at = self._buckets.get(name, (float(self._per_minute), now))
+        return min(float(self._per_minute), tokens + (now - at) * self._per_minute / 60), now
+
+
+@cache
+def process_throttle() -> WrongKeyThrottle:
+    """The throttle of this process."""
+    return WrongKeyThrottle(platform_settings().wrong_keys_per_minute)

@@ -1,0 +1,35 @@
+"""Where limits are counted in the broker, for the gateway, which counts, and the console, which looks. Free of Django.
+
+A window is a bucket: a string of its level, in takings times the ticks of its period, and the tick it was at. Each tick
+drains the limit. See millrace.gateway.admission.limits.
+"""
+
+from __future__ import annotations
+
+MINUTE, DAY = (60_000, 1), (86_400, 1_000)  # ticks in the period, milliseconds in a tick
+# The limit's name, what it counts, its period, and its bucket's short name.
+WINDOWS = (
+    ("requests_per_minute", "requests", MINUTE, "rm"),
+    ("input_tokens_per_minute", "input", MINUTE, "im"),
+    ("output_tokens_per_minute", "output", MINUTE, "om"),
+    ("tokens_per_minute", "total", MINUTE, "tm"),
+    ("requests_per_day", "requests", DAY, "rd"),
+    ("input_tokens_per_day", "input", DAY, "id"),
+    ("output_tokens_per_day", "output", DAY, "od"),
+    ("tokens_per_day", "total", DAY, "td"),
+)
+
+
+def start_of(tenant_id: int, set_id: int) -> str:
+    """How the names of a set's buckets and places begin."""
+    return f"limit:{{{tenant_id}}}:{set_id}:"
+
+
+def remaining(held: bytes | None, limit: int, period: tuple[int, int], now_ms: int) -> int:
+    """What a bucket leaves at that time."""
+    if held is None:
+        return limit
+    ticks, tick = period
+    level, since = map(int, held.split())
+    drained = max(0, min(level, limit * ticks) - max(0, now_ms // tick - since) * limit)
+    return (limit * ticks - drained) // ticks

@@ -1,0 +1,55 @@
+"""Confirmation by the gateways that a change has taken effect.
+
+Each gateway names itself in a set in Valkey once it has applied a change of limits or budgets. A change is confirmed
+when every live gateway is in its set. A gateway that does not read the change log admits nothing from what it had read
+before for longer than 0.75 s (millrace.gateway.admission.budget_admission), so a change is never missed, only
+unconfirmed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+import structlog
+from django.db import transaction
+
+from millrace.conf.environment import platform_settings
+from tenants.models import ChangeLog
+from tenants.outbox.change_feed import CHANNEL, GATEWAYS_KEY, applied_key, presence_key
+
+log = structlog.get_logger(__name__)
+
+WAIT_SECONDS = 1.0
+LOOK_SECONDS = 0.005
+
+Pending = tuple[str, ...] | None  # the ids of gateways that have not applied a change; None: it is not known
+
+
+def after_commit(change: ChangeLog, report: Callable[[Pending], None]) -> None:
+    """Once the transaction is committed, wait for the gateways and report which have not applied the change."""
+    transaction.on_commit(lambda: report(wait_for_gateways(change.pk)))
+
+
+def wait_for_gateways(change_id: int) -> Pending:
+    """Wake the gateways, and wait until all that live have applied the change, for `WAIT_SECONDS` at most."""
+    ends = time.monotonic() + WAIT_SECONDS
+    try:
+        with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=WAIT_SECONDS / 2) as broker:
+            broker.publish(CHANNEL, str(change_id))
+            while (pending := _pending(broker, change_id)) and time.monotonic() < ends:
+                time.sleep(LOOK_SECONDS)
+    except redis.RedisError as exc:
+        log.warning("gateways_not_confirmed", change_id=change_id, error=str(exc))
+        return None
+    if pending:
+        log.warning("gateways_pending", change_id=change_id, gateways=pending)
+    return pending
+
+
+def _pending(broker: redis.Redis, change_id: int) -> tuple[str, ...]:
+    unconfirmed: Any = broker.sdiff([GATEWAYS_KEY, applied_key(change_id)])
+    named = sorted(name.decode() for name in unconfirmed)
+    return tuple(name for name in named if broker.exists(presence_key(name)))

@@ -1,0 +1,39 @@
+"""Emails to users about their login that operators' actions cause."""
+
+from __future__ import annotations
+
+import structlog
+from django.conf import settings
+from django.utils.module_loading import import_string
+from kombu.exceptions import OperationalError
+
+from millrace.conf.environment import platform_settings
+from tenants.models import User
+from tenants.outbox.email_rendering import letter
+
+log = structlog.get_logger(__name__)
+
+
+def send_second_factor_removed(user_id: int) -> None:
+    """Queue the email for a web job: a mail server is slow and can be down."""
+    app = import_string(settings.CELERY_APP)
+    try:
+        app.send_task("tenants.mail_second_factor_removed", [user_id], retry=False)
+    except OperationalError as fault:
+        log.warning("user_mail_not_queued", user=user_id, error=str(fault))
+
+
+def mail_second_factor_removed(user_id: int) -> None:
+    """Email the user that an operator removed the second factor."""
+    user = User.objects.filter(pk=user_id).first()
+    if user is None:
+        return
+    text = (
+        "An operator removed the second factor of your login at Millrace, with its recovery codes. You were signed out"
+        " on all devices.\n\n"
+        "Sign in with your password and set up a second factor again:\n\n"
+        f"{platform_settings().base_url}/account/\n\n"
+        "If you did not request this, contact your operator and change your password."
+    )
+    why = "You get this because of your login at Millrace."
+    letter("Your second factor was removed", text, [user.email], button="Open your login", why=why).send()
