@@ -20,8 +20,8 @@ def main() -> None:
     try:
         refuse_unknown()
         platform_settings()
-    except SettingsError as fault:
-        sys.exit(f"manage.py: {fault}")
+    except SettingsError as exc:
+        sys.exit(f"manage.py: {exc}")
 
     from django.core.management import execute_from_command_line
 

@@ -69,8 +69,8 @@ async def _caller(url: str, request: bytes, until: float, result: Closed) -> Non
                 result.faults.append((head.split(b"\r\n")[0] + b" " + body[:200]).decode(errors="replace"))
                 return
             result.latencies.append(time.perf_counter() - sent)
-    except (OSError, asyncio.IncompleteReadError) as fault:
-        result.faults.append(str(fault))
+    except (OSError, asyncio.IncompleteReadError) as exc:
+        result.faults.append(str(exc))
     finally:
         writer.close()
 

@@ -71,10 +71,10 @@ def _make_key(name: str) -> Any:
 
 def _set_budgets(tenant_id: int, amount: int) -> None:
     from billing.models import Budget
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         for period in ("day", "month", "lifetime"):
             Budget.objects.create(tenant_id=tenant_id, name=period, unit="money", period=period, amount=amount)
 
@@ -90,7 +90,7 @@ async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
             for _ in range(each):
                 await gateway.admit()
             rounds.append((time.process_time() - began) / each * 1e6)
-        await gateway.treasury.stop()
+        await gateway.budget_admission.stop()
     return statistics.median(rounds)
 
 

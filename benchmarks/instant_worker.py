@@ -18,7 +18,7 @@ import inference_worker.worker.worker
 from inference_worker.__main__ import main
 from inference_worker.contract.request import RequestFault, RequestOutput, TokenUsage
 from inference_worker.engine.engine import EngineStats
-from inference_worker.worker.engine_client import Deliver, HandedOver, Live
+from inference_worker.worker.engine_client import ActiveJob, Deliver, Requeued
 
 PACE = float(os.environ.pop("MILLRACE_INSTANT_PACE", "0"))
 TEXT = "The answer is always the same."
@@ -30,12 +30,12 @@ class InstantEngine:
     def __init__(self, engine: Any, deliver: Deliver, on_broken: Any) -> None:
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._live: dict[str, tuple[Live, int]] = {}  # with the tokens it has had
+        self._live: dict[str, tuple[ActiveJob, int]] = {}  # with the tokens it has had
         self._closing = threading.Event()
         if PACE:
             threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def submit(self, live: Live) -> None:
+    def submit(self, live: ActiveJob) -> None:
         if PACE:
             with self._lock:
                 self._live[live.engine_id] = (live, 0)
@@ -43,20 +43,20 @@ class InstantEngine:
         count = live.job.params.max_tokens
         self._deliver([(live, self._output(live, TEXT, count, count))])
 
-    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
         with self._lock:
             found = self._live.pop(live.engine_id, None)
         if found is not None:
             usage = self._usage(live, found[1])
             self._deliver([(live, failure or RequestOutput(live.engine_id, finish_reason="cancelled", usage=usage))])
 
-    def hand_over(self, live: Live) -> None:
+    def hand_over(self, live: ActiveJob) -> None:
         with self._lock:
             fresh = self._live.get(live.engine_id, (live, 1))[1] == 0 and self._live.pop(live.engine_id)
         if fresh:
-            self._deliver([(live, HandedOver())])
+            self._deliver([(live, Requeued())])
 
-    def live(self) -> list[Live]:
+    def live(self) -> list[ActiveJob]:
         with self._lock:
             return [live for live, _ in self._live.values()]
 
@@ -86,12 +86,12 @@ class InstantEngine:
             if outputs:
                 self._deliver(outputs)
 
-    def _output(self, live: Live, text: str, new: int, had: int, limit: int = 0) -> RequestOutput:
+    def _output(self, live: ActiveJob, text: str, new: int, had: int, limit: int = 0) -> RequestOutput:
         done = had >= limit
         usage = self._usage(live, had) if done else None
         return RequestOutput(live.engine_id, [1] * new, text, "length" if done else None, usage=usage)
 
-    def _usage(self, live: Live, output: int) -> TokenUsage:
+    def _usage(self, live: ActiveJob, output: int) -> TokenUsage:
         return TokenUsage(uncached=len(live.job.prompt_token_ids), output=output)
 
 

@@ -103,11 +103,11 @@ def _fill(events: int, tenants: int) -> None:
 
     from billing.models import Period
     from billing.periods import default_entity, ensure_periods
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
     from tenants.models import Tenant
 
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT billing_make_partitions(%s)", [[MONTH.date()]])
         entity = default_entity()
         ensure_periods(entity, MONTH, MONTH)
@@ -159,10 +159,10 @@ def _recompute(invoices: int) -> None:
     from billing.invoicing.lines import counted, used
     from billing.invoicing.pdf import rendered
     from billing.models import Invoice, InvoiceFile, Period
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         period = Period.objects.select_related("entity").get(starts_at=MONTH)
         uses, counts = used(period), counted(period)
         stored = dict(InvoiceFile.objects.all_tenants().values_list("invoice_id", "pdf"))

@@ -99,8 +99,8 @@ def _set_up_money() -> int:
 
     from billing.models import CompiledSheet, Slice, Window
     from billing.pricing.pricing import Component, Rate, encode_rates
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
     now = datetime.now(UTC)
     rates = tuple(
@@ -108,7 +108,7 @@ def _set_up_money() -> int:
     )
     plenty = {"money": 10**14, "tokens": 10**11, "requests": 10**8, "sealed": False, "gateway_id": "b"}
     times = {"made_at": now, "leased_until": now, "reap_at": now + timedelta(days=1)}
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         for tenant in range(1, TENANTS + 1):
             windows = [
                 Window.objects.create(
@@ -166,7 +166,7 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
 
 
 def _message(sheet: int) -> bytes:
-    from inference_worker.contract.messages import Envelope, UsageEvent, encode
+    from inference_worker.contract.messages import BillingContext, UsageEvent, encode
     from inference_worker.contract.request import TokenUsage
 
     chance, at = CHANCE, time.time_ns() // 1000
@@ -176,12 +176,12 @@ def _message(sheet: int) -> bytes:
     name = f"req_{at // 1000:012x}{secrets.token_hex(10)}"
     trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     key = tenant * 5 + chance.randrange(5)
-    envelope = Envelope(at, name, 0, tenant, tenant, key, "smollm2-135m", *money, trace)
+    billing_context = BillingContext(at, name, 0, tenant, tenant, key, "smollm2-135m", *money, trace)
     usage = TokenUsage(
         uncached=chance.randrange(1000), cache_read=32 * chance.randrange(100), output=chance.randrange(500)
     )
     times = (chance.randrange(10**4), chance.randrange(10**6), chance.randrange(10**7))
-    return encode(UsageEvent(envelope, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
+    return encode(UsageEvent(billing_context, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
 
 
 def _until_rows(sheet: int, samples: int) -> list[float]:
@@ -190,8 +190,8 @@ def _until_rows(sheet: int, samples: int) -> list[float]:
 
     from billing.metering.settler import Settler, connect
     from inference_worker.contract.messages import USAGE_STREAM, decode_usage
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
     broker, stopping, times = connect(os.environ["MILLRACE_BROKER_URL"]), threading.Event(), []
     own = connect(os.environ["MILLRACE_BROKER_URL"])
@@ -200,11 +200,11 @@ def _until_rows(sheet: int, samples: int) -> list[float]:
     for _ in range(samples):
         time.sleep(CHANCE.uniform(0.05, 0.15))
         message = _message(sheet)
-        name = decode_usage(message).envelope.request_id
+        name = decode_usage(message).billing_context.request_id
         start, found = time.perf_counter(), False
         own.xadd(USAGE_STREAM, {"e": message})
         while not found:
-            with system(SystemUse.COMMAND), connection.cursor() as cursor:
+            with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
                 cursor.execute("SELECT EXISTS (SELECT FROM billing_usageevent WHERE request_id = %s)", [name])
                 found = cursor.fetchone()[0]
         times.append(time.perf_counter() - start)

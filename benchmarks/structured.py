@@ -28,7 +28,7 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import logits_processors, sampler
 from inference_worker.engine.structured_output import grammars as grammars_module
-from inference_worker.engine.structured_output.grammars import Grammar, Grammars
+from inference_worker.engine.structured_output.grammars import Grammar, GrammarCompiler
 from inference_worker.models.model_source import ensure_model
 
 PERSON = {
@@ -114,7 +114,7 @@ def compare(engines: tuple[LLMEngine, LLMEngine], form: StructuredSpec | None, b
 
 def compile_times(engine: LLMEngine) -> None:
     assert engine.tokenizer is not None
-    fresh = Grammars(engine.tokenizer, engine.model_config.vocab_size)
+    fresh = GrammarCompiler(engine.tokenizer, engine.model_config.vocab_size)
     print("\nms to get ready: compiled (the first form twice: the first use starts a process), then from the cache")
     for number, (name, form) in enumerate((name, form) for name, form in FORMS.items() if form is not None):
         for round_ in range(1 if number else 2):  # each as another tenant

@@ -10,7 +10,7 @@ from django.db.models import Sum
 from billing.models import Account, LedgerEntry, LedgerTransaction
 
 
-class Entry(NamedTuple):
+class PostedEntry(NamedTuple):
     """So much on an account; of an invoice, if the account is kept by invoice."""
 
     account: Account
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     invoice_id: int | None = None
 
 
-def post(tenant_id: int, key: str, entries: Iterable[Entry]) -> None:
+def post(tenant_id: int, key: str, entries: Iterable[PostedEntry]) -> None:
     """Book a transaction. Entries of nothing are left out.
 
     Raises:

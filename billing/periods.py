@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 from django.db.models import Max
 
 from billing.models import BillingEntity, BillingProfile, Period
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 _LOCK = """
 SELECT id, entity_id, starts_at, ends_at FROM billing_period WHERE closed_at IS NULL AND ends_at > %s
@@ -46,7 +46,7 @@ def month_bounds(time_zone: str, year: int, month: int) -> tuple[datetime, datet
 
 def billing_zone(tenant_id: int) -> ZoneInfo:
     """Whose clocks a tenant’s months go by: those of the entity that bills it, which no tenant’s scope shows."""
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         profile = BillingProfile.objects.for_tenant(tenant_id).select_related("entity").first()
         entity = BillingEntity.objects.filter(slug="default").first() if profile is None else profile.entity
     return ZoneInfo("UTC" if entity is None else entity.time_zone)

@@ -112,8 +112,8 @@ class UsageQuery(_Query):
         attrs["tz"] = attrs.get("tz", UTC)
         try:
             attrs["from"], attrs["to"] = span(attrs.get("from"), attrs.get("to"), attrs["tz"])
-        except ValueError as fault:
-            raise serializers.ValidationError({"from": [f"It {fault}."]}) from fault
+        except ValueError as exc:
+            raise serializers.ValidationError({"from": [f"It {exc}."]}) from exc
         return attrs
 
 

@@ -11,7 +11,7 @@ from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.metering.usage import MOST_ROWS, OddHours, Question, TooManyRows, instant, sums, total
+from billing.metering.usage import MAX_ROWS, OddHours, TooManyRows, UsageReport, instant, sums, total
 from billing.models import Price
 from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
 from tenants import csv_tables
@@ -70,12 +70,12 @@ class UsageView(TenantView):
         try:
             with tenant_scope(tenant):
                 rows = sums(_question(tenant.pk, asked), groups, bucket, asked["tz"])
-        except OddHours as fault:
+        except OddHours as exc:
             message = "Its clocks are off from UTC by part of an hour; usage is summed by whole UTC hours."
-            raise serializers.ValidationError({"tz": [message]}) from fault
-        except TooManyRows as fault:
-            message = f"The answer would have more than {MOST_ROWS} rows: ask for less time or fewer groups."
-            raise serializers.ValidationError({"group_by": [message]}) from fault
+            raise serializers.ValidationError({"tz": [message]}) from exc
+        except TooManyRows as exc:
+            message = f"The answer would have more than {MAX_ROWS} rows: ask for less time or fewer groups."
+            raise serializers.ValidationError({"group_by": [message]}) from exc
         answer = {"tenant": tenant.slug, "from": asked["from"], "to": asked["to"], "group_by": list(groups)}
         told = {"bucket": bucket, "tz": asked["tz"], "rows": rows, "total": total(rows)}
         return Response(UsageOut({**answer, **told}).data)
@@ -107,8 +107,8 @@ def _asked(query: type[serializers.Serializer[Any]], request: Request) -> dict[s
     return dict(asked.validated_data)
 
 
-def _question(tenant_id: int, asked: dict[str, Any]) -> Question:
-    return Question(
+def _question(tenant_id: int, asked: dict[str, Any]) -> UsageReport:
+    return UsageReport(
         tenant_id,
         start=asked.get("from"),
         end=asked.get("to"),

@@ -57,7 +57,7 @@ urlpatterns = [
         account.password_reset_from_key_done,
         name="account_reset_password_from_key_done",
     ),
-    path("account/mfa/totp/activate/", second_factor.ActivateTotp.as_view(), name="mfa_activate_totp"),
+    path("account/mfa/totp/activate/", second_factor.SecondFactorActivateTotp.as_view(), name="mfa_activate_totp"),
     path("account/mfa/", include("allauth.mfa.urls")),
     path("account/", include("allauth.socialaccount.providers.openid_connect.urls")),
     path("account/social/cancelled", social.login_cancelled, name="socialaccount_login_cancelled"),

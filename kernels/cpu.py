@@ -31,7 +31,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AttentionGroup:
     """Pieces computed together, padded to the longest."""
 
     pieces: int
@@ -99,7 +99,7 @@ def plan(
     block_table: torch.Tensor,
     shape: PageShape,
     dtype: torch.dtype,
-) -> list[Group]:
+) -> list[AttentionGroup]:
     """What every layer of a step shares.
 
     Args:
@@ -115,7 +115,9 @@ def plan(
     return [_group(group, block_table, shape, dtype, whole=False) for group in groups]
 
 
-def _group(pieces: list[Piece], block_table: torch.Tensor, shape: PageShape, dtype: torch.dtype, whole: bool) -> Group:
+def _group(
+    pieces: list[Piece], block_table: torch.Tensor, shape: PageShape, dtype: torch.dtype, whole: bool
+) -> AttentionGroup:
     count, queries = len(pieces), max(p.queries for p in pieces)
     blocks = -(-max(p.length for p in pieces) // shape.block_size)
     keys = blocks * shape.block_size
@@ -135,7 +137,7 @@ def _group(pieces: list[Piece], block_table: torch.Tensor, shape: PageShape, dty
     rows = (first[:, None] + within).reshape(-1)
     valid = (places[None] < used[:, None]).reshape(-1)
     padded = queries * count != sum(p.queries for p in pieces)
-    return Group(
+    return AttentionGroup(
         pieces=count,
         queries=queries,
         keys=keys,
@@ -162,7 +164,7 @@ def write(kv: torch.Tensor, pages: torch.Tensor, slot_mapping: torch.Tensor) -> 
 def attend(
     query: torch.Tensor,
     pages: torch.Tensor,
-    groups: Sequence[Group],
+    groups: Sequence[AttentionGroup],
     shape: PageShape,
     scale: float,
     workspace: torch.Tensor,
@@ -189,13 +191,18 @@ def attend(
     return out
 
 
-def workspace_size(groups: Sequence[Group], shape: PageShape) -> int:
+def workspace_size(groups: Sequence[AttentionGroup], shape: PageShape) -> int:
     """Numbers `attend` needs room for."""
     return max(g.pages.numel() for g in groups) * shape.block_size * shape.head_dim
 
 
 def _attend_group(
-    query: torch.Tensor, pages: torch.Tensor, group: Group, shape: PageShape, scale: float, workspace: torch.Tensor
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    group: AttentionGroup,
+    shape: PageShape,
+    scale: float,
+    workspace: torch.Tensor,
 ) -> torch.Tensor:
     """[pieces × queries, num_heads × head_dim] for query [pieces × queries, num_heads, head_dim]."""
     count, queries, keys = group.pieces, group.queries, group.keys

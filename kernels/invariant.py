@@ -91,7 +91,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InvariantPlan:
     """What every layer of a step shares."""
 
     places: torch.Tensor  # [num_tokens]: each token's place among the batches × _BATCH_TILES × _TILE_TOKENS
@@ -104,7 +104,9 @@ def split_keys(block_size: int) -> int:
     return -(-_SPLIT_KEYS // unit) * unit
 
 
-def plan(query_lens: Sequence[int], lengths: Sequence[int], block_table: torch.Tensor, shape: PageShape) -> Plan:
+def plan(
+    query_lens: Sequence[int], lengths: Sequence[int], block_table: torch.Tensor, shape: PageShape
+) -> InvariantPlan:
     """Cut a step's sequences into tiles of queries and splits of keys, both counted from position 0.
 
     Args:
@@ -134,7 +136,7 @@ def plan(query_lens: Sequence[int], lengths: Sequence[int], block_table: torch.T
         part = order[at : at + _BATCH_TILES]
         table = tables[at : at + _BATCH_TILES]
         batches.append([_split(i, numbers[part[splits[part] > i]], table, shape) for i in range(splits[part[0]])])
-    return Plan(places.to(device), batches)
+    return InvariantPlan(places.to(device), batches)
 
 
 def _split(
@@ -164,7 +166,7 @@ class Workspace:
 
 
 def attend(
-    query: torch.Tensor, pages: torch.Tensor, plan: Plan, shape: PageShape, scale: float, workspace: Workspace
+    query: torch.Tensor, pages: torch.Tensor, plan: InvariantPlan, shape: PageShape, scale: float, workspace: Workspace
 ) -> torch.Tensor:
     """Causal attention of a step's new tokens over their sequences' pages, in float32 inside.
 

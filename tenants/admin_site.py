@@ -13,8 +13,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 
 class RawAdminSite(AdminSite):
@@ -25,7 +25,7 @@ class RawAdminSite(AdminSite):
 
         @wraps(view)
         def seeing_all(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            with system(SystemUse.ADMIN):
+            with all_tenants_scope(BypassReason.ADMIN):
                 response = checked(request, *args, **kwargs)
                 render = getattr(response, "render", None)
                 return render() if render else response  # now: templates ask the database too

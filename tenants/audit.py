@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def record_person(
     verb: str, user: User, *, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
 ) -> None:
     """Write down what became of a person's log-in, which concerns no tenant: operators see it, tenants do not."""
-    with system(SystemUse.PERSON):
+    with all_tenants_scope(BypassReason.PERSON):
         record(verb, user, tenant_id=None, before=before, after=after)
 
 

@@ -18,8 +18,8 @@ from rest_framework.views import APIView
 
 from millrace.conf.environment import platform_settings
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, snapshot
 from tenants.keys.wrong_keys import process_throttle
 from tenants.models import ApiKey, Membership, Tenant
@@ -119,10 +119,10 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
         return []
     wanted = {} if slug is None else {"slug": slug}
     if user.is_staff:
-        with system(SystemUse.OPERATOR):
+        with all_tenants_scope(BypassReason.OPERATOR):
             tenants = list(Tenant.objects.all_tenants().filter(**wanted))
         return [Access(tenant, None, EVERYTHING) for tenant in tenants]
-    with system(SystemUse.MEMBERSHIPS):
+    with all_tenants_scope(BypassReason.MEMBERSHIPS):
         rows = Membership.objects.all_tenants().filter(user=user, **{f"tenant__{k}": v for k, v in wanted.items()})
         rows = rows.exclude(tenant__status=Tenant.Status.PURGED).select_related("tenant").order_by("tenant__slug")
         memberships = list(rows)
@@ -132,7 +132,7 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
 def find_key(secret: str) -> ApiKey | None:
     """The key with this secret, whatever its state; stored under an old pepper, it is stored anew under the newest."""
     peppers = platform_settings().key_peppers
-    with system(SystemUse.KEY_LOOKUP):
+    with all_tenants_scope(BypassReason.KEY_LOOKUP):
         rows = ApiKey.objects.all_tenants().select_related("tenant")
         key = rows.filter(key_hash__in=snapshot.possible_hashes(secret, peppers)).first()
     if key is not None and key.is_live and key.pepper != snapshot.pepper_id(peppers[0]):

@@ -13,8 +13,8 @@ from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Invitation
 from tenants.outbox.email_rendering import letter
 
@@ -35,7 +35,7 @@ def find(text: str) -> Invitation | None:
     number, _, proof = text.partition("-")
     if not number.isdecimal() or len(number) > 18:
         return None
-    with system(SystemUse.INVITATION):
+    with all_tenants_scope(BypassReason.INVITATION):
         rows = Invitation.objects.all_tenants().select_related("tenant", "invited_by")
         invitation = rows.filter(pk=int(number)).first()
     if invitation is None or not constant_time_compare(proof, _proof(invitation)):
@@ -48,8 +48,8 @@ def send(tenant_id: int, invitation_id: int) -> None:
     app = import_string(settings.CELERY_APP)
     try:
         app.send_task("tenants.mail_invitation", [tenant_id, invitation_id], retry=False)
-    except OperationalError as fault:
-        log.warning("invitation_not_queued", invitation=invitation_id, error=str(fault))
+    except OperationalError as exc:
+        log.warning("invitation_not_queued", invitation=invitation_id, error=str(exc))
 
 
 def mail(tenant_id: int, invitation_id: int) -> None:

@@ -114,8 +114,8 @@ class Attempt:
                 self.client.delete(*keys)
             else:
                 self.client.eval(_TAKE_BACK, len(keys), *keys, *(str(each) for each in self.closed))
-        except redis.RedisError as fault:  # the count remains, which only makes the limit stricter
-            log.warning("broker_unreachable", error=str(fault))
+        except redis.RedisError as exc:  # the count remains, which only makes the limit stricter
+            log.warning("broker_unreachable", error=str(exc))
 
 
 class Throttle:
@@ -138,9 +138,9 @@ class Throttle:
         now = int(self._clock() * 1000)
         try:
             wait, *closed = self._run(now, counters)
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
-            raise Throttled(UNAVAILABLE_SECONDS) from fault
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
+            raise Throttled(UNAVAILABLE_SECONDS) from exc
         if wait > 0:
             raise Throttled(-(-wait // 1000))
         return Attempt(self._client, counters, tuple(closed))

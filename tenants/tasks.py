@@ -11,15 +11,15 @@ from celery import shared_task
 
 from tenants import invitations
 from tenants.actions import do_purge_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ChangeLog, IdempotentAnswer, Mail, Tenant, WebhookAttempt, WebhookDelivery, WebhookEvent
 from tenants.outbox import change_feed, email_outbox, user_emails
 from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
-ANSWERS_KEPT = timedelta(hours=24)
-EVENTS_KEPT = timedelta(days=90)
+IDEMPOTENT_ANSWER_RETENTION = timedelta(hours=24)
+EVENT_RETENTION = timedelta(days=90)
 
 
 @shared_task(
@@ -42,7 +42,7 @@ def mail_second_factor_removed(user_id: int) -> None:
 @shared_task(name="tenants.purge")
 def purge() -> int:
     """Empty the tenants whose grace is over; returns how many."""
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         due = list(Tenant.objects.all_tenants().filter(purge_after__lte=datetime.now(UTC)))
     return sum(do_purge_tenant(tenant) for tenant in due)
 
@@ -51,11 +51,11 @@ def purge() -> int:
 def sweep() -> None:
     """Forget what gateways have long read, and answers that will not be asked for again."""
     now = datetime.now(UTC)
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
         ChangeLog.objects.all_tenants().filter(at__lt=old).delete()
-        IdempotentAnswer.objects.all_tenants().filter(at__lt=now - ANSWERS_KEPT).delete()
-        told = now - EVENTS_KEPT
+        IdempotentAnswer.objects.all_tenants().filter(at__lt=now - IDEMPOTENT_ANSWER_RETENTION).delete()
+        told = now - EVENT_RETENTION
         WebhookAttempt.objects.all_tenants().filter(delivery__event__at__lt=told).delete()
         WebhookDelivery.objects.all_tenants().filter(event__at__lt=told).delete()
         WebhookEvent.objects.all_tenants().filter(at__lt=told).delete()

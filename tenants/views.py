@@ -40,8 +40,8 @@ class StrictJSONParser(JSONParser):
         try:
             text = json.dumps(data, ensure_ascii=False)
             text.encode()
-        except (UnicodeEncodeError, RecursionError) as fault:
-            raise exceptions.ParseError("A text in it is no Unicode, or it is nested too deeply.") from fault
+        except (UnicodeEncodeError, RecursionError) as exc:
+            raise exceptions.ParseError("A text in it is no Unicode, or it is nested too deeply.") from exc
         if "\\u0000" in text:
             raise exceptions.ParseError("A text in it holds the character NUL.")
         return data

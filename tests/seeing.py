@@ -18,11 +18,11 @@ class Everybody:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from django.db.models import QuerySet  # here: this file is read before Django is set up
 
-        from tenants.isolation.db_roles import SystemUse
-        from tenants.isolation.scopes import system
+        from tenants.isolation.db_roles import BypassReason
+        from tenants.isolation.scopes import all_tenants_scope
 
         def ask(*args: Any, **fields: Any) -> Any:
-            with system(SystemUse.COMMAND):
+            with all_tenants_scope(BypassReason.COMMAND):
                 found = getattr(self._model._base_manager, name)(*args, **fields)
                 return list(found) if isinstance(found, QuerySet) else found
 

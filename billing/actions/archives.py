@@ -22,8 +22,8 @@ from billing.metering.archives import Manifest, adjustments_of, events_of
 from billing.metering.partitions import MONTHS_BEHIND, existing_partitions, month_of, partition_name, shifted
 from billing.models import Invoice, Period, RollupState, UsageArchive
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SYSTEM, SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import SYSTEM, BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 OWNER = "owner"
@@ -90,7 +90,7 @@ def _settled(month: date) -> list[int]:
     if name not in existing_partitions():
         raise Conflict(f"There is no usage of {label}.")
     starts, ends = (datetime.combine(day, datetime.min.time(), UTC) for day in (month, shifted(month, 1)))
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(f"SELECT DISTINCT invoice_period FROM {name} WHERE invoice_period IS NOT NULL")  # noqa: S608
         stamped = [period for (period,) in cursor.fetchall()]
         touched = Period.objects.filter(starts_at__lt=ends, ends_at__gt=starts) | Period.objects.filter(pk__in=stamped)
@@ -114,7 +114,7 @@ def _settled(month: date) -> list[int]:
 def _write(month: date, folder: Path, periods: list[int]) -> Manifest:
     """Write, compare, detach."""
     folder.mkdir(parents=True, exist_ok=True)
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         manifest = archives.write(cursor, month, folder)
         for part, relation in ((manifest.usage, events_of(month)), (manifest.adjustments, adjustments_of(month))):
             if archives.summed(cursor, relation) != (part.rows, part.sums):

@@ -21,8 +21,8 @@ CHANGEABLE = (
     *("name", "amount", "mode", "clamp", "raise_amount", "raise_until", "rollover_cap"),
     *("thresholds", "alert_forecast"),
 )
-MOST_THRESHOLDS = 10
-MOST_PERCENT = 1000
+MAX_THRESHOLDS = 10
+MAX_THRESHOLD_PERCENT = 1000
 
 
 def do_make_budget(
@@ -102,8 +102,10 @@ def _check(budget: Budget) -> None:
     if bool(budget.raise_amount) != (budget.raise_until is not None):
         raise ActionRefused("A raise has an amount and an end: give raise_amount and raise_until together.")
     budget.thresholds = sorted(set(budget.thresholds))
-    if len(budget.thresholds) > MOST_THRESHOLDS or not all(0 < each <= MOST_PERCENT for each in budget.thresholds):
-        raise ActionRefused(f"Thresholds are 1 to {MOST_PERCENT} %, {MOST_THRESHOLDS} of them at most.")
+    if len(budget.thresholds) > MAX_THRESHOLDS or not all(
+        0 < each <= MAX_THRESHOLD_PERCENT for each in budget.thresholds
+    ):
+        raise ActionRefused(f"Thresholds are 1 to {MAX_THRESHOLD_PERCENT} %, {MAX_THRESHOLDS} of them at most.")
     if budget.raise_until is not None and budget.raise_until.tzinfo is None:
         budget.raise_until = budget.raise_until.replace(tzinfo=UTC)
     if budget.rollover_cap and budget.period == Budget.Period.LIFETIME:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
@@ -16,5 +16,5 @@ def booking(tenant_id: int) -> Iterator[Tenant]:
 
     Unlike in `changing`, the tenant may be gone: its last invoice is still to be written and paid.
     """
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         yield Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant_id)

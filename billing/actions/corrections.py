@@ -10,7 +10,7 @@ from billing.actions.drafts import notes_on, write
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import outstanding
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, dollars
-from billing.ledger import Entry, post
+from billing.ledger import PostedEntry, post
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
@@ -72,7 +72,7 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
             raise Conflict("Only an open invoice of which nothing was paid or credited can be void: use a credit note.")
         credits.do_give_back(row)
         booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
-        undone = [Entry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
+        undone = [PostedEntry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
         post(row.tenant_id, f"void:{row.pk}", undone)
         _end(row, Invoice.State.VOID, reason)
     return row
@@ -89,7 +89,7 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
         if row.gives_back or row.state != Invoice.State.OPEN:
             raise Conflict("Only an open invoice can be uncollectible.")
         nano = outstanding(row) * NANO_A_CENT
-        entries = [Entry(Account.BAD_DEBT, nano, row.pk), Entry(Account.RECEIVABLE, -nano, row.pk)]
+        entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
         post(row.tenant_id, f"bad-debt:{row.pk}", entries)
         _end(row, Invoice.State.UNCOLLECTIBLE, reason)
     return row

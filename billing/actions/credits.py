@@ -11,13 +11,13 @@ from django.db.models.functions import Cast, Coalesce
 
 from billing.actions.common import booking
 from billing.amounts import NANO_A_CENT
-from billing.ledger import Entry, balance, post
+from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, Commitment, CreditGrant, CreditUse, Invoice, Period
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 _SOURCE = {
@@ -69,7 +69,11 @@ def _grant(grant: CreditGrant) -> None:
     check(grant)
     grant.save(force_insert=True)
     source = _SOURCE[CreditGrant.Kind(grant.kind)]
-    post(grant.tenant_id, f"grant:{grant.pk}", [Entry(source, grant.nano), Entry(Account.CREDITS, -grant.nano)])
+    post(
+        grant.tenant_id,
+        f"grant:{grant.pk}",
+        [PostedEntry(source, grant.nano), PostedEntry(Account.CREDITS, -grant.nano)],
+    )
 
 
 def committed(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
@@ -151,7 +155,7 @@ def do_give_back(invoice: Invoice) -> int:
 def do_expire_credits(now: datetime | None = None) -> int:
     """Write off what is left of credits whose time is over, once every month they could be used in is invoiced."""
     now = now or datetime.now(UTC)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         rows = CreditGrant.objects.all_tenants().filter(expires_at__lte=now)
         due = list(with_rest(rows).filter(rest__gt=0).order_by("pk").values_list("pk", "tenant_id"))
     return sum(_expire(pk, tenant_id) for pk, tenant_id in due)
@@ -165,7 +169,7 @@ def _expire(pk: int, tenant_id: int) -> bool:
             return False
         CreditUse.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
         gone_to = _GONE_TO[CreditGrant.Kind(grant.kind)]
-        post(tenant_id, f"expiry:{grant.pk}", [Entry(Account.CREDITS, rest), Entry(gone_to, -rest)])
+        post(tenant_id, f"expiry:{grant.pk}", [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
         audit.record("credit.expire", grant, tenant_id=tenant_id, before=audit.described(grant))
     return True
 

@@ -15,7 +15,7 @@ from billing.actions import credits
 from billing.actions.common import booking
 from billing.amounts import FEMTO_A_CENT
 from billing.budgets.reservations import open_before
-from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
+from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.metering.archives import require_usage
 from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
@@ -23,8 +23,8 @@ from billing.periods import default_entity
 from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
         Conflict: it is not over, or requests admitted in it still run.
     """
     now = now or datetime.now(UTC)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = Period.objects.select_for_update().get(pk=period.pk)
         if row.closed_at is not None:
             return False
@@ -68,7 +68,7 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
         Conflict: usage of the period is archived.
     """
     only = None if tenant is None else tenant.pk
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         # NOTE: the period first: if it is closed, all events that bear its stamp are seen below.
         period = Period.objects.select_related("entity").get(pk=period.pk)
         uses, counts = used(period, only), counted(period, only)
@@ -87,7 +87,7 @@ def _committed(period: Period, tenant_id: int | None) -> list[int]:
     return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
 
 
-def _draft(period: Period, tenant_id: int, uses: list[Use], count: Count) -> list[Invoice]:
+def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
     """A tenant's drafts: the invoice, and a correction if something is given back."""
     found = []
     with booking(tenant_id) as tenant:

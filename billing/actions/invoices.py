@@ -16,7 +16,7 @@ from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
 from billing.invoicing.webhook_events import tell_finalised
-from billing.ledger import Entry, post
+from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
     BillingProfile,
@@ -56,8 +56,8 @@ def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
         lines = list(lines_of(row))
         try:
             burnt = total(row, lines)
-        except NoTaxRule as fault:
-            raise Conflict(str(fault)) from fault
+        except NoTaxRule as exc:
+            raise Conflict(str(exc)) from exc
         _issue(row, now)
         _fix(row, lines)
         tell_finalised(row)
@@ -105,10 +105,10 @@ def _book(invoice: Invoice) -> None:
         _book_note(invoice, nano, tax)
         return
     entries = [
-        Entry(Account.RECEIVABLE, nano["total"], invoice.pk),
-        Entry(Account.CREDITS, nano["subtotal"] - nano["taxable"], invoice.pk),
-        Entry(Account.REVENUE, -nano["subtotal"], invoice.pk),
-        Entry(Account.TAX, -tax, invoice.pk),
+        PostedEntry(Account.RECEIVABLE, nano["total"], invoice.pk),
+        PostedEntry(Account.CREDITS, nano["subtotal"] - nano["taxable"], invoice.pk),
+        PostedEntry(Account.REVENUE, -nano["subtotal"], invoice.pk),
+        PostedEntry(Account.TAX, -tax, invoice.pk),
     ]
     post(invoice.tenant_id, key, entries)
     note_balance(invoice)  # of nothing, nothing is owed
@@ -122,10 +122,10 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
     owed = 0 if note.refers_to is None else outstanding(note.refers_to) * NANO_A_CENT
     part = min(owed, nano["total"])
     entries = [
-        Entry(Account.REVENUE, nano["taxable"], note.pk),
-        Entry(Account.TAX, tax, note.pk),
-        Entry(Account.RECEIVABLE, -part, note.refers_to_id),
-        Entry(Account.DEPOSITS, part - nano["total"]),
+        PostedEntry(Account.REVENUE, nano["taxable"], note.pk),
+        PostedEntry(Account.TAX, tax, note.pk),
+        PostedEntry(Account.RECEIVABLE, -part, note.refers_to_id),
+        PostedEntry(Account.DEPOSITS, part - nano["total"]),
     ]
     post(note.tenant_id, f"invoice:{note.pk}", entries)
     note.state = Invoice.State.PAID

@@ -11,12 +11,12 @@ from billing.actions.common import booking
 from billing.actions.credits import do_grant_credit
 from billing.amounts import NANO_A_CENT
 from billing.invoicing.webhook_events import tell_paid
-from billing.ledger import Entry, balance, post
+from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from tenants import audit
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
@@ -61,7 +61,9 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
             note=received.note,
         )
         nano = received.cents * NANO_A_CENT
-        post(tenant.pk, f"payment:{payment.pk}", [Entry(Account.CASH, nano), Entry(Account.DEPOSITS, -nano)])
+        post(
+            tenant.pk, f"payment:{payment.pk}", [PostedEntry(Account.CASH, nano), PostedEntry(Account.DEPOSITS, -nano)]
+        )
         audit.record("payment.record", payment, tenant_id=tenant.pk, after=audit.described(payment))
         if received.cents < 0:
             _reopen(payment)
@@ -73,7 +75,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
 
 
 def _whose(received: Received) -> tuple[int, int | None]:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         if received.invoice:
             invoices = Invoice.objects.all_tenants().filter(number=received.invoice)
             if received.tenant:
@@ -101,7 +103,7 @@ def _pay(invoice: Invoice, nano: int) -> None:
     """Move deposits to the invoice; negative: back."""
     start = f"match:{invoice.pk}:"
     number = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start).count()
-    entries = [Entry(Account.DEPOSITS, nano), Entry(Account.RECEIVABLE, -nano, invoice.pk)]
+    entries = [PostedEntry(Account.DEPOSITS, nano), PostedEntry(Account.RECEIVABLE, -nano, invoice.pk)]
     post(invoice.tenant_id, f"{start}{number}", entries)
     note_balance(invoice)
 

@@ -12,11 +12,11 @@ from django.db.models import Max
 
 from billing.models import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
 from billing.pricing.price_book import Kind, Proposal, compile_sheets, parse
-from billing.pricing.pricing import PriceSheet, Tier
+from billing.pricing.pricing import RateCard, Tier
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 
 _LOCK = 0x70726963  # any number that is nobody else's advisory lock
@@ -46,8 +46,8 @@ def do_propose_prices(
     body = msgspec.to_builtins(proposal)
     try:
         parse(body)
-    except ValueError as fault:
-        raise ActionRefused(f"prices: {fault}.") from fault
+    except ValueError as exc:
+        raise ActionRefused(f"prices: {exc}.") from exc
     if tenant is not None and book != PriceBook.LIST:
         raise ActionRefused("A tenant's own prices are in no other book.")
     with _changing():
@@ -136,7 +136,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
         )
 
 
-def sheets_to_be(version: PriceVersion) -> list[PriceSheet]:
+def sheets_to_be(version: PriceVersion) -> list[RateCard]:
     """The sheets that publishing the draft would make, as of the moment its prices begin.
 
     Raises:
@@ -155,7 +155,7 @@ def sheets_to_be(version: PriceVersion) -> list[PriceSheet]:
 @contextmanager
 def _changing() -> Iterator[datetime]:
     """A transaction that alone changes prices; gives its time by the database's clock."""
-    with system(SystemUse.PRICES), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.PRICES), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         cursor.execute("SELECT clock_timestamp()")
         yield cursor.fetchone()[0]
@@ -201,6 +201,6 @@ def _set_prices(version: PriceVersion, at: datetime) -> None:
     try:
         with transaction.atomic():
             Price.objects.bulk_create(rows, batch_size=_BATCH)
-    except IntegrityError as fault:
-        raise Conflict("A version that begins then or later sets some of these prices already.") from fault
+    except IntegrityError as exc:
+        raise Conflict("A version that begins then or later sets some of these prices already.") from exc
     compile_sheets(version.book, version.tenant_id, kinds, at)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.models import UsageQuarantine
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 
 def do_replay_quarantined(pk: int) -> UsageQuarantine:
@@ -21,7 +21,7 @@ def do_replay_quarantined(pk: int) -> UsageQuarantine:
         Conflict: nobody waits for it any more. ActionRefused: it cannot be settled as things are.
     """
     row = _open(pk)
-    outcome = settle([Message(row.stream_id, bytes(row.payload))])
+    outcome = settle([UsageMessage(row.stream_id, bytes(row.payload))])
     if not (outcome.settled or outcome.repeated):
         raise ActionRefused(f"It still cannot be settled: {row.detail}.")
     return _resolve(row, "quarantine.replay", {})
@@ -39,7 +39,7 @@ def do_dismiss_quarantined(pk: int, why: str) -> UsageQuarantine:
 
 
 def _open(pk: int) -> UsageQuarantine:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = UsageQuarantine.objects.filter(pk=pk, resolved_at__isnull=True).first()
     if row is None:
         raise Conflict("This record is no longer in quarantine.")
@@ -49,7 +49,7 @@ def _open(pk: int) -> UsageQuarantine:
 def _resolve(row: UsageQuarantine, verb: str, more: dict[str, str]) -> UsageQuarantine:
     before = audit.described(row)
     row.resolved_at = datetime.now(UTC)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         open_still = UsageQuarantine.objects.filter(pk=row.pk, resolved_at__isnull=True)
         if not open_still.update(resolved_at=row.resolved_at):
             raise Conflict("Somebody else has just seen to it.")

@@ -14,8 +14,8 @@ from billing.periods import default_entity
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check, insert
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
@@ -58,7 +58,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     """
     entity = BillingEntity(**fields)
     _check_zone(entity.time_zone)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         insert(entity, f"There is an entity {entity.slug!r} already.")
         audit.record("entity.add", entity, tenant_id=None, after=audit.described(entity))
     return entity
@@ -70,7 +70,7 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
     Raises:
         Conflict: the time zone, once there are periods: they are months by its clocks.
     """
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = BillingEntity.objects.select_for_update().get(pk=entity.pk)
         zone = fields.get("time_zone", row.time_zone)
         _check_zone(zone)
@@ -91,7 +91,7 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
     rule = TaxRule(**fields)
     if (rule.category == "S") != (rule.rate_ppm > 0):
         raise ActionRefused("rate_ppm: the category S has a rate, and no other does.")
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         insert(rule, "There is a rule for the same buyers from that day on.")
         audit.record("tax_rule.add", rule, tenant_id=None, after=audit.described(rule))
     return rule
@@ -99,7 +99,7 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
 
 def do_end_tax_rule(rule: TaxRule, ends_on: date) -> TaxRule:
     """Let it hold until that day."""
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = TaxRule.objects.select_for_update().get(pk=rule.pk)
         before = audit.described(row)
         row.ends_on = ends_on
@@ -117,7 +117,7 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
     rate = ExchangeRate(**fields)
     if rate.micro_per_usd <= 0:
         raise ActionRefused("micro_per_usd: more than nothing.")
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         insert(rate, "There is a rate of that day.")
         shown = {"currency": rate.currency, "on": rate.on.isoformat(), "micro_per_usd": rate.micro_per_usd}
         audit.record("exchange_rate.add", rate, tenant_id=None, after=shown)
@@ -134,5 +134,5 @@ def _change(row: models.Model, fields: dict[str, Any]) -> None:
 def _check_zone(name: str) -> None:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as fault:
-        raise ActionRefused(f"time_zone: {name!r} is none that is known.") from fault
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise ActionRefused(f"time_zone: {name!r} is none that is known.") from exc

@@ -15,8 +15,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.actions.budgets import (
-    MOST_PERCENT,
-    MOST_THRESHOLDS,
+    MAX_THRESHOLD_PERCENT,
+    MAX_THRESHOLDS,
     do_change_budget,
     do_make_budget,
     do_remove_budget,
@@ -24,17 +24,17 @@ from billing.actions.budgets import (
 )
 from billing.models import Budget, Window
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import MOST, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import ApiKey, Membership, Project
 from tenants.permissions import Permission
 from tenants.views import TenantView, given
 
-MOST_AMOUNT = 10**17
+MAX_AMOUNT = 10**17
 MILLIONTHS = 10**6
 
 
 def _id(text: str) -> serializers.IntegerField:
-    return serializers.IntegerField(min_value=1, max_value=MOST, required=False, help_text=text)
+    return serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, required=False, help_text=text)
 
 
 class WindowOut(serializers.ModelSerializer[Window]):
@@ -94,23 +94,23 @@ class BudgetSaved(BudgetOut):
 class BudgetChange(Strict):
     name = serializers.CharField(max_length=100)
     amount = serializers.IntegerField(
-        min_value=0, max_value=MOST_AMOUNT, help_text="Of each period: nano-USD, tokens or requests."
+        min_value=0, max_value=MAX_AMOUNT, help_text="Of each period: nano-USD, tokens or requests."
     )
     mode = serializers.ChoiceField(
         Budget.Mode.choices, required=False, help_text="hard refuses, soft counts, dry_run counts what it would refuse"
     )
     clamp = serializers.BooleanField(required=False, help_text="Shorten answers that are too dear; do not refuse them.")
     raise_amount = serializers.IntegerField(
-        min_value=0, max_value=MOST_AMOUNT, required=False, help_text="So much more, until raise_until."
+        min_value=0, max_value=MAX_AMOUNT, required=False, help_text="So much more, until raise_until."
     )
     raise_until = serializers.DateTimeField(required=False, allow_null=True)
     rollover_cap = serializers.IntegerField(
-        min_value=0, max_value=MOST_AMOUNT, required=False, help_text="So much of what a period left goes to the next."
+        min_value=0, max_value=MAX_AMOUNT, required=False, help_text="So much of what a period left goes to the next."
     )
 
     thresholds = serializers.ListField(
-        child=serializers.IntegerField(min_value=1, max_value=MOST_PERCENT),
-        max_length=MOST_THRESHOLDS,
+        child=serializers.IntegerField(min_value=1, max_value=MAX_THRESHOLD_PERCENT),
+        max_length=MAX_THRESHOLDS,
         required=False,
         help_text="Alert at so many percent of the limit, once each in a period; 50, 80 and 100.",
     )

@@ -18,8 +18,8 @@ from billing.models import BillingProfile, Commitment, CreditGrant, LedgerEntry,
 from billing.payments import NotGenuine, Unreadable
 from billing.payments.providers import by_webhook
 from tenants.api.serializers import Query
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 from tenants.views import TenantView, given
 
@@ -36,7 +36,7 @@ class Profile(TenantView):
     @extend_schema(operation_id="billing_profile", parameters=[Query])
     def get(self, request: Request) -> Response:
         """What the tenant's invoices say of it, and where they go."""
-        with system(SystemUse.BILLING):
+        with all_tenants_scope(BypassReason.BILLING):
             rows = BillingProfile.objects.for_tenant(self.access.tenant).select_related("entity")
             found = rows.first()
             return Response(s.ProfileOut(found or do_set_profile(self.access.tenant)).data)
@@ -115,10 +115,10 @@ class PaymentWebhook(APIView):
             raise exceptions.NotFound
         try:
             payments = known.received(request.body, request.headers)
-        except NotGenuine as fault:
-            raise exceptions.PermissionDenied("The signature is not the provider's.") from fault
-        except Unreadable as fault:
-            raise exceptions.ValidationError(str(fault)) from fault
+        except NotGenuine as exc:
+            raise exceptions.PermissionDenied("The signature is not the provider's.") from exc
+        except Unreadable as exc:
+            raise exceptions.ValidationError(str(exc)) from exc
         for payment in payments:
             do_record_payment(payment)
         return Response(status=204)

@@ -10,15 +10,15 @@ from rest_framework import serializers
 
 from billing.amounts import decimal
 from billing.models import PriceBook, PriceVersion
-from billing.pricing.price_book import LONGEST_NAME, nano_per_million, parse
+from billing.pricing.price_book import MAX_NAME_LENGTH, nano_per_million, parse
 from billing.pricing.price_files import minute
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from billing.serializers import InstantField, usd
-from tenants.api.serializers import MOST, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, Strict
 
 _TIERS = [tier.value for tier in Tier]
 _COMPONENTS = [each.value for each in Component]
-LONGEST_FILE = 8_000_000  # characters
+MAX_FILE_CHARACTERS = 8_000_000  # characters
 
 
 class _Part(serializers.Serializer[Any]):
@@ -42,7 +42,7 @@ class DecimalText(serializers.CharField):
 class PriceIn(_Part):
     """A price, for prompts and times of day in half-open ranges."""
 
-    model = serializers.CharField(max_length=LONGEST_NAME)
+    model = serializers.CharField(max_length=MAX_NAME_LENGTH)
     tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
     component = serializers.ChoiceField(_COMPONENTS)
     usd_per_million = DecimalText(max_length=40, help_text="For example 3.75.")
@@ -69,14 +69,14 @@ class PriceIn(_Part):
 def _checked(read: Any, value: str) -> int:
     try:
         return int(read(value))
-    except ValueError as fault:
-        raise serializers.ValidationError(f"{fault}.") from fault
+    except ValueError as exc:
+        raise serializers.ValidationError(f"{exc}.") from exc
 
 
 class KindIn(_Part):
     """A model in a service tier."""
 
-    model = serializers.CharField(max_length=LONGEST_NAME)
+    model = serializers.CharField(max_length=MAX_NAME_LENGTH)
     tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
 
     def validate_tier(self, value: str) -> Tier:
@@ -84,7 +84,7 @@ class KindIn(_Part):
 
 
 class DraftIn(Strict):
-    tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MOST, help_text="Its own prices.")
+    tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Its own prices.")
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
     effective_from = serializers.DateTimeField(required=False, help_text="Default: when it is published.")
     note = serializers.CharField(max_length=200, required=False)
@@ -97,7 +97,7 @@ class ProposalIn(DraftIn):
 
 class ImportIn(DraftIn):
     kind = serializers.ChoiceField(["json", "csv"])
-    content = serializers.CharField(max_length=LONGEST_FILE, trim_whitespace=False, help_text="The file's text.")
+    content = serializers.CharField(max_length=MAX_FILE_CHARACTERS, trim_whitespace=False, help_text="The file's text.")
     models = serializers.ListField(
         child=serializers.CharField(), required=False, help_text="Only these, of a public price file."
     )
@@ -106,7 +106,7 @@ class ImportIn(DraftIn):
 
 class VersionQuery(Query):
     state = serializers.ChoiceField(PriceVersion.State.choices, required=False)
-    tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MOST)
+    tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT)
     book = serializers.SlugField(required=False, max_length=50)
     names = {"book": "book__name"}  # noqa: RUF012
 
@@ -191,7 +191,7 @@ class PreviewQuery(Query):
 
 
 class PricesQuery(Query):
-    model = serializers.CharField(required=False, max_length=LONGEST_NAME)
+    model = serializers.CharField(required=False, max_length=MAX_NAME_LENGTH)
 
 
 class ComparisonOut(serializers.Serializer[Any]):

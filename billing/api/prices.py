@@ -25,7 +25,7 @@ from tenants.views import TenantView, given, person
 
 FATES: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
 _NAMED = ("book", "created_by", "decided_by")
-LONGEST_PREVIEW = timedelta(days=62)
+MAX_PREVIEW_PERIOD = timedelta(days=62)
 
 
 @extend_schema(tags=["prices"])
@@ -105,8 +105,8 @@ class PriceImport(_BookView):
                 imported = read_public(content, rounding=rounding, models=models)
             else:
                 imported = Imported(prices=list(read_csv(content.splitlines()).prices))
-        except ValueError as fault:
-            raise exceptions.ValidationError({"content": [str(fault)]}) from fault
+        except ValueError as exc:
+            raise exceptions.ValidationError({"content": [str(exc)]}) from exc
         version = _propose(self, request, imported.proposal, fields)
         return Response(s.ImportOut({"version": self.version(version.pk), "left_out": imported}).data, status=201)
 
@@ -134,8 +134,8 @@ class PricePreview(_BookView):
         asked = given(s.PreviewQuery, request.query_params.dict())
         start, end = last_month()
         start, end = asked.get("from") or start, asked.get("to") or end
-        if not start < end <= start + LONGEST_PREVIEW:
-            raise exceptions.ValidationError({"from": [f"Give a time of up to {LONGEST_PREVIEW.days} days."]})
+        if not start < end <= start + MAX_PREVIEW_PERIOD:
+            raise exceptions.ValidationError({"from": [f"Give a time of up to {MAX_PREVIEW_PERIOD.days} days."]})
         return Response(s.ComparisonOut(preview(self.version(pk), start, end), many=True).data)
 
 

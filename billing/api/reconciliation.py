@@ -7,7 +7,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.metering.reconciler import Standing, standing
+from billing.metering.reconciler import ReconciliationStatus, standing
 from billing.models import Reconciliation
 from tenants.api.operators import OperatorView
 
@@ -21,7 +21,7 @@ class ReportOut(serializers.ModelSerializer[Reconciliation]):
         read_only_fields = fields
 
 
-class StandingOut(serializers.Serializer[Standing]):
+class StandingOut(serializers.Serializer[ReconciliationStatus]):
     is_clean = serializers.BooleanField(help_text="All agreed, lately, and nothing waits in quarantine.")
     is_late = serializers.BooleanField(help_text="No comparison for a quarter of an hour.")
     report = ReportOut(allow_null=True, help_text="The newest; null before the first.")

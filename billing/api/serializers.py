@@ -18,7 +18,7 @@ from billing.models import (
     Period,
     TaxRule,
 )
-from tenants.api.serializers import MOST, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, Strict
 
 _MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
 _ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
@@ -114,7 +114,7 @@ class CreditOut(serializers.ModelSerializer[CreditGrant]):
 
 class CreditIn(Strict):
     kind = serializers.ChoiceField(["prepaid", "promotional"])
-    nano = serializers.IntegerField(min_value=1, max_value=MOST)
+    nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT)
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
     starts_at = serializers.DateTimeField(required=False)
     expires_at = serializers.DateTimeField(required=False)
@@ -131,7 +131,7 @@ class CommitmentOut(serializers.ModelSerializer[Commitment]):
 class CommitmentIn(Strict):
     name = serializers.CharField(max_length=100)
     fee = serializers.IntegerField(min_value=0, max_value=10**12, help_text="cents a month")
-    included_nano = serializers.IntegerField(min_value=1, max_value=MOST, help_text="nano-USD of use a month")
+    included_nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, help_text="nano-USD of use a month")
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
     first_month = serializers.RegexField(_MONTH)
     last_month = serializers.RegexField(_MONTH, required=False)

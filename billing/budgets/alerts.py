@@ -20,8 +20,8 @@ from billing.amounts import decimal
 from billing.budgets.forecast import Forecast, forecast_window
 from billing.models import Budget, BudgetAlert, Window
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tenants.outbox.email_outbox import enqueue_mail
 from tenants.webhooks.outbox import enqueue
@@ -47,23 +47,23 @@ ORDER BY w.id, t.percent
 """
 
 
-class Standing(NamedTuple):
+class BudgetStatus(NamedTuple):
     """How a period of a budget stands, in whole units."""
 
     used: int
     limit: int
 
 
-def standing(budget: Budget, window: Window, now: datetime) -> Standing:
+def standing(budget: Budget, window: Window, now: datetime) -> BudgetStatus:
     """What was used of it, rounded up, and what may be used in all."""
     raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
-    return Standing(-(-int(window.used) // MILLIONTHS), budget.amount + window.carried + raised)
+    return BudgetStatus(-(-int(window.used) // MILLIONTHS), budget.amount + window.carried + raised)
 
 
 def check_thresholds(now: datetime | None = None) -> int:
     """Alert for every threshold that was passed; gives how many are new."""
     now = now or datetime.now(UTC)
-    with system(SystemUse.BILLING), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.BILLING), connection.cursor() as cursor:
         cursor.execute(_PASSED, {"now": now, "since": now - AFTERWARDS, "full": HARD_IS_FULL_AT})
         passed = defaultdict[int, list[str]](list)
         for window_id, percent in cursor.fetchall():
@@ -74,7 +74,7 @@ def check_thresholds(now: datetime | None = None) -> int:
 def check_forecasts(now: datetime | None = None) -> int:
     """Alert for every month whose forecast passes the limit, and whose use has not; gives how many are new."""
     now = now or datetime.now(UTC)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         budgets = Budget.objects.all_tenants().filter(active=True, alert_forecast=True, period=Budget.Period.MONTH)
         open_windows = Window.objects.all_tenants().filter(period_start__lte=now, period_end__gt=now, used__gt=0)
         alerted = BudgetAlert.objects.all_tenants().filter(threshold=BudgetAlert.FORECAST)
@@ -88,7 +88,7 @@ def _alert(window_id: int, thresholds: Sequence[str], now: datetime) -> int:
 
     `thresholds` are in ascending order, or the forecast alone. Returns how many alerts are new.
     """
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         window = Window.objects.all_tenants().get(pk=window_id)
         budget = Budget.objects.all_tenants().select_related("tenant").filter(pk=window.budget_id, active=True).first()
         if budget is None or budget.tenant.status == Tenant.Status.PURGED:

@@ -14,7 +14,7 @@ from typing import Any, LiteralString, NamedTuple
 
 from psycopg_pool import AsyncConnectionPool
 
-from billing.pricing.pricing import PriceIndex, PriceSheet, Tier, decode_rates
+from billing.pricing.pricing import PriceIndex, RateCard, Tier, decode_rates
 
 LEASE_SECONDS = 15.0
 MARGIN_SECONDS = 1.0  # so long before its lease ends nothing is admitted from a slice any more
@@ -47,18 +47,18 @@ SELECT id, tenant_id, model, tier, effective_from, rates FROM billing_pricesheet
 """
 
 
-class Amount(NamedTuple):
+class ReservedAmount(NamedTuple):
     """What a request needs of each unit's windows."""
 
     money: int  # nano-USD
     tokens: int
     requests: int
 
-    def times(self, number: int) -> Amount:
-        return Amount(self.money * number, self.tokens * number, self.requests * number)
+    def times(self, number: int) -> ReservedAmount:
+        return ReservedAmount(self.money * number, self.tokens * number, self.requests * number)
 
 
-class Window(NamedTuple):
+class LeasedPeriod(NamedTuple):
     """One period of a budget on a key's way."""
 
     id: int
@@ -73,32 +73,32 @@ class Window(NamedTuple):
 
 
 @dataclass
-class Slice:
+class BudgetLease:
     """What this gateway may still admit without asking."""
 
     id: int
     fence: int
-    granted: Amount
+    granted: ReservedAmount
     until: float  # monotonic: nothing is admitted from it afterwards
     sealed: bool  # for one request alone: nothing of it can be returned but all
-    left: Amount = field(init=False)
+    left: ReservedAmount = field(init=False)
 
     def __post_init__(self) -> None:
         self.left = self.granted
 
-    def take(self, amount: Amount, now: float) -> bool:
+    def take(self, amount: ReservedAmount, now: float) -> bool:
         """Take the amount, if it is there and the lease has not ended."""
         left = self.left
         if now >= self.until or amount[0] > left[0] or amount[1] > left[1] or amount[2] > left[2]:
             return False
-        self.left = Amount(left[0] - amount[0], left[1] - amount[1], left[2] - amount[2])
+        self.left = ReservedAmount(left[0] - amount[0], left[1] - amount[1], left[2] - amount[2])
         return True
 
 
-class Shortage(NamedTuple):
+class InsufficientBudget(NamedTuple):
     """A window that has no room for what was asked."""
 
-    window: Window
+    window: LeasedPeriod
     room: int
     elsewhere: int  # how much of it slices hold that may not all be admitted
     until: datetime | None  # when the first of those is taken back at the latest
@@ -124,12 +124,12 @@ class UnusedPart(NamedTuple):
 
 
 @dataclass
-class Path:
+class BudgetChain:
     """The windows that count for some keys: all of them are taken together."""
 
     tenant_id: int
-    windows: tuple[Window, ...]
-    slice: Slice | None = None
+    windows: tuple[LeasedPeriod, ...]
+    slice: BudgetLease | None = None
     recalled_at: float = float("-inf")  # monotonic: what other gateways could release was waited for then
     scarce_until: float = 0.0  # monotonic: others need what there is, so nothing is leased beyond what a request needs
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one lease at a time
@@ -149,7 +149,7 @@ class Path:
         return all(window.clamp for window in hard)
 
 
-class SliceStore:
+class BudgetLeaseStore:
     """The one authority, asked over a pool whose sessions have the system's role. Methods may raise psycopg.Error,
     PoolTimeout or TimeoutError; what was asked then may have been done or not."""
 
@@ -159,11 +159,15 @@ class SliceStore:
         self._lease = timedelta(seconds=LEASE_SECONDS)
         self._longest = timedelta(seconds=request_seconds + SETTLING_SECONDS)
 
-    async def open_windows(self, tenant_id: int, project_id: int, key_id: int, at: datetime) -> tuple[Window, ...]:
+    async def open_windows(
+        self, tenant_id: int, project_id: int, key_id: int, at: datetime
+    ) -> tuple[LeasedPeriod, ...]:
         rows = await self._ask(_OPEN, [tenant_id, project_id, key_id, at])
-        return tuple(Window(*row) for row in rows)
+        return tuple(LeasedPeriod(*row) for row in rows)
 
-    async def lease(self, path: Path, amount: Amount, floor: Amount, old: Slice | None) -> Slice | list[Shortage]:
+    async def lease(
+        self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, old: BudgetLease | None
+    ) -> BudgetLease | list[InsufficientBudget]:
         """A slice for at least `floor`, or what is short. What is left of the old slice goes back in the same step."""
         asked = time.monotonic()
         requests = 1 if asked < path.scarce_until else REQUESTS_A_SLICE
@@ -186,16 +190,16 @@ class SliceStore:
         if rows and rows[0][0] is not None:
             slice_id, fence, money, tokens, requests = rows[0][:5]
             until = asked + LEASE_SECONDS - MARGIN_SECONDS
-            granted = Amount(money, tokens, requests)
-            return Slice(slice_id, fence, granted, until, granted == amount)
+            granted = ReservedAmount(money, tokens, requests)
+            return BudgetLease(slice_id, fence, granted, until, granted == amount)
         windows = {window.id: window for window in path.windows}
         needed = dict(zip(UNITS, floor, strict=True))
         return [
-            Shortage(windows[window_id], room, elsewhere, until, needed[windows[window_id].unit])
+            InsufficientBudget(windows[window_id], room, elsewhere, until, needed[windows[window_id].unit])
             for *_, window_id, room, elsewhere, until in rows
         ]
 
-    async def give_back(self, slices: Sequence[Slice]) -> None:
+    async def give_back(self, slices: Sequence[BudgetLease]) -> None:
         """Return what is left of slices that nothing is admitted from any more."""
         rows = [(each.id, each.fence, *each.left, each.left == each.granted) for each in slices]
         await self._ask(_RETURN, [list(column) for column in zip(*rows, strict=True)])
@@ -212,7 +216,7 @@ class SliceStore:
         """Add the price sheets that are new."""
         rows = await self._ask(_SHEETS, [index.newest])
         index.add(
-            PriceSheet(version, tenant_id, model, Tier(tier), _microseconds(effective_from), decode_rates(rates))
+            RateCard(version, tenant_id, model, Tier(tier), _microseconds(effective_from), decode_rates(rates))
             for version, tenant_id, model, tier, effective_from, rates in rows
         )
 

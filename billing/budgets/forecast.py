@@ -15,7 +15,7 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import TruncDay
 
 from billing.budgets.projection import FEWEST_DAYS, fit, project
-from billing.metering.usage import Question, sums, total
+from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, UsageRollup, Window
 from billing.periods import billing_zone, month_bounds
 from tenants.models import ApiKey
@@ -69,7 +69,7 @@ def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo 
     start, end = month_bounds(zone.key, local.year, local.month)
     rollups = UsageRollup.objects.for_tenant(tenant_id)
     daily = _daily(rollups, Window.Unit.MONEY, start, now)
-    used = total(sums(Question(tenant_id, start=start, end=now)))["cost_femto"]
+    used = total(sums(UsageReport(tenant_id, start=start, end=now)))["cost_femto"]
     return _forecast(daily, start, end, -(-used // FEMTO_A_NANO), now)
 
 

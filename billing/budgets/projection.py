@@ -20,15 +20,15 @@ from typing import NamedTuple
 FEWEST_DAYS = 3  # of history; with fewer there is nothing to say
 _ALPHAS = (0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
 _USUAL_ALPHA = 0.3  # until there are days enough to choose by
-_ENOUGH_TO_CHOOSE = 10
+_MIN_DAYS_TO_CHOOSE = 10
 _WEEKS_FOR_WEEKDAYS = 2
 _SHRINKING = 0.25  # so many days' worth of "no different from the others" is in each weekday's factor
-_LEAST_SHARE = 0.25  # a weekday without use may still surprise by so much of an average day
+_MIN_WEEKDAY_SHARE = 0.25  # a weekday without use may still surprise by so much of an average day
 _UNKNOWN_WEEKDAYS = 0.2  # of what is to come: what weekdays may change as long as they are not known
 _Z = 1.2815515655446004  # the normal distribution's 90 % quantile
 
 
-class Point(NamedTuple):
+class ProjectionPoint(NamedTuple):
     """How much may have been used by the end of a day, counted from now."""
 
     day: date
@@ -57,12 +57,12 @@ def fit(first: date, used: Sequence[int]) -> Fitted | None:
         return None
     factors = _factors(first, used)
     shares = [factors[(first + timedelta(days=number)).weekday()] for number in range(len(used))]
-    alphas = _ALPHAS if len(used) >= _ENOUGH_TO_CHOOSE else (_USUAL_ALPHA,)
+    alphas = _ALPHAS if len(used) >= _MIN_DAYS_TO_CHOOSE else (_USUAL_ALPHA,)
     squares, alpha, level = min(_smoothed(used, shares, alpha) for alpha in alphas)
     return Fitted(level, alpha, math.sqrt(squares / (len(used) - 1)), factors, len(used))
 
 
-def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> list[Point]:
+def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> list[ProjectionPoint]:
     """What may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
 
     `rest_of_today`: the share of today that is still to come.
@@ -81,7 +81,7 @@ def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> lis
         error = math.hypot(fitted.error * math.sqrt(squares), fitted.level * total * fitted.unknown)
         low, high = _band(fitted.level * total, error, fitted.days - 1)
         day = today + timedelta(days=ahead - 1)
-        points.append(Point(day, round(fitted.level * total), math.floor(low), math.ceil(high)))
+        points.append(ProjectionPoint(day, round(fitted.level * total), math.floor(low), math.ceil(high)))
     return points
 
 
@@ -112,7 +112,7 @@ def _smoothed(used: Sequence[int], shares: Sequence[float], alpha: float) -> tup
 
 
 def _floored(share: float) -> float:
-    return max(share, _LEAST_SHARE)
+    return max(share, _MIN_WEEKDAY_SHARE)
 
 
 def _band(mean: float, error: float, freedom: int) -> tuple[float, float]:

@@ -13,8 +13,8 @@ from django.db import connection
 
 from billing.metering.arrays import array
 from inference_worker.contract.messages import UsageEvent
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 FEMTO_PER_NANO = 10**6
 
@@ -27,23 +27,23 @@ _REAP = "SELECT count(*) FROM billing_reap(%s)"
 _OPEN_BEFORE = "SELECT count(*) FROM billing_slice WHERE open AND made_at < %s"
 
 
-class Use(NamedTuple):
+class ReservationUse(NamedTuple):
     """What a leg uses of each unit's windows."""
 
     femto: int
     tokens: int
     requests: int
 
-    def __neg__(self) -> Use:
-        return Use(-self.femto, -self.tokens, -self.requests)
+    def __neg__(self) -> ReservationUse:
+        return ReservationUse(-self.femto, -self.tokens, -self.requests)
 
 
-def used_by(event: UsageEvent, cost_femto: int) -> Use:
+def used_by(event: UsageEvent, cost_femto: int) -> ReservationUse:
     """What counts of a leg. A failed one counts for nothing, nor does one that never ran."""
     if event.verdict == "failed":
-        return Use(0, 0, 0)
+        return ReservationUse(0, 0, 0)
     tokens = event.usage.prompt + event.usage.output
-    return Use(cost_femto, tokens, min(tokens, 1))
+    return ReservationUse(cost_femto, tokens, min(tokens, 1))
 
 
 def over_its_hold(event: UsageEvent, cost_femto: int) -> str | None:
@@ -51,9 +51,9 @@ def over_its_hold(event: UsageEvent, cost_femto: int) -> str | None:
 
     Where no budget bounds it, its hold is no part of any window, but says all the same what it can come to.
     """
-    envelope, used = event.envelope, used_by(event, cost_femto)
-    hold, hold_tokens = envelope.hold, envelope.hold_tokens
-    if envelope.slice_id is not None:
+    billing_context, used = event.billing_context, used_by(event, cost_femto)
+    hold, hold_tokens = billing_context.hold, billing_context.hold_tokens
+    if billing_context.slice_id is not None:
         hold, hold_tokens = hold or 0, hold_tokens or 0
     if hold is not None and used.femto > hold * FEMTO_PER_NANO:
         return f"costs {used.femto} femto-USD, more than its hold"
@@ -67,12 +67,12 @@ def settle(cursor: Any, legs: Iterable[tuple[UsageEvent, int]]) -> set[int]:
     are late, and have moved nothing."""
     sums: dict[tuple[int, int], list[int]] = {}
     for event, cost_femto in legs:
-        envelope = event.envelope
-        if envelope.slice_id is None:
+        billing_context = event.billing_context
+        if billing_context.slice_id is None:
             continue
         used = used_by(event, cost_femto)
-        total = sums.setdefault((envelope.slice_id, envelope.fence or 0), [0] * 6)
-        for place, amount in enumerate((envelope.hold or 0, envelope.hold_tokens or 0, 1, *used)):
+        total = sums.setdefault((billing_context.slice_id, billing_context.fence or 0), [0] * 6)
+        for place, amount in enumerate((billing_context.hold or 0, billing_context.hold_tokens or 0, 1, *used)):
             total[place] += amount
     if not sums:
         return set()
@@ -81,7 +81,7 @@ def settle(cursor: Any, legs: Iterable[tuple[UsageEvent, int]]) -> set[int]:
     return {slice_id for (slice_id,) in cursor.fetchall()}
 
 
-def adjust(cursor: Any, slice_id: int | None, use: Use, *, must_fit: bool = False) -> bool:
+def adjust(cursor: Any, slice_id: int | None, use: ReservationUse, *, must_fit: bool = False) -> bool:
     """Count more, or less, as used through a slice. False: it must fit its windows and does not; nothing was moved."""
     if slice_id is None:
         return True
@@ -91,7 +91,7 @@ def adjust(cursor: Any, slice_id: int | None, use: Use, *, must_fit: bool = Fals
 
 def reap(before: datetime) -> int:
     """Take back what slices hold whose requests cannot run any more. All that was told before then must be settled."""
-    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_REAP, [before])
         return int(cursor.fetchone()[0])
 

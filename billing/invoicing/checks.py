@@ -10,7 +10,7 @@ from django.db import connection
 
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
 from billing.invoicing import document, pdf
-from billing.invoicing.lines import Count, Use, counted, line, lines_of, used, wanted
+from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import taxed
 from billing.ledger import booked
 from billing.metering.archives import require_usage
@@ -22,7 +22,7 @@ WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND verdict <
 """
 
 
-class Check(NamedTuple):
+class InvoiceCheckResult(NamedTuple):
     """What a look at a finalised invoice found."""
 
     events: int
@@ -33,7 +33,7 @@ class Check(NamedTuple):
     sha256: str  # of the JSON that came out
 
 
-def check(invoice: Invoice) -> Check:
+def check(invoice: Invoice) -> InvoiceCheckResult:
     """Recompute a finalised invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
 
     Raises:
@@ -50,7 +50,7 @@ def check(invoice: Invoice) -> Check:
         unrated = cursor.fetchone()[0]
     sign = 1 if invoice.gives_back else -1
     revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", Account.REVENUE) // NANO_A_CENT
-    return Check(
+    return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
         ledger_difference=revenue - (invoice.taxable if invoice.gives_back else invoice.subtotal),
@@ -60,7 +60,7 @@ def check(invoice: Invoice) -> Check:
     )
 
 
-def recomputed(invoice: Invoice, uses: Iterable[Use], count: Count) -> dict[str, Any]:
+def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:
     """The invoice's document with lines, counts and sums made of usage and prices.
 
     What was decided when it was issued (number, dates, parties, fees, credits, which tax) is taken from it.

@@ -14,14 +14,14 @@ from billing.amounts import dollars
 from billing.invoicing.webhook_events import tell_past_due
 from billing.models import BillingProfile, Invoice, InvoiceFile, InvoiceMail
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership
 from tenants.outbox.email_rendering import letter
 
 log = structlog.get_logger(__name__)
 REMIND_AFTER = (1, 8, 15)  # days past due
-MOST_ATTEMPTS = 12
+MAX_ATTEMPTS = 12
 # Whoever claims a mail has some minutes to send it, twice as many after each attempt, before another tries.
 _CLAIM = """
 UPDATE billing_invoicemail SET claimed_at = %(now)s, attempts = attempts + 1
@@ -43,10 +43,10 @@ def send_all(now: datetime | None = None) -> int:
             continue
         try:
             message.send()
-        except (OSError, smtplib.SMTPException) as fault:
-            log.warning("invoice_mail_failed", mail=pk, error=str(fault))
+        except (OSError, smtplib.SMTPException) as exc:
+            log.warning("invoice_mail_failed", mail=pk, error=str(exc))
             continue
-        with system(SystemUse.BILLING):
+        with all_tenants_scope(BypassReason.BILLING):
             rows = InvoiceMail.objects.all_tenants().filter(pk=pk)
             rows.update(sent_at=datetime.now(UTC), sent_to=message.to)
         sent += 1
@@ -54,14 +54,14 @@ def send_all(now: datetime | None = None) -> int:
 
 
 def _claim(now: datetime) -> int | None:
-    with system(SystemUse.BILLING), connection.cursor() as cursor:
-        cursor.execute(_CLAIM, {"now": now, "most": MOST_ATTEMPTS})
+    with all_tenants_scope(BypassReason.BILLING), connection.cursor() as cursor:
+        cursor.execute(_CLAIM, {"now": now, "most": MAX_ATTEMPTS})
         row = cursor.fetchone()
     return None if row is None else row[0]
 
 
 def _written(pk: int) -> EmailMessage:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         mail = InvoiceMail.objects.all_tenants().select_related("invoice__period", "invoice__tenant").get(pk=pk)
         invoice = mail.invoice
         pdf = InvoiceFile.objects.all_tenants().get(invoice=invoice).pdf
@@ -95,7 +95,7 @@ def remind(now: datetime | None = None) -> int:
     """Note reminders of invoices that are past due; gives how many are new."""
     today = (now or datetime.now(UTC)).date()
     new = 0
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         late = Invoice.objects.all_tenants().filter(
             state=Invoice.State.OPEN, due_on__lt=today, kind=Invoice.Kind.INVOICE
         )

@@ -39,7 +39,7 @@ WHERE invoice_period = %s AND (%s::bigint IS NULL OR tenant_id = %s) GROUP BY te
 """
 
 
-class Use(NamedTuple):
+class UsageLine(NamedTuple):
     """What a tenant used of one price in one month."""
 
     tenant_id: int
@@ -82,7 +82,7 @@ class Use(NamedTuple):
         return " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.from_minute, self.until_minute))
 
 
-def used(period: Period, tenant_id: int | None = None) -> dict[int, list[Use]]:
+def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
     """What each tenant, or one, is billed for in the period, in the order of lines."""
     asked: dict[str, Any] = {
         "period": period.pk,
@@ -94,7 +94,7 @@ def used(period: Period, tenant_id: int | None = None) -> dict[int, list[Use]]:
     with connection.cursor() as cursor:
         cursor.execute(_USED, asked)
         for row in cursor.fetchall():
-            use = Use(*row)
+            use = UsageLine(*row)
             found[use.tenant_id].append(use._replace(femto=int(use.femto)))
     return {tenant: sorted(uses, key=lambda use: use.place) for tenant, uses in found.items()}
 
@@ -129,14 +129,14 @@ def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent
     return rows.filter(price_ids__contains=[line.price_id], **time)
 
 
-def wanted(kind: str, uses: Iterable[Use]) -> list[Use]:
+def wanted(kind: str, uses: Iterable[UsageLine]) -> list[UsageLine]:
     """The uses that stand on a document of this kind."""
     if kind == Invoice.Kind.INVOICE:
         return [use for use in uses if use.femto >= 0 and use.tokens]
     return [use for use in uses if use.femto < 0] if kind == Invoice.Kind.CORRECTION else []
 
 
-def line(invoice: Invoice, position: int, use: Use) -> InvoiceLine:
+def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
     """The line of an invoice, or of a credit note, where what is given back is positive."""
     sign = -1 if invoice.gives_back else 1
     return InvoiceLine(

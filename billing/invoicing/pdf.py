@@ -53,8 +53,8 @@ def _typeset(words: str, xml: str, issued_at: str) -> bytes:
                 font_paths=_fonts(),
                 timestamp=moment,
             )
-        except typst.TypstError as fault:
-            unshown = _UNSHOWN.search(str(fault))
+        except typst.TypstError as exc:
+            unshown = _UNSHOWN.search(str(exc))
             if unshown is None:
                 raise
             for character in unshown[1]:

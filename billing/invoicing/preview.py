@@ -11,8 +11,8 @@ from billing.actions.drafts import address, fee, total
 from billing.invoicing.lines import Count, counted, line, used, wanted
 from billing.invoicing.taxes import NoTaxRule
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -27,7 +27,7 @@ def period_at(tenant: Tenant, at: datetime) -> Period | None:
 
 def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] | None:
     """The invoice of the month under way, unsaved, and its lines; None if there is no month yet."""
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         period = period_at(tenant, now)
         if period is None:
             return None

@@ -12,46 +12,48 @@ from billing.actions.invoices import do_finalise
 from billing.models import BillingEntity, Period
 from billing.periods import default_entity, ensure_periods
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass
-class Report:
+class InvoiceRunReport:
     """What a run did: numbers given, and what was left and why."""
 
     finalised: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
-def invoice_months(*, month: str | None = None, tenant: Tenant | None = None, now: datetime | None = None) -> Report:
+def invoice_months(
+    *, month: str | None = None, tenant: Tenant | None = None, now: datetime | None = None
+) -> InvoiceRunReport:
     """Invoice every month that is over and not yet invoiced, or the one named; every tenant, or one."""
     now = now or datetime.now(UTC)
-    report = Report()
+    report = InvoiceRunReport()
     for period in _due(now, month):
         try:
             do_close_period(period, now)
             drafts = do_draft(period, tenant)
-        except Conflict as fault:
-            _leave(report, f"{period.entity.slug} {period.label}", fault)
+        except Conflict as exc:
+            _leave(report, f"{period.entity.slug} {period.label}", exc)
             continue
         left = len(report.left)
         for draft in drafts:
             try:
                 report.finalised.append(str(do_finalise(draft, now)))
-            except Exception as fault:  # noqa: BLE001  (one tenant's fault must not hold up the others)
-                _leave(report, f"{draft.tenant.slug} {period.label}", fault)
+            except Exception as exc:  # noqa: BLE001  (one tenant's fault must not hold up the others)
+                _leave(report, f"{draft.tenant.slug} {period.label}", exc)
         if tenant is None and len(report.left) == left:
-            with system(SystemUse.BILLING):
+            with all_tenants_scope(BypassReason.BILLING):
                 Period.objects.filter(pk=period.pk).update(invoiced_at=now)
     return report
 
 
 def _due(now: datetime, month: str | None) -> list[Period]:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         default_entity()
         for entity in BillingEntity.objects.order_by("pk"):
             ensure_periods(entity, now, now)
@@ -61,6 +63,6 @@ def _due(now: datetime, month: str | None) -> list[Period]:
         return list(periods.filter(invoiced_at__isnull=True, ends_at__lte=now - close_after()))
 
 
-def _leave(report: Report, what: str, why: Exception) -> None:
+def _leave(report: InvoiceRunReport, what: str, why: Exception) -> None:
     report.left.append(f"{what}: {why}")
     log.error("not_invoiced", what=what, why=str(why))

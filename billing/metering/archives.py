@@ -106,8 +106,8 @@ def read(path: Path) -> Manifest:
                 raise ArchiveDamagedError(f"{part.file} has columns unknown here: {', '.join(sorted(unknown))}.")
             if _read_part(path.parent / part.file, part.columns) != part:
                 raise ArchiveDamagedError(f"{part.file} is not what {path.name} says.")
-    except (OSError, EOFError, zlib.error, ValueError, csv_tables.Error) as fault:
-        raise ArchiveDamagedError(f"{path.name}: {fault}") from fault
+    except (OSError, EOFError, zlib.error, ValueError, csv_tables.Error) as exc:
+        raise ArchiveDamagedError(f"{path.name}: {exc}") from exc
     return manifest
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from billing.budgets import reservations
-from billing.budgets.reservations import Use
+from billing.budgets.reservations import ReservationUse
 from billing.metering.arrays import array, text_array
 from billing.models import TOKEN_CLASSES
 from billing.models.usage import ANSWER_HITS
@@ -26,7 +26,7 @@ from inference_worker.contract.messages import UsageEvent
 log = structlog.get_logger(__name__)
 
 LATE = "late"
-RANK = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2}  # the lowest counts
+PRECEDENCE = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2}  # the lowest counts
 COUNTS = (*TOKEN_CLASSES, *ANSWER_HITS)  # in the order of pricing.COMPONENTS
 
 LegKey = tuple[datetime, str, int]
@@ -49,7 +49,7 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {
 
 
 @dataclass
-class Leg:
+class SettledExecution:
     """A leg as it stands in the database, adjustments added."""
 
     verdict: str
@@ -61,10 +61,10 @@ class Leg:
 
     @property
     def rank(self) -> int:
-        return min(RANK[verdict] for verdict in self.verdicts)
+        return min(PRECEDENCE[verdict] for verdict in self.verdicts)
 
 
-class Arrival(NamedTuple):
+class RepeatedEvent(NamedTuple):
     """A message of a leg that has an event already."""
 
     key: LegKey
@@ -72,7 +72,7 @@ class Arrival(NamedTuple):
     rated: Rated
 
 
-def merge(cursor: Any, arrivals: Sequence[Arrival]) -> list[bool]:
+def merge(cursor: Any, arrivals: Sequence[RepeatedEvent]) -> list[bool]:
     """Bring in what came later. False for one that contradicts what is stored and does not outrank it."""
     legs = _stored(cursor, [arrival.key for arrival in arrivals])
     odd = [arrival for arrival in arrivals if not _repeats(legs[arrival.key], arrival)]
@@ -82,11 +82,11 @@ def merge(cursor: Any, arrivals: Sequence[Arrival]) -> list[bool]:
     return [_merge(cursor, legs[arrival.key], arrival) for arrival in arrivals]
 
 
-def _merge(cursor: Any, leg: Leg, arrival: Arrival) -> bool:
+def _merge(cursor: Any, leg: SettledExecution, arrival: RepeatedEvent) -> bool:
     if _repeats(leg, arrival):
         return True
     event, rated = arrival.event, arrival.rated
-    rank = RANK[event.verdict]
+    rank = PRECEDENCE[event.verdict]
     if rank > leg.rank or (rank == leg.rank and event.verdict != leg.verdict):
         return True  # what outranks it is known
     if rank == leg.rank:
@@ -98,20 +98,22 @@ def _merge(cursor: Any, leg: Leg, arrival: Arrival) -> bool:
     prices = _priced(leg.price_ids, rated.price_ids)
     _write(cursor, arrival.key, event, event.verdict, change, prices, leg.slice_id)
     after, before = _tokens(wanted), _tokens(leg.sums)
-    reservations.adjust(cursor, leg.slice_id, Use(change[-2], after - before, min(after, 1) - min(before, 1)))
+    reservations.adjust(
+        cursor, leg.slice_id, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
+    )
     leg.sums = wanted
     leg.verdicts.add(event.verdict)
     return True
 
 
-def _repeats(leg: Leg, arrival: Arrival) -> bool:
+def _repeats(leg: SettledExecution, arrival: RepeatedEvent) -> bool:
     return arrival.event.verdict == leg.verdict and _sums(arrival.event, arrival.rated) == leg.event_sums
 
 
 def reverse_late(cursor: Any, key: LegKey, event: UsageEvent, rated: Rated) -> None:
     """Nobody pays for a leg that its windows have no room for any more: its hold went back before it was told."""
     change = tuple(-amount for amount in _sums(event, rated))
-    _write(cursor, key, event, LATE, change, rated.price_ids, event.envelope.slice_id)
+    _write(cursor, key, event, LATE, change, rated.price_ids, event.billing_context.slice_id)
 
 
 def _write(
@@ -123,21 +125,30 @@ def _write(
     price_ids: list[int | None] | None,
     slice_id: int | None,
 ) -> None:
-    envelope = event.envelope
-    (period,) = stamps(cursor, [(envelope.tenant_id, key[0])])
-    row = [*key, verdict, envelope.tenant_id, envelope.project_id, envelope.key_id, envelope.model]
-    cursor.execute(_INSERT, [*row, envelope.price_version, slice_id, price_ids, period, *change])
+    billing_context = event.billing_context
+    (period,) = stamps(cursor, [(billing_context.tenant_id, key[0])])
+    row = [
+        *key,
+        verdict,
+        billing_context.tenant_id,
+        billing_context.project_id,
+        billing_context.key_id,
+        billing_context.model,
+    ]
+    cursor.execute(_INSERT, [*row, billing_context.price_version, slice_id, price_ids, period, *change])
     log.warning("usage_adjusted", request_id=key[1], leg=key[2], verdict=verdict, cost_femto=change[-2])
 
 
-def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, Leg]:
+def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, SettledExecution]:
     times, ids, numbers = zip(*keys, strict=True)
     columns = [array(times), text_array(ids), array(numbers)]
     cursor.execute(_EVENT, columns)
     legs = {}
     for admitted_at, request_id, number, verdict, price_ids, slice_id, *sums in cursor.fetchall():
         counts = tuple(int(each) for each in sums)
-        legs[admitted_at, request_id, number] = Leg(verdict, price_ids, slice_id, counts, counts, {verdict})
+        legs[admitted_at, request_id, number] = SettledExecution(
+            verdict, price_ids, slice_id, counts, counts, {verdict}
+        )
     cursor.execute(_ADJUSTMENTS, columns)
     for admitted_at, request_id, number, verdict, *sums in cursor.fetchall():
         leg = legs[admitted_at, request_id, number]

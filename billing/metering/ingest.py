@@ -22,21 +22,21 @@ from django.db import DataError, IntegrityError, OperationalError, connection
 from billing.budgets import reservations
 from billing.budgets.reservations import over_its_hold, used_by
 from billing.metering.arrays import array, text_array
-from billing.metering.duplicate_events import RANK, Arrival, LegKey, merge, reverse_late
+from billing.metering.duplicate_events import PRECEDENCE, LegKey, RepeatedEvent, merge, reverse_late
 from billing.metering.partitions import ensure_partitions
 from billing.models import UsageQuarantine
 from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate
 from inference_worker.contract.messages import UsageEvent, decode_usage
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LOGGED_AT_ONCE = 100  # legs in a line of the log
-MOST_AHEAD = 86_400_000_000  # microseconds that an admission may lie in the future by this clock
+MAX_LOGGED_EXECUTIONS = 100  # legs in a line of the log
+MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # microseconds that an admission may lie in the future by this clock
 _COLUMNS = {
     "admitted_at": "timestamptz",
     "request_id": "text",
@@ -91,17 +91,17 @@ RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
 """  # noqa: S608  (column names from above, nothing from outside)
 
 
-class Message(NamedTuple):
+class UsageMessage(NamedTuple):
     """One entry of the stream. `payload` is None if it was deleted while it was pending: whoever did had settled it."""
 
     stream_id: str
     payload: bytes | None
 
 
-class Row(NamedTuple):
+class UsageRow(NamedTuple):
     """A decoded message, what it costs, and its values in the order of the columns, but for the last."""
 
-    message: Message
+    message: UsageMessage
     event: UsageEvent
     rated: Rated
     values: tuple[Any, ...]
@@ -112,7 +112,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class SettleResult:
     """What became of a batch."""
 
     settled: int = 0  # events that are rows now
@@ -120,14 +120,14 @@ class Outcome:
     quarantined: int = 0
 
 
-def settle(messages: Sequence[Message]) -> Outcome:
+def settle(messages: Sequence[UsageMessage]) -> SettleResult:
     """Bring the messages into the database. When this returns, each is a committed row or in quarantine.
 
     Raises:
         django.db.Error: the database is away or not ready; nothing is known to be done, and all may be tried again.
     """
-    outcome = Outcome()
-    latest = time.time_ns() // 1000 + MOST_AHEAD
+    outcome = SettleResult()
+    latest = time.time_ns() // 1000 + MAX_CLOCK_SKEW_MICROSECONDS
     decoded = []
     for message in messages:
         event = None if message.payload is None else _decode(message, message.payload, latest, outcome)
@@ -135,12 +135,12 @@ def settle(messages: Sequence[Message]) -> Outcome:
             decoded.append((message, *event))
     rows = _rate(decoded, outcome)
     # In the order of the key, so that two settlers with the same messages never wait for each other in a circle.
-    rows.sort(key=lambda row: (row.key, RANK.get(row.event.verdict, 3)))
+    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.verdict, 3)))
     _store_or_split(rows, outcome)
     return outcome
 
 
-def _rate(decoded: Sequence[tuple[Message, UsageEvent, datetime]], outcome: Outcome) -> list[Row]:
+def _rate(decoded: Sequence[tuple[UsageMessage, UsageEvent, datetime]], outcome: SettleResult) -> list[UsageRow]:
     """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
@@ -149,36 +149,38 @@ def _rate(decoded: Sequence[tuple[Message, UsageEvent, datetime]], outcome: Outc
         if isinstance(cost, UnknownPriceError) or fault:
             _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", outcome)
         else:
-            rows.append(Row(message, event, cost, _values(event, admitted_at, cost)))
+            rows.append(UsageRow(message, event, cost, _values(event, admitted_at, cost)))
     return rows
 
 
-def _decode(message: Message, payload: bytes, latest: int, outcome: Outcome) -> tuple[UsageEvent, datetime] | None:
+def _decode(
+    message: UsageMessage, payload: bytes, latest: int, outcome: SettleResult
+) -> tuple[UsageEvent, datetime] | None:
     try:
         event = decode_usage(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:  # ValueError: text that is no UTF-8
-        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(fault), outcome)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: text that is no UTF-8
+        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), outcome)
         return None
-    if event.envelope.admitted_at > latest:
+    if event.billing_context.admitted_at > latest:
         _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", outcome)
         return None
     try:
-        return event, EPOCH + timedelta(microseconds=event.envelope.admitted_at)
+        return event, EPOCH + timedelta(microseconds=event.billing_context.admitted_at)
     except OverflowError:
         _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", outcome)
         return None
 
 
 def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
-    envelope, usage = event.envelope, event.usage
+    billing_context, usage = event.billing_context, event.usage
     return (
         admitted_at,
-        envelope.request_id,
-        envelope.leg,
-        envelope.tenant_id,
-        envelope.project_id,
-        envelope.key_id,
-        envelope.model,
+        billing_context.request_id,
+        billing_context.leg,
+        billing_context.tenant_id,
+        billing_context.project_id,
+        billing_context.key_id,
+        billing_context.model,
         event.attempt,
         event.verdict,
         event.finish_reason,
@@ -192,10 +194,10 @@ def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any
         event.queue_us,
         event.ttft_us,
         event.duration_us,
-        envelope.price_version,
-        envelope.slice_id,
-        envelope.fence,
-        envelope.hold,
+        billing_context.price_version,
+        billing_context.slice_id,
+        billing_context.fence,
+        billing_context.hold,
         event.answer_hit_input,
         event.answer_hit_output,
         event.miss_reason,
@@ -207,25 +209,25 @@ def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any
     )
 
 
-def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
+def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
     """Store the rows; if one of them is refused, halve until it stands alone and put that one into quarantine."""
     if not rows:
         return
     try:
         new = _store(rows)
-    except (IntegrityError, DataError) as fault:
+    except (IntegrityError, DataError) as exc:
         if len(rows) > 1:
             middle = len(rows) // 2
             _store_or_split(rows[:middle], outcome)
             _store_or_split(rows[middle:], outcome)
-        elif _is_unplaceable(fault) and ensure_partitions():
+        elif _is_unplaceable(exc) and ensure_partitions():
             _store_or_split(rows, outcome)
         else:
-            reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(fault) else UsageQuarantine.Reason.REFUSED
-            _quarantine(rows[0].message, reason, _explain(fault), outcome)
+            reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(exc) else UsageQuarantine.Reason.REFUSED
+            _quarantine(rows[0].message, reason, _explain(exc), outcome)
         return
-    except OperationalError as fault:
-        if not isinstance(fault.__cause__, psycopg.errors.SerializationFailure):
+    except OperationalError as exc:
+        if not isinstance(exc.__cause__, psycopg.errors.SerializationFailure):
             raise
         _store_or_split(rows, outcome)  # a gateway released early between the insert and the settlement
         return
@@ -234,22 +236,22 @@ def _store_or_split(rows: Sequence[Row], outcome: Outcome) -> None:
         _merge_repeated(rows, new, outcome)
 
 
-def _store(rows: Sequence[Row]) -> list[Row]:
+def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
     """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
-    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
-        periods = stamps(cursor, [(row.event.envelope.tenant_id, row.key[0]) for row in rows])
+    with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
+        periods = stamps(cursor, [(row.event.billing_context.tenant_id, row.key[0]) for row in rows])
         columns = [*zip(*(row.values for row in rows), strict=True), periods]
         arrays = [make(column) for make, column in zip(_MAKERS, columns, strict=True)]
         new = _first_of(rows, _insert(arrays))
         late = reservations.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
         for row in new:
-            if row.event.envelope.slice_id in late and not reservations.adjust(
-                cursor, row.event.envelope.slice_id, used_by(row.event, row.rated.cost_femto), must_fit=True
+            if row.event.billing_context.slice_id in late and not reservations.adjust(
+                cursor, row.event.billing_context.slice_id, used_by(row.event, row.rated.cost_femto), must_fit=True
             ):
                 reverse_late(cursor, row.key, row.event, row.rated)
     if log.isEnabledFor(logging.INFO):
-        for start in range(0, len(new), LOGGED_AT_ONCE):
-            legs = [row.event.envelope.log_fields() for row in new[start : start + LOGGED_AT_ONCE]]
+        for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
+            legs = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
             log.info("legs_settled", legs=legs)
     return new
 
@@ -265,24 +267,24 @@ def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
         return set(cursor.fetchall())
 
 
-def _first_of(rows: Sequence[Row], inserted: set[tuple[int, str, int]]) -> list[Row]:
+def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> list[UsageRow]:
     """The rows that are meant: of those with one key the first."""
     found = []
     for row in rows:
-        envelope = row.event.envelope
-        key = (envelope.admitted_at, envelope.request_id, envelope.leg)
+        billing_context = row.event.billing_context
+        key = (billing_context.admitted_at, billing_context.request_id, billing_context.leg)
         if key in inserted:
             inserted.discard(key)
             found.append(row)
     return found
 
 
-def _merge_repeated(rows: Sequence[Row], new: Sequence[Row], outcome: Outcome) -> None:
+def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: SettleResult) -> None:
     """Of the rows that did not go in, those that contradict what is stored are not to be lost."""
     went_in = {id(row) for row in new}
     repeated = [row for row in rows if id(row) not in went_in]
-    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
-        known = merge(cursor, [Arrival(row.key, row.event, row.rated) for row in repeated])
+    with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
+        known = merge(cursor, [RepeatedEvent(row.key, row.event, row.rated) for row in repeated])
     for row, agrees in zip(repeated, known, strict=True):
         if agrees:
             outcome.repeated += 1
@@ -290,10 +292,10 @@ def _merge_repeated(rows: Sequence[Row], new: Sequence[Row], outcome: Outcome) -
             _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, "the leg was settled with other counts", outcome)
 
 
-def _quarantine(message: Message, reason: UsageQuarantine.Reason, detail: str, outcome: Outcome) -> None:
+def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, outcome: SettleResult) -> None:
     payload = message.payload or b""
     detail = detail.replace("\x00", "").encode(errors="replace").decode()
-    with system(SystemUse.SETTLER):
+    with all_tenants_scope(BypassReason.SETTLER):
         _, created = UsageQuarantine.objects.get_or_create(
             payload_hash=hashlib.sha256(payload).digest(),
             defaults={

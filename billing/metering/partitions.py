@@ -6,8 +6,8 @@ from datetime import UTC, date, datetime
 
 from django.db import connection
 
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 TABLE = "billing_usageevent"
 MONTHS_BEHIND = 1
@@ -38,7 +38,7 @@ def ensure_partitions(now: datetime | None = None) -> list[str]:
     wanted = [shifted(current, offset) for offset in range(-MONTHS_BEHIND, MONTHS_AHEAD + 1)]
     if not _missing(wanted):
         return []
-    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         # The tables' owner made this function, and it runs as the owner: nobody else may change tables.
         cursor.execute("SELECT billing_make_partitions(%s)", [wanted])
         return list(cursor.fetchone()[0])

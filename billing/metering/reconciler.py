@@ -17,13 +17,13 @@ from django.db.models import Count
 from billing.actions.drafts import close_after
 from billing.metering.worker_journals import unsettled
 from billing.models import Correction, Reconciliation, UsageQuarantine
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
-LOOKS_BACK = timedelta(days=2)  # at windows that ended and slices that were made
-LATE = timedelta(minutes=15)  # without a report: it should come every five
+LOOKBACK = timedelta(days=2)  # at windows that ended and slices that were made
+REPORT_OVERDUE_AFTER = timedelta(minutes=15)  # without a report: it should come every five
 OVERDUE = timedelta(minutes=5)  # that the settler may take to reap a slice
 
 # What windows should hold and have used, by their slices; only those that differ. One statement sees one moment.
@@ -82,8 +82,8 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
         journals: the folder of the workers' journals, as far as they lie on this machine.
     """
     now = datetime.now(UTC)
-    since = now - LOOKS_BACK
-    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+    since = now - LOOKBACK
+    with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         windows = _differing(cursor, since)
         cursor.execute(_SLICES, {"since": since})
         slices = [
@@ -95,7 +95,7 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
             for each in (unsettled(journals, now - close_after()) if journals else ())
         ]
     corrected = [fixed for window_id, *_ in windows if (fixed := _correct(window_id, since)) is not None]
-    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_COUNT, [since])
         compared = cursor.fetchone()[0]
         cursor.execute(_OVERDUE, [now - OVERDUE])
@@ -112,7 +112,7 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
     return report
 
 
-class Standing(NamedTuple):
+class ReconciliationStatus(NamedTuple):
     """How the books stand, for operators: the newest report, and what lies in quarantine now."""
 
     report: Reconciliation | None  # None: it has never run
@@ -124,13 +124,13 @@ class Standing(NamedTuple):
         return self.report is not None and self.report.is_clean and not (self.is_late or self.quarantine)
 
 
-def standing() -> Standing:
+def standing() -> ReconciliationStatus:
     """The last report, and the quarantine as it is now. The scope must allow all tenants' rows."""
     report = Reconciliation.objects.first()
     open_ = UsageQuarantine.objects.filter(resolved_at__isnull=True)
     counts = dict(open_.values_list("reason").annotate(number=Count("pk")).order_by("reason"))
-    is_late = report is None or report.at < datetime.now(UTC) - LATE
-    return Standing(report, is_late, counts)
+    is_late = report is None or report.at < datetime.now(UTC) - REPORT_OVERDUE_AFTER
+    return ReconciliationStatus(report, is_late, counts)
 
 
 def _differing(cursor: Any, since: datetime, only: int | None = None) -> list[tuple[int, int, int, Any]]:
@@ -140,7 +140,7 @@ def _differing(cursor: Any, since: datetime, only: int | None = None) -> list[tu
 
 def _correct(window_id: int, since: datetime) -> dict[str, Any] | None:
     """Make a window agree with its slices. None: it does by now."""
-    with system(SystemUse.SETTLER, durable=True), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_LOCK, [window_id])
         found = _differing(cursor, since, window_id)
         if not found:

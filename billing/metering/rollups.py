@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from django.db import connection
 
 from billing.models import GROUPED, SUMMED, RollupState
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 MARGIN = timedelta(seconds=5)  # what was settled so lately is not in the rollups yet: it may not have committed
 OVERLAP = timedelta(minutes=10)  # hours touched so long before the last run are made again: no commit takes longer
@@ -51,7 +51,7 @@ class Built:
 
 def build() -> Built:
     """Bring the rollups up to now. Safe to call at any time, from any number of processes, and after any crash."""
-    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         cursor.execute("SELECT clock_timestamp()")
         before = cursor.fetchone()[0] - MARGIN

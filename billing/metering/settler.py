@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from billing.budgets import reservations
 from billing.metering import status
-from billing.metering.ingest import Message, Outcome, settle
+from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 
@@ -37,7 +37,7 @@ CLAIM_SECONDS = 10.0
 REPORT_SECONDS = 1.0
 PARTITIONS_SECONDS = 3600.0
 FORGET_IDLE_MS = 3_600_000  # a consumer with nothing pending that has not asked for so long is forgotten
-LONGEST_BACKOFF = 5.0
+MAX_BACKOFF_SECONDS = 5.0
 
 
 def connect(url: str) -> redis.Redis:
@@ -81,8 +81,8 @@ class Settler:
                 self._resume()
                 while not self._stopping.is_set():
                     self._round()
-            except (redis.RedisError, django.db.Error) as fault:  # the broker having lost the group is one of these
-                self._back_off(fault)
+            except (redis.RedisError, django.db.Error) as exc:  # the broker having lost the group is one of these
+                self._back_off(exc)
         connection.close()
         log.info("settler_stopped", consumer=self._consumer)
 
@@ -124,13 +124,13 @@ class Settler:
         if 0 < len(messages) < self._batch:
             self._stopping.wait(max(0.0, started + PACE_SECONDS - time.monotonic()))
 
-    def _settle(self, messages: list[Message]) -> None:
+    def _settle(self, messages: list[UsageMessage]) -> None:
         """Commit, then acknowledge. NOTE: never the other way round, nor one without the other's success."""
         outcome = settle(messages)
         self._acknowledge([message.stream_id for message in messages], outcome)
         log.debug("settled", **vars(outcome))
 
-    def _acknowledge(self, ids: list[str], outcome: Outcome) -> None:
+    def _acknowledge(self, ids: list[str], outcome: SettleResult) -> None:
         pipe = self._broker.pipeline(transaction=True)
         pipe.xack(USAGE_STREAM, USAGE_GROUP, *ids)
         pipe.xdel(USAGE_STREAM, *ids)
@@ -139,7 +139,7 @@ class Settler:
         pipe.time()
         self._last_batch_at = _microseconds(pipe.execute()[-1])
 
-    def _read(self, after: str, block_ms: int | None) -> list[Message]:
+    def _read(self, after: str, block_ms: int | None) -> list[UsageMessage]:
         """Up to a batch of messages: new ones for `>`, else this consumer's pending ones after that id."""
         streams: dict[Any, Any] = {USAGE_STREAM: after}
         reply: Any = self._broker.xreadgroup(USAGE_GROUP, self._consumer, streams, count=self._batch, block=block_ms)
@@ -167,8 +167,8 @@ class Settler:
         try:
             self._broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
             log.info("settler_group_made")
-        except redis.ResponseError as fault:
-            if "BUSYGROUP" not in str(fault):
+        except redis.ResponseError as exc:
+            if "BUSYGROUP" not in str(exc):
                 raise
 
     def _make_partitions(self) -> None:
@@ -208,17 +208,17 @@ class Settler:
     def _back_off(self, fault: Exception) -> None:
         """Wait a little longer with each fault in a row, and by chance, so that many do not come back at once."""
         self._faults += 1
-        seconds = min(LONGEST_BACKOFF, 0.1 * 2 ** min(self._faults, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+        seconds = min(MAX_BACKOFF_SECONDS, 0.1 * 2 ** min(self._faults, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
         message = str(fault).partition("\n")[0]
         log.warning("settler_interrupted", fault=type(fault).__name__, error=message, retry_in=round(seconds, 2))
         connection.close()
         self._stopping.wait(seconds)
 
 
-def _messages(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> list[Message]:
+def _messages(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> list[UsageMessage]:
     """Entries as messages. One deleted while pending has no fields; one without an event is kept whole, for a look."""
     return [
-        Message(stream_id.decode(), (fields.get(b"e") or encode(fields)) if fields else None)
+        UsageMessage(stream_id.decode(), (fields.get(b"e") or encode(fields)) if fields else None)
         for stream_id, fields in entries
     ]
 

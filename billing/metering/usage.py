@@ -22,7 +22,7 @@ GROUP_COLUMNS: dict[Group, str] = {
     "tier": "tier",
     "miss_reason": "miss_reason",
 }
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 _TRUNCATE = {"hour": TruncHour, "day": TruncDay, "month": TruncMonth}
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 _WHOLE: DecimalField[Any, Any] = DecimalField(max_digits=38, decimal_places=0)
@@ -38,7 +38,7 @@ class TooManyRows(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class UsageReport:
     """Which events of a tenant. Times are half-open: `start` is in, `end` is not."""
 
     tenant_id: int
@@ -102,7 +102,7 @@ def this_month(now: datetime | None = None, zone: tzinfo = UTC) -> tuple[datetim
 
 
 def sums(
-    question: Question, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None, zone: tzinfo = UTC
+    question: UsageReport, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None, zone: tzinfo = UTC
 ) -> list[dict[str, Any]]:
     """What the question's usage adds up to, one dict for each group and bucket, oldest first.
 
@@ -121,12 +121,12 @@ def sums(
     rolled = _grouped(question.rollups(by_hour=by_hour), "start", columns, bucket, zone)
     found = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket, zone), all=True)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for values in found[: 2 * MOST_ROWS + 2]:
+    for values in found[: 2 * MAX_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
         row = merged.setdefault(group, dict(zip(columns, group, strict=True)) | dict.fromkeys(SUMMED, 0))
         for name, count in zip(SUMMED, counts, strict=True):
             row[name] += count
-    if len(merged) > MOST_ROWS:
+    if len(merged) > MAX_ROWS:
         raise TooManyRows
     if bucket:
         for row in merged.values():
@@ -134,7 +134,7 @@ def sums(
     return [merged[group] for group in sorted(merged)]
 
 
-def _require_whole_hours(question: Question, zone: tzinfo) -> None:
+def _require_whole_hours(question: UsageReport, zone: tzinfo) -> None:
     moment, end = question.start or _EARLIEST, question.end or datetime.now(UTC) + _DAY
     while moment < end + _DAY:
         if moment.astimezone(zone).utcoffset() % _HOUR:  # type: ignore[operator]

@@ -53,15 +53,15 @@ def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
     for journal in sorted(path for path in folder.glob("*") if path.is_dir()):
         try:
             told = {
-                (event.envelope.request_id, event.envelope.leg): (event, payload)
+                (event.billing_context.request_id, event.billing_context.leg): (event, payload)
                 for event, payload in journalled(journal)
                 if _admitted(event) < before and partition_name(month_of(_admitted(event))) in attached
             }
-        except (msgspec.MsgspecError, ValueError, OverflowError, OSError) as fault:
-            log.exception("journal_unreadable", worker=journal.name, fault=type(fault).__name__)
+        except (msgspec.MsgspecError, ValueError, OverflowError, OSError) as exc:
+            log.exception("journal_unreadable", worker=journal.name, fault=type(exc).__name__)
             continue
         for event in _without_row(list(told.values())):
-            sums = found.setdefault((journal.name, event.envelope.tenant_id), [0, 0])
+            sums = found.setdefault((journal.name, event.billing_context.tenant_id), [0, 0])
             sums[0] += 1
             sums[1] += event.usage.prompt + event.usage.output
     return [Unsettled(worker, tenant_id, *sums) for (worker, tenant_id), sums in sorted(found.items())]
@@ -70,7 +70,7 @@ def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
 def _without_row(told: Sequence[tuple[UsageEvent, bytes]]) -> list[UsageEvent]:
     if not told:
         return []
-    keys = [(_admitted(event), event.envelope.request_id, event.envelope.leg) for event, _ in told]
+    keys = [(_admitted(event), event.billing_context.request_id, event.billing_context.leg) for event, _ in told]
     times, names, legs = zip(*keys, strict=True)
     with connection.cursor() as cursor:
         cursor.execute(_MISSING, [array(times), text_array(names), array(legs)])
@@ -82,4 +82,4 @@ def _without_row(told: Sequence[tuple[UsageEvent, bytes]]) -> list[UsageEvent]:
 
 
 def _admitted(event: UsageEvent) -> datetime:
-    return EPOCH + timedelta(microseconds=event.envelope.admitted_at)
+    return EPOCH + timedelta(microseconds=event.billing_context.admitted_at)

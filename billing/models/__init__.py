@@ -28,12 +28,12 @@ from billing.models.ledger import (
 )
 from billing.models.prices import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
 from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
-from billing.models.usage import MOST_TOKENS, TOKEN_CLASSES, UsageEvent, UsageQuarantine, Verdict
+from billing.models.usage import MAX_TOKENS, TOKEN_CLASSES, UsageEvent, UsageQuarantine, Verdict
 
 __all__ = [
     "ADDRESS",
     "GROUPED",
-    "MOST_TOKENS",
+    "MAX_TOKENS",
     "SUMMED",
     "TOKEN_CLASSES",
     "Account",

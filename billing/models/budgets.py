@@ -12,7 +12,7 @@ from billing.models.holds import Window
 from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, Mail, Project, Tenant, User, WebhookEvent
 
-MOST = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
+MAX_BUDGET_NANO = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
 
 
 def usual_thresholds() -> list[int]:

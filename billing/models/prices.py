@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, PriceSheet, Tier, decode_rates
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, RateCard, Tier, decode_rates
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
 
@@ -138,8 +138,8 @@ class CompiledSheet(models.Model):
     def __str__(self) -> str:
         return f"sheet {self.pk} of {self.model} ({self.tier})"
 
-    def decoded(self) -> PriceSheet:
-        return PriceSheet(
+    def decoded(self) -> RateCard:
+        return RateCard(
             self.pk,
             self.tenant_id,
             self.model,

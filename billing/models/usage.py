@@ -11,7 +11,7 @@ from django.db.models import F, Q
 
 from tenants.isolation.scopes import TenantManager
 
-MOST_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
+MAX_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
 ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made needless
 TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
@@ -26,7 +26,7 @@ class Verdict(models.TextChoices):
 
 def _counts() -> Q:
     """Every count is a possible one."""
-    tokens = Q(*((f"{name}__range", (0, MOST_TOKENS)) for name in TOKEN_CLASSES))
+    tokens = Q(*((f"{name}__range", (0, MAX_TOKENS)) for name in TOKEN_CLASSES))
     times = Q(queue_us__gte=0, ttft_us__gte=0, duration_us__gte=0)
     return tokens & times & Q(leg__gte=0, attempt__gte=0, block_size__gte=0)
 
@@ -111,8 +111,8 @@ class UsageEvent(models.Model):
             models.CheckConstraint(
                 name="billing_usage_rated",
                 condition=Q(
-                    answer_hit_input__range=(0, MOST_TOKENS),
-                    answer_hit_output__range=(0, MOST_TOKENS),
+                    answer_hit_input__range=(0, MAX_TOKENS),
+                    answer_hit_output__range=(0, MAX_TOKENS),
                     cost_femto__gte=0,
                 ),
             ),

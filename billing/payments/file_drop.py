@@ -31,8 +31,8 @@ class FileDrop:
     def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
         try:
             rows = list(csv_tables.read_table(io.StringIO(body.decode("utf-8-sig"), newline="")))
-        except (UnicodeDecodeError, csv_tables.Error) as fault:
-            raise Unreadable(f"no CSV: {fault}") from fault
+        except (UnicodeDecodeError, csv_tables.Error) as exc:
+            raise Unreadable(f"no CSV: {exc}") from exc
         return [self._payment(number, row) for number, row in enumerate(rows, 2)]
 
     def _payment(self, number: int, row: dict[str, str | None]) -> Received:
@@ -41,8 +41,8 @@ class FileDrop:
         given = {name: (value or "").strip() for name, value in row.items() if isinstance(value, str)}
         try:
             day = datetime.fromisoformat(given["received_on"])
-        except ValueError as fault:
-            raise Unreadable(f"line {number}: {given['received_on']!r} is no date") from fault
+        except ValueError as exc:
+            raise Unreadable(f"line {number}: {given['received_on']!r} is no date") from exc
         return Received(
             self.name,
             given["reference"],
@@ -65,13 +65,13 @@ def collect(folder: Path) -> int:
         faults: list[str] = []
         try:
             payments = FileDrop().received(path.read_bytes(), {})
-        except Unreadable as fault:
-            payments, faults = [], [str(fault)]
+        except Unreadable as exc:
+            payments, faults = [], [str(exc)]
         for payment in payments:
             try:
                 recorded += do_record_payment(payment)[1]
-            except ActionRefused as fault:
-                faults.append(str(fault))
+            except ActionRefused as exc:
+                faults.append(str(exc))
         _put_away(path, faults)
     return recorded
 

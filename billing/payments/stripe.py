@@ -62,8 +62,8 @@ class Stripe:
         amount = sign * (item.amount_received or item.amount)
         try:
             at = datetime.fromtimestamp(item.created, UTC)
-        except (OverflowError, ValueError, OSError) as fault:
-            raise Unreadable(f"{item.id}: `created` is no time") from fault
+        except (OverflowError, ValueError, OSError) as exc:
+            raise Unreadable(f"{item.id}: `created` is no time") from exc
         if not amount or abs(amount) > 10**12:
             raise Unreadable(f"{item.id}: {amount} is no amount")
         whose = {name: item.metadata.get(name, "") for name in ("tenant", "invoice")}
@@ -83,5 +83,5 @@ class Stripe:
 def _decoded(body: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
-        raise Unreadable(str(fault)) from fault
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise Unreadable(str(exc)) from exc

@@ -15,8 +15,8 @@ from billing.models import BookAssignment, CompiledSheet, Price, PriceBook
 from billing.models.prices import DEAREST
 from billing.pricing.pricing import COMPONENTS, MINUTES_A_DAY, NO_END, Component, Rate, Tier, encode_rates
 
-LONGEST_NAME = 128
-MOST_PRICES = 50_000  # in one proposal
+MAX_NAME_LENGTH = 128
+MAX_PRICES = 50_000  # in one proposal
 
 Kind = tuple[str, Tier]  # a model in a service tier
 _ORDER = {component: place for place, component in enumerate(COMPONENTS)}
@@ -79,8 +79,8 @@ def parse(body: Mapping[str, Any]) -> Proposal:
     proposal = msgspec.convert(body, Proposal)
     if not proposal.kinds:
         raise ValueError("it sets no price")
-    if len(proposal.prices) > MOST_PRICES:
-        raise ValueError(f"want at most {MOST_PRICES} prices")
+    if len(proposal.prices) > MAX_PRICES:
+        raise ValueError(f"want at most {MAX_PRICES} prices")
     both = {price.kind for price in proposal.prices} & set(proposal.withdrawn)
     if both:
         raise ValueError(f"{min(both)[0]} is priced and withdrawn at once")
@@ -91,8 +91,8 @@ def parse(body: Mapping[str, Any]) -> Proposal:
 
 
 def _check(price: NewPrice) -> None:
-    if not 0 < len(price.model) <= LONGEST_NAME:
-        raise ValueError(f"want a model's name of 1 to {LONGEST_NAME} characters, not {price.model!r}")
+    if not 0 < len(price.model) <= MAX_NAME_LENGTH:
+        raise ValueError(f"want a model's name of 1 to {MAX_NAME_LENGTH} characters, not {price.model!r}")
     if not 0 <= price.nano_per_million <= DEAREST:
         raise ValueError(f"{price.model}: {price.component} is out of range")
     if not 0 <= price.from_tokens < price.until_tokens <= NO_END:

@@ -11,7 +11,7 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 from itertools import pairwise
 from typing import Any
 
-from billing.pricing.price_book import LONGEST_NAME, NewPrice, Proposal, nano_per_million
+from billing.pricing.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from tenants import csv_tables
 
@@ -88,7 +88,7 @@ def _read_model(model: str, fields: Mapping[str, Any], imported: Imported) -> No
         found = by_tier[_TIER[match["tier"]]]
         if key not in found:
             found[key] = _nano(f"{model}: {name}", value, imported)
-    if len(model) > LONGEST_NAME or not any((Component.UNCACHED, 0) in found for found in by_tier.values()):
+    if len(model) > MAX_NAME_LENGTH or not any((Component.UNCACHED, 0) in found for found in by_tier.values()):
         imported.unpriced.append(model)
         return
     rows = [row for tier, found in sorted(by_tier.items()) for row in _rows(model, tier, found)]
@@ -157,8 +157,8 @@ def read_csv(lines: Iterable[str]) -> Proposal:
     try:
         for row in reader:
             prices.append(_csv_price(row))
-    except (ValueError, csv_tables.Error) as fault:
-        raise ValueError(f"line {reader.line_num}: {fault}") from fault
+    except (ValueError, csv_tables.Error) as exc:
+        raise ValueError(f"line {reader.line_num}: {exc}") from exc
     return Proposal(tuple(prices))
 
 

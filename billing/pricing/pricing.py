@@ -59,7 +59,7 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
     until_minute: int = MINUTES_A_DAY
 
 
-class PriceSheet(msgspec.Struct, frozen=True):
+class RateCard(msgspec.Struct, frozen=True):
     """All prices of a model in a service tier, for one tenant or for all: what an admission pins and settling reads."""
 
     version: int  # the sheet's id, which stands on each usage event priced by it
@@ -86,7 +86,7 @@ encode_rates = msgspec.msgpack.Encoder().encode
 decode_rates = msgspec.msgpack.Decoder(tuple[Rate, ...]).decode
 
 
-def prices(sheet: PriceSheet, prompt_tokens: int, at: int) -> dict[Component, Rate]:
+def prices(sheet: RateCard, prompt_tokens: int, at: int) -> dict[Component, Rate]:
     """The rate of each component for a prompt of that length, admitted at that microsecond."""
     minute = at // 60_000_000 % MINUTES_A_DAY
     found: dict[Component, Rate] = {}
@@ -101,7 +101,7 @@ def prices(sheet: PriceSheet, prompt_tokens: int, at: int) -> dict[Component, Ra
 
 
 def hold_nano(
-    sheet: PriceSheet,
+    sheet: RateCard,
     prompt_tokens: int,
     max_output: int,
     at: int,
@@ -123,7 +123,7 @@ def hold_nano(
 
 
 def affordable_output(
-    sheet: PriceSheet,
+    sheet: RateCard,
     prompt_tokens: int,
     money: int,
     at: int,
@@ -148,7 +148,7 @@ def affordable_output(
 class Rater:
     """Rates legs by one sheet. What applies to a band of prompt lengths at a time of day is looked up once."""
 
-    def __init__(self, sheet: PriceSheet) -> None:
+    def __init__(self, sheet: RateCard) -> None:
         self.sheet = sheet
         self._lengths = sorted({edge for rate in sheet.rates for edge in (rate.from_tokens, rate.until_tokens)})
         self._minutes = sorted({edge for rate in sheet.rates for edge in (rate.from_minute, rate.until_minute)})
@@ -187,7 +187,7 @@ class Rater:
         ]
 
 
-def rate(sheet: PriceSheet, usage: Mapping[Component, int], at: int) -> Rated:
+def rate(sheet: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
     """What one leg's tokens cost.
 
     Raises:
@@ -201,7 +201,7 @@ def nano(femto: int) -> int:
     return -(-femto // FEMTO_PER_NANO)
 
 
-def _dearest_input(sheet: PriceSheet, found: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
+def _dearest_input(sheet: RateCard, found: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
     possible = [Component.UNCACHED, Component.CACHE_READ]
     if writes_5m:
         possible.append(Component.CACHE_WRITE_5M)
@@ -210,13 +210,13 @@ def _dearest_input(sheet: PriceSheet, found: Mapping[Component, Rate], writes_5m
     return max(_price(sheet, found, component).nano_per_million for component in possible)
 
 
-def _price(sheet: PriceSheet, found: Mapping[Component, Rate], component: Component) -> Rate:
+def _price(sheet: RateCard, found: Mapping[Component, Rate], component: Component) -> Rate:
     if component not in found:
         raise _unknown(sheet, component)
     return found[component]
 
 
-def _unknown(sheet: PriceSheet, component: Component) -> UnknownPriceError:
+def _unknown(sheet: RateCard, component: Component) -> UnknownPriceError:
     return UnknownPriceError(f"{sheet.model} ({sheet.tier}) has no price for {component}")
 
 
@@ -225,16 +225,16 @@ class PriceIndex:
 
     def __init__(self) -> None:
         self.newest = 0  # the greatest version added: sheets are added in this order and never change
-        self._sheets: dict[tuple[int | None, str, Tier], list[PriceSheet]] = {}
+        self._sheets: dict[tuple[int | None, str, Tier], list[RateCard]] = {}
 
-    def add(self, sheets: Iterable[PriceSheet]) -> None:
+    def add(self, sheets: Iterable[RateCard]) -> None:
         """Take in sheets, in the order of their versions."""
         for sheet in sheets:
             of_kind = self._sheets.setdefault((sheet.tenant_id, sheet.model, sheet.tier), [])
             of_kind.insert(bisect_right(of_kind, sheet.effective_from, key=_effective_from), sheet)
             self.newest = max(self.newest, sheet.version)
 
-    def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> PriceSheet | None:
+    def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
         """The sheet in force at that microsecond: of the tier, or, where that has none, of the standard tier.
 
         In each the tenant's own comes before everybody's. None: there is no price.
@@ -244,7 +244,7 @@ class PriceIndex:
             sheet = self._of_tier(tenant_id, model, Tier.STANDARD, at)
         return sheet
 
-    def _of_tier(self, tenant_id: int, model: str, tier: Tier, at: int) -> PriceSheet | None:
+    def _of_tier(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
         for owner in (tenant_id, None):
             of_kind = self._sheets.get((owner, model, tier), [])
             place = bisect_right(of_kind, at, key=_effective_from)
@@ -254,5 +254,5 @@ class PriceIndex:
         return None
 
 
-def _effective_from(sheet: PriceSheet) -> int:
+def _effective_from(sheet: RateCard) -> int:
     return sheet.effective_from

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from billing.models import CompiledSheet
 from billing.pricing.pricing import Rated, Rater, UnknownPriceError
 from inference_worker.contract.messages import UsageEvent
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
-MOST_SHEETS = 10_000  # remembered; they are small and never change
+MAX_CACHED_RATE_CARDS = 10_000  # remembered; they are small and never change
 
 _raters: dict[int, Rater] = {}
 
@@ -23,9 +23,9 @@ def raters(versions: Iterable[int]) -> dict[int, Rater]:
     wanted = set(versions)
     known = {version: rater for version in wanted if (rater := _raters.get(version)) is not None}
     if missing := wanted - known.keys():
-        with system(SystemUse.SETTLER):
+        with all_tenants_scope(BypassReason.SETTLER):
             read = {row.pk: Rater(row.decoded()) for row in CompiledSheet.objects.filter(pk__in=missing)}
-        if len(_raters) + len(read) > MOST_SHEETS:
+        if len(_raters) + len(read) > MAX_CACHED_RATE_CARDS:
             _raters.clear()  # other threads go on with what they have in hand
         _raters.update(read)
         known |= read
@@ -37,21 +37,23 @@ def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:
 
     A failed leg costs nothing, nor does one that was admitted before there were prices.
     """
-    known = raters(event.envelope.price_version for event in events if event.envelope.price_version is not None)
+    known = raters(
+        event.billing_context.price_version for event in events if event.billing_context.price_version is not None
+    )
     return [_rate(event, known) for event in events]
 
 
 def _rate(event: UsageEvent, known: dict[int, Rater]) -> Rated | UnknownPriceError:
-    version = event.envelope.price_version
+    version = event.billing_context.price_version
     if version is None or event.verdict == "failed":
         return FREE
     rater = known.get(version)
     if rater is None:
         return UnknownPriceError(f"there is no price version {version}")
     try:
-        return rater.rate(tokens(event), event.envelope.admitted_at)
-    except UnknownPriceError as fault:
-        return fault
+        return rater.rate(tokens(event), event.billing_context.admitted_at)
+    except UnknownPriceError as exc:
+        return exc
 
 
 def tokens(event: UsageEvent) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from billing.actions.prices import sheets_to_be
 from billing.metering.partitions import month_of
 from billing.models import CompiledSheet, PriceVersion, UsageEvent, Verdict
-from billing.pricing.pricing import COMPONENTS, Component, PriceIndex, PriceSheet, Tier, UnknownPriceError, rate
+from billing.pricing.pricing import COMPONENTS, Component, PriceIndex, RateCard, Tier, UnknownPriceError, rate
 from billing.pricing.rating import raters
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 _BATCH = 5000
-_NO_SHEET = PriceSheet(0, None, "", Tier.STANDARD, 0, ())
+_NO_SHEET = RateCard(0, None, "", Tier.STANDARD, 0, ())
 
 
 @dataclass
@@ -47,7 +47,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     from_then = max((sheet.effective_from for sheet in to_be), default=0)
     index = PriceIndex()
     found: dict[tuple[int, str], Comparison] = {}
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         index.add(row.decoded() for row in CompiledSheet.objects.filter(model__in=models).order_by("pk"))
         index.add(to_be)
         for tenant, model, tier, at, usage, was in _legs(models, start, end):

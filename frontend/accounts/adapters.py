@@ -124,7 +124,7 @@ class EnterCodeAgain(_Code, ReauthenticateForm):
     """Re-authentication with a code."""
 
 
-class ActivateTotp(_Code, ActivateTOTPForm):
+class AdaptersActivateTotp(_Code, ActivateTOTPForm):
     """The first code of a new authenticator app."""
 
 

@@ -45,7 +45,7 @@ class OperatorSecondFactor:
         return self.get_response(request)
 
 
-class ActivateTotp(ActivateTOTPView):
+class SecondFactorActivateTotp(ActivateTOTPView):
     """Enrollment of TOTP. The code that confirms the new device also completes this session."""
 
     def form_valid(self, form: forms.Form) -> HttpResponse:

@@ -81,8 +81,8 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
             with transaction.atomic():
                 user = user or _newcomer(found, form)
                 actions.do_accept_invitation(found, user)
-        except actions.ActionRefused as fault:
-            refused = str(fault)
+        except actions.ActionRefused as exc:
+            refused = str(exc)
         else:
             if form is not None:  # a new user, who chose the password in this form
                 made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))

@@ -15,18 +15,18 @@ from urllib.parse import urlencode
 from django.db.models import QuerySet
 
 from billing.metering.usage import instant
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from tenants.models import AuditEntry, Tenant
 
 SIZE = 50
 SHOWN = 3  # changed fields in the list; the drawer has them all
 NONE = "none"
-LONGEST = 80  # characters of a value in the list
+MAX_VALUE_CHARACTERS = 80  # characters of a value in the list
 _TEXTS = {"verb": "verb__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
 
 
 @dataclass(frozen=True)
-class Change:
+class AuditChange:
     """One field. None: it was not there before, or is not after."""
 
     field: str
@@ -35,7 +35,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditLogRow:
     id: int
     at: datetime
     verb: str
@@ -44,13 +44,13 @@ class Entry:
     tenant_url: str
     kind: str
     name: str
-    changes: tuple[Change, ...]
+    changes: tuple[AuditChange, ...]
     more: int
     url: str
 
 
 @dataclass(frozen=True)
-class Fields:
+class AuditFilters:
     """What the filters' form shows. `tenant`: a slug, on operators' pages alone."""
 
     verb: str
@@ -64,8 +64,8 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Log:
-    rows: tuple[Entry, ...]
+class AuditLogPanel:
+    rows: tuple[AuditLogRow, ...]
     newer_url: str
     older_url: str
     filtered: bool
@@ -73,20 +73,20 @@ class Log:
 
 @dataclass(frozen=True)
 class Detail:
-    entry: Entry
-    changes: tuple[Change, ...]
+    entry: AuditLogRow
+    changes: tuple[AuditChange, ...]
     address: str
     request_id: str
     object_id: int | None
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> AuditFilters:
     """The filters as they were asked for."""
     query = visit.query
     _, fault = _times(visit)
     names = ("verb", "actor", "object", "tenant", "from", "to")
     filtered = any(query.get(name) for name in names)
-    return Fields(
+    return AuditFilters(
         verb=query.get("verb", ""),
         actor=query.get("actor", ""),
         object=query.get("object", ""),
@@ -98,7 +98,7 @@ def fields(visit: Visit) -> Fields:
     )
 
 
-def log(visit: Visit, one: str) -> Log:
+def log(visit: PageContext, one: str) -> AuditLogPanel:
     """A page of entries, newest first; `one` names the address of a single entry. In the visit's scope."""
     rows = _entries(visit).filter(**{_TEXTS[n]: v for n in _TEXTS if (v := _text(visit, n))}, **_times(visit)[0])
     slug = _text(visit, "tenant")
@@ -112,7 +112,7 @@ def log(visit: Visit, one: str) -> Log:
         found = list((rows.filter(pk__lt=before) if before is not None else rows).order_by("-pk")[: SIZE + 1])
         older, newer, found = len(found) > SIZE, before is not None, found[:SIZE]
     names = _tenants(visit, found)
-    return Log(
+    return AuditLogPanel(
         rows=tuple(_entry(visit, row, names, one) for row in found),
         newer_url=_page(visit, after=found[0].pk) if newer and found else _page(visit) if newer else "",
         older_url=_page(visit, before=found[-1].pk) if older and found else "",
@@ -120,7 +120,7 @@ def log(visit: Visit, one: str) -> Log:
     )
 
 
-def detail(visit: Visit, pk: int, one: str) -> Detail | None:
+def detail(visit: PageContext, pk: int, one: str) -> Detail | None:
     """All of one entry; None: the scope shows no such. In the visit's scope."""
     row = _entries(visit).filter(pk=pk).first()
     if row is None:
@@ -129,26 +129,26 @@ def detail(visit: Visit, pk: int, one: str) -> Detail | None:
     return Detail(entry, _changes(row), row.address or "", row.request_id, row.object_id)
 
 
-def _entries(visit: Visit) -> QuerySet[AuditEntry]:
+def _entries(visit: PageContext) -> QuerySet[AuditEntry]:
     found: QuerySet[AuditEntry] = (
         AuditEntry.objects.all_tenants() if visit.access is None else AuditEntry.objects.for_tenant(visit.tenant)
     )
     return found
 
 
-def _tenants(visit: Visit, rows: list[AuditEntry]) -> Mapping[int, Tenant]:
+def _tenants(visit: PageContext, rows: list[AuditEntry]) -> Mapping[int, Tenant]:
     if visit.access is not None:
         return {}
     return Tenant.objects.all_tenants().in_bulk({row.tenant_id for row in rows if row.tenant_id is not None})
 
 
-def _entry(visit: Visit, row: AuditEntry, tenants: Mapping[int, Tenant], one: str) -> Entry:
+def _entry(visit: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant], one: str) -> AuditLogRow:
     changes = _changes(row)
     if row.before is None:  # of what is new, the list leaves out what is not set
         changes = tuple(one for one in changes if one.after != NONE)
     tenant = tenants.get(row.tenant_id or 0)
     gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and visit.access is None else ""
-    return Entry(
+    return AuditLogRow(
         id=row.pk,
         at=row.at,
         verb=row.verb,
@@ -157,16 +157,16 @@ def _entry(visit: Visit, row: AuditEntry, tenants: Mapping[int, Tenant], one: st
         tenant_url="" if tenant is None else f"?{urlencode({'tenant': tenant.slug})}",
         kind=row.object_type,
         name=row.object_name,
-        changes=tuple(Change(c.field, _short(c.before), _short(c.after)) for c in changes[:SHOWN]),
+        changes=tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:SHOWN]),
         more=max(0, len(changes) - SHOWN),
         url=visit.url(one, row.pk),
     )
 
 
-def _changes(row: AuditEntry) -> tuple[Change, ...]:
+def _changes(row: AuditEntry) -> tuple[AuditChange, ...]:
     before, after = row.before or {}, row.after or {}
     names = sorted({*before, *after})
-    return tuple(Change(name, _said(before, name), _said(after, name)) for name in names)
+    return tuple(AuditChange(name, _said(before, name), _said(after, name)) for name in names)
 
 
 def _said(values: Mapping[str, Any], name: str) -> str | None:
@@ -179,19 +179,19 @@ def _said(values: Mapping[str, Any], name: str) -> str | None:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if text is None or len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 1]}…"
 
 
-def _text(visit: Visit, name: str) -> str:
+def _text(visit: PageContext, name: str) -> str:
     return visit.query.get(name, "").strip()[:200].replace("\0", "")
 
 
-def _number(visit: Visit, name: str) -> int | None:
+def _number(visit: PageContext, name: str) -> int | None:
     text = visit.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _times(visit: Visit) -> tuple[dict[str, datetime], str]:
+def _times(visit: PageContext) -> tuple[dict[str, datetime], str]:
     """What the days asked for mean, in UTC, and what is wrong with them."""
     found: dict[str, datetime] = {}
     for name, lookup, more in (("from", "at__gte", timedelta()), ("to", "at__lt", timedelta(days=1))):
@@ -203,6 +203,6 @@ def _times(visit: Visit) -> tuple[dict[str, datetime], str]:
     return found, ""
 
 
-def _page(visit: Visit, **cursor: int) -> str:
+def _page(visit: PageContext, **cursor: int) -> str:
     kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
     return f"{visit.request.path.partition('panels/')[0]}?{urlencode(kept | cursor)}"

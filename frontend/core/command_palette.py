@@ -13,14 +13,14 @@ from django.utils.http import urlencode
 
 from billing.models import Invoice, Price
 from frontend.core.navigation import sections
-from frontend.core.page_context import Visit, operator_page, tenant_page
+from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import show
 from millrace.apps.records.models import RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, Tenant, User
 from tenants.permissions import Permission
 
-MOST = 8  # of each kind
+MAX_RESULTS_PER_KIND = 8  # of each kind
 
 
 @dataclass(frozen=True)
@@ -42,61 +42,61 @@ class Hits:
     hits: tuple[Hit, ...]
 
 
-Finder = Callable[[Visit, str], Iterable[Hit]]
+Finder = Callable[[PageContext, str], Iterable[Hit]]
 
 
-def find_keys(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
     """API keys by name or prefix."""
     if not visit.may(Permission.KEYS_READ):
         return
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
-    for key in rows.order_by("name")[:MOST]:
+    for key in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
         yield Hit(key.name, visit.url("keys-one", key.pk), "keys", f"{key.prefix}…")
 
 
-def find_request(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
     """A request by its whole id, as callers have it from `x-request-id`."""
     if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
         for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
             yield Hit(row.request_id, visit.url("requests-one", row.request_id), "requests", row.get_verdict_display())
 
 
-def find_invoices(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_invoices(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Invoices and credit notes by number; an operator's are of every tenant."""
     if not visit.may(Permission.BILLING_READ):
         return
     theirs, name = Invoice.objects, "ops-billing-one" if visit.access is None else "invoices-one"
     rows = theirs.all_tenants() if visit.access is None else theirs.for_tenant(visit.tenant)
     found = rows.filter(number__icontains=typed).select_related("tenant").order_by("-pk")
-    for row in found[:MOST]:
+    for row in found[:MAX_RESULTS_PER_KIND]:
         yield Hit(str(row.number), visit.url(name, row.pk), "invoices", row.tenant.name)
 
 
-def find_tenants(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_tenants(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Tenants by name or slug."""
     rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
-    for tenant in rows.order_by("name")[:MOST]:
+    for tenant in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
         yield Hit(tenant.name, reverse("ops-tenants-one", args=[tenant.pk]), "tenants", tenant.slug)
 
 
-def find_users(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_users(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Users by name or email address."""
     rows = User.objects.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
-    for user in rows.order_by("email")[:MOST]:
+    for user in rows.order_by("email")[:MAX_RESULTS_PER_KIND]:
         yield Hit(user.email, reverse("ops-users-one", args=[user.pk]), "members", user.name)
 
 
-def find_models(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_models(visit: PageContext, typed: str) -> Iterable[Hit]:
     """The models that are served, by name: how busy each is."""
     for spec in platform_settings().models:
         if typed.lower() in spec.name:
             yield Hit(spec.name, f"{reverse('ops-fleet')}?model={spec.name}", "models", "fleet")
 
 
-def find_prices(visit: Visit, typed: str) -> Iterable[Hit]:
+def find_prices(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Models that were ever priced."""
     rows = Price.objects.filter(model__icontains=typed).order_by("model")
-    for model in rows.values_list("model", flat=True).distinct()[:MOST]:
+    for model in rows.values_list("model", flat=True).distinct()[:MAX_RESULTS_PER_KIND]:
         yield Hit(model, f"{reverse('ops-prices')}?{urlencode({'q': model})}", "prices", "prices")
 
 
@@ -111,18 +111,20 @@ OPERATOR: dict[str, Finder] = {
 }
 
 
-def _found(visit: Visit) -> tuple[Hits, ...]:
+def _found(visit: PageContext) -> tuple[Hits, ...]:
     typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
     links = [link for section in sections(visit) for link in section.links if typed.lower() in link.label.lower()]
     found = [Hits("Screens", tuple(Hit(link.label, link.url, link.icon, letter=link.letter) for link in links))]
     if typed:
         with visit.scope():
             finders = OPERATOR if visit.access is None else TENANT
-            found += [Hits(kind, tuple(islice(find(visit, typed), MOST))) for kind, find in finders.items()]
+            found += [
+                Hits(kind, tuple(islice(find(visit, typed), MAX_RESULTS_PER_KIND))) for kind, find in finders.items()
+            ]
     return tuple(hits for hits in found if hits.hits)
 
 
-def _search(visit: Visit) -> HttpResponse:
+def _search(visit: PageContext) -> HttpResponse:
     template = "frontend/parts/hits.html" if visit.is_fragment else "frontend/search.html"
     return show(visit, template, "Search", found=_found(visit), typed=visit.query.get("q", ""))
 

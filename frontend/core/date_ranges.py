@@ -9,21 +9,21 @@ from zoneinfo import ZoneInfo
 
 from billing.metering.usage import instant, this_month
 from billing.periods import billing_zone
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 
 _DAY = timedelta(days=1)
-_LONGEST = timedelta(days=366)
+_MAX_RANGE = timedelta(days=366)
 
 
 @dataclass(frozen=True)
-class Choice:
+class DateRangeChoice:
     label: str
     url: str
     current: bool
 
 
 @dataclass(frozen=True)
-class Span:
+class DateRange:
     """Half-open. Days are UTC's, as usage is summed; the month is that of `zone`, the clocks of who bills the tenant.
 
     `choices`: what one may look at instead.
@@ -33,7 +33,7 @@ class Span:
     start: datetime
     end: datetime
     label: str
-    choices: tuple[Choice, ...]
+    choices: tuple[DateRangeChoice, ...]
     first: str  # dates for the custom form
     last: str
     zone: tzinfo = UTC
@@ -44,7 +44,7 @@ class Span:
         return self.name == "custom"
 
 
-def span_of(visit: Visit) -> Span:
+def span_of(visit: PageContext) -> DateRange:
     """The span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
     name = visit.query.get("range", "month")
     start: datetime | None = None
@@ -65,16 +65,16 @@ def span_of(visit: Visit) -> Span:
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
     labels = (("month", "Month to date"), ("7d", "7 days"), ("30d", "30 days"), ("custom", "Custom"))
-    choices = tuple(Choice(text, _with(visit, one, first, last), one == name) for one, text in labels)
-    return Span(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, fault)
+    choices = tuple(DateRangeChoice(text, _with(visit, one, first, last), one == name) for one, text in labels)
+    return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, fault)
 
 
-def zone_billed(visit: Visit) -> ZoneInfo:
+def zone_billed(visit: PageContext) -> ZoneInfo:
     """The clocks of who bills the tenant."""
     return visit.once("billing zone", lambda: billing_zone(visit.tenant.pk))
 
 
-def month_of(visit: Visit) -> tuple[datetime, datetime]:
+def month_of(visit: PageContext) -> tuple[datetime, datetime]:
     """From the first instant of the month that is billed, until now."""
     return this_month(visit.now, zone_billed(visit))
 
@@ -91,7 +91,7 @@ def _first_form(first: object, last: object) -> str:
     return "%-d" if same_month else "%-d %B" if same_year else "%-d %B %Y"
 
 
-def _dates(visit: Visit) -> tuple[datetime, datetime]:
+def _dates(visit: PageContext) -> tuple[datetime, datetime]:
     try:
         start = instant(visit.query.get("from", ""))
         end = instant(visit.query.get("to", "")) + _DAY
@@ -99,12 +99,12 @@ def _dates(visit: Visit) -> tuple[datetime, datetime]:
         raise ValueError("Give both days as year-month-day.") from wrong
     if start >= end:
         raise ValueError("The first day is after the last.")
-    if end - start > _LONGEST:
+    if end - start > _MAX_RANGE:
         raise ValueError("A year at most.")
     return start, min(end, max(visit.now, start + _DAY))
 
 
-def _with(visit: Visit, name: str, first: object, last: object) -> str:
+def _with(visit: PageContext, name: str, first: object, last: object) -> str:
     kept = {key: value for key, value in visit.query.items() if key not in ("range", "from", "to")}
     chosen = {} if name == "month" else {"range": name}
     if name == "custom":

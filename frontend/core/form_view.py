@@ -8,20 +8,20 @@ from typing import Any, TypeVar
 from django import forms
 from django.http import HttpResponse, QueryDict
 
-from frontend.core.layout import Crumb
-from frontend.core.page_context import Visit
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import PageContext
 from frontend.core.rendering import carry_out, done, refused, show
 
 T = TypeVar("T")
 
 
-def posted(visit: Visit) -> QueryDict | None:
+def posted(visit: PageContext) -> QueryDict | None:
     """What was sent, for a form; None if it is only to be shown."""
     return visit.request.POST if visit.request.method == "POST" else None
 
 
 def ask(
-    visit: Visit,
+    visit: PageContext,
     title: str,
     form: forms.Form,
     verb: Callable[[dict[str, Any]], T],
@@ -31,14 +31,14 @@ def ask(
     said: Callable[[T], str],
     then: str = "",
     template: str = "frontend/form.html",
-    crumbs: Iterable[Crumb] = (),
+    breadcrumbs: Iterable[Breadcrumb] = (),
     **given: Any,
 ) -> HttpResponse:
     """The form; once it is sent and `verb` has taken its clean data, on to `then`, or `back`, with what `said` gives.
 
     `given` goes to the template: `effect`, `danger`.
     """
-    context = {"action": visit.request.path, "submit": submit, "back": back, "crumbs": tuple(crumbs), **given}
+    context = {"action": visit.request.path, "submit": submit, "back": back, "crumbs": tuple(breadcrumbs), **given}
     if visit.request.method == "POST":
         if carried := carry_out(form, verb):
             return done(visit, then or back, said(carried.value))

@@ -10,14 +10,14 @@ from django.urls import reverse
 from frontend.core import timezones
 from frontend.core.impersonation import Viewing, viewing
 from frontend.core.navigation import Link, Section, sections
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from tenants.models import Membership, User
 
 _SHOWN_TENANTS = 12
 
 
 @dataclass(frozen=True)
-class Crumb:
+class Breadcrumb:
     label: str
     url: str | None = None  # None: this page
 
@@ -33,7 +33,7 @@ class Shell:
     sections: tuple[Section, ...]
     tenants: tuple[Link, ...]  # to switch to
     more: tuple[Link, ...]
-    crumbs: tuple[Crumb, ...]
+    breadcrumbs: tuple[Breadcrumb, ...]
     palette: str | None  # where the palette asks
     user_name: str
     user_email: str
@@ -59,7 +59,7 @@ def initials(name: str) -> str:
     return letters.upper()
 
 
-def shell_for(visit: Visit, title: str, crumbs: tuple[Crumb, ...] = ()) -> Shell:
+def shell_for(visit: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...] = ()) -> Shell:
     """The frame of this visit's page."""
     if visit.access is None:
         return _shell(
@@ -69,7 +69,7 @@ def shell_for(visit: Visit, title: str, crumbs: tuple[Crumb, ...] = ()) -> Shell
             heading="Millrace",
             detail="Operator",
             sections=sections(visit),
-            crumbs=(Crumb("Operator", reverse("home")), *crumbs, Crumb(title)),
+            breadcrumbs=(Breadcrumb("Operator", reverse("home")), *breadcrumbs, Breadcrumb(title)),
             palette=reverse("ops-search"),
         )
     tenant, role = visit.access.tenant, visit.access.role
@@ -83,7 +83,7 @@ def shell_for(visit: Visit, title: str, crumbs: tuple[Crumb, ...] = ()) -> Shell
         heading=tenant.name,
         detail=Membership.Role(role).label if role else "Read-only view",
         sections=sections(visit),
-        crumbs=(Crumb(tenant.name, visit.url("overview")), *crumbs, Crumb(title)),
+        breadcrumbs=(Breadcrumb(tenant.name, visit.url("overview")), *breadcrumbs, Breadcrumb(title)),
         tenants=tuple(others),
         palette=visit.url("search"),
     )
@@ -98,7 +98,7 @@ def person_shell(request: HttpRequest, title: str) -> Shell:
         heading="Millrace",
         detail="Console",
         sections=(Section("", (Link("Tenants", reverse("home"), "tenants"),)),),
-        crumbs=(Crumb(title),),
+        breadcrumbs=(Breadcrumb(title),),
     )
 
 
@@ -110,7 +110,7 @@ def _shell(
     heading: str,
     detail: str,
     sections: tuple[Section, ...],
-    crumbs: tuple[Crumb, ...],
+    breadcrumbs: tuple[Breadcrumb, ...],
     tenants: tuple[Link, ...] = (),
     palette: str | None = None,
 ) -> Shell:
@@ -124,7 +124,7 @@ def _shell(
         sections=sections,
         tenants=tenants,
         more=(all_tenants, Link("API reference", reverse("docs"), "reference")),
-        crumbs=crumbs,
+        breadcrumbs=breadcrumbs,
         palette=palette,
         user_name=user.name or user.email,
         user_email=user.email,

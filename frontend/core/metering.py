@@ -29,8 +29,8 @@ def metering(now: datetime) -> Metering:
     try:
         with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
             payload = broker.get(status.STATUS_KEY)
-    except redis.RedisError as fault:
-        log.warning("metering_unknown", error=str(fault))
+    except redis.RedisError as exc:
+        log.warning("metering_unknown", error=str(exc))
         return Metering(None, running=False)
     if not isinstance(payload, bytes):
         return Metering(None, running=False)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from django.urls import NoReverseMatch
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from tenants.permissions import Permission
 
 
 @dataclass(frozen=True)
-class Entry:
+class NavigationEntry:
     """A screen in the sidebar. `letter` follows `g`; `icon` names a symbol of icons.svg."""
 
     label: str
@@ -26,77 +26,77 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class NavigationGroup:
     label: str
-    entries: tuple[Entry, ...]
+    entries: tuple[NavigationEntry, ...]
 
 
 TENANT = (
-    Group(
+    NavigationGroup(
         "",
         (
-            Entry("Overview", "overview", "overview", "o"),
-            Entry("Usage", "usage", "usage", "u", Permission.USAGE_READ),
-            Entry("Playground", "playground", "playground", "p", Permission.KEYS_WRITE),
+            NavigationEntry("Overview", "overview", "overview", "o"),
+            NavigationEntry("Usage", "usage", "usage", "u", Permission.USAGE_READ),
+            NavigationEntry("Playground", "playground", "playground", "p", Permission.KEYS_WRITE),
         ),
     ),
-    Group(
+    NavigationGroup(
         "Build",
         (
-            Entry("API keys", "keys", "keys", "k", Permission.KEYS_READ),
-            Entry("Models", "models", "models", "d"),
-            Entry("Routing policy", "routing", "routing", "r", Permission.POLICIES_READ),
-            Entry("Requests", "requests", "requests", "q", Permission.USAGE_READ),
+            NavigationEntry("API keys", "keys", "keys", "k", Permission.KEYS_READ),
+            NavigationEntry("Models", "models", "models", "d"),
+            NavigationEntry("Routing policy", "routing", "routing", "r", Permission.POLICIES_READ),
+            NavigationEntry("Requests", "requests", "requests", "q", Permission.USAGE_READ),
         ),
     ),
-    Group(
+    NavigationGroup(
         "Billing",
         (
-            Entry("Budgets and quotas", "budgets", "budgets", "b", Permission.LIMITS_READ),
-            Entry("Invoices", "invoices", "invoices", "i", Permission.BILLING_READ),
-            Entry("Prices", "prices", "prices", "c"),
+            NavigationEntry("Budgets and quotas", "budgets", "budgets", "b", Permission.LIMITS_READ),
+            NavigationEntry("Invoices", "invoices", "invoices", "i", Permission.BILLING_READ),
+            NavigationEntry("Prices", "prices", "prices", "c"),
         ),
     ),
-    Group(
+    NavigationGroup(
         "Organisation",
         (
-            Entry("Members", "members", "members", "m", Permission.MEMBERS_READ),
-            Entry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
-            Entry("Audit log", "audit", "audit", "a", Permission.AUDIT_READ),
-            Entry("Settings", "settings", "settings", "s"),
+            NavigationEntry("Members", "members", "members", "m", Permission.MEMBERS_READ),
+            NavigationEntry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
+            NavigationEntry("Audit log", "audit", "audit", "a", Permission.AUDIT_READ),
+            NavigationEntry("Settings", "settings", "settings", "s"),
         ),
     ),
 )
 OPERATOR = (
-    Group(
+    NavigationGroup(
         "",
         (
-            Entry("Health", "ops-health", "health", "h"),
-            Entry("Tenants", "ops-tenants", "tenants", "t"),
-            Entry("Users", "ops-users", "members", "u"),
+            NavigationEntry("Health", "ops-health", "health", "h"),
+            NavigationEntry("Tenants", "ops-tenants", "tenants", "t"),
+            NavigationEntry("Users", "ops-users", "members", "u"),
         ),
     ),
-    Group(
+    NavigationGroup(
         "Money",
         (
-            Entry("Billing runs", "ops-billing", "runs", "b"),
-            Entry("Price book", "ops-prices", "prices", "p"),
+            NavigationEntry("Billing runs", "ops-billing", "runs", "b"),
+            NavigationEntry("Price book", "ops-prices", "prices", "p"),
         ),
     ),
-    Group(
+    NavigationGroup(
         "Machines",
         (
-            Entry("Models and workers", "ops-models", "models", "m"),
-            Entry("Fleet", "ops-fleet", "fleet", "f"),
-            Entry("Capacity", "ops-capacity", "capacity", "c"),
+            NavigationEntry("Models and workers", "ops-models", "models", "m"),
+            NavigationEntry("Fleet", "ops-fleet", "fleet", "f"),
+            NavigationEntry("Capacity", "ops-capacity", "capacity", "c"),
         ),
     ),
-    Group(
+    NavigationGroup(
         "Control",
         (
-            Entry("Alerts", "ops-alerts", "alerts", "l"),
-            Entry("Audit log", "ops-audit", "audit", "a"),
-            Entry("Django admin", "admin:index", "admin", "x"),
+            NavigationEntry("Alerts", "ops-alerts", "alerts", "l"),
+            NavigationEntry("Audit log", "ops-audit", "audit", "a"),
+            NavigationEntry("Django admin", "admin:index", "admin", "x"),
         ),
     ),
 )
@@ -119,14 +119,14 @@ class Section:
     links: tuple[Link, ...]
 
 
-def sections(visit: Visit) -> tuple[Section, ...]:
+def sections(visit: PageContext) -> tuple[Section, ...]:
     """The sidebar of this visit."""
     groups = OPERATOR if visit.access is None else TENANT
     found = (Section(group.label, tuple(_links(visit, group))) for group in groups)
     return tuple(section for section in found if section.links)
 
 
-def _links(visit: Visit, group: Group) -> Iterator[Link]:
+def _links(visit: PageContext, group: NavigationGroup) -> Iterator[Link]:
     here = visit.request.resolver_match
     name = here.view_name if here else ""
     for entry in group.entries:

@@ -24,8 +24,8 @@ from frontend.core.impersonation import READING, viewing
 from frontend.core.timezones import zone_of
 from tenants.audit import current_actor
 from tenants.authentication import Access, accesses
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import has_totp, recently_authenticated
@@ -36,7 +36,7 @@ FORM = (*READ, "POST")
 
 
 @dataclass(frozen=True)
-class Visit:
+class PageContext:
     """One request to the console by a person. `access` is None on operators' own pages."""
 
     request: HttpRequest
@@ -74,7 +74,7 @@ class Visit:
 
     def scope(self) -> AbstractContextManager[None]:
         """A transaction that sees the tenant's rows; on operators' pages, everybody's."""
-        return system(SystemUse.OPERATOR) if self.access is None else tenant_scope(self.access.tenant)
+        return all_tenants_scope(BypassReason.OPERATOR) if self.access is None else tenant_scope(self.access.tenant)
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
         """What `find` gives, asked once for all panels of this page."""
@@ -95,7 +95,7 @@ class Visit:
             return ""
 
 
-View = Callable[[Visit], HttpResponse]
+View = Callable[[PageContext], HttpResponse]
 
 
 def tenant_page(
@@ -112,14 +112,14 @@ def tenant_page(
     def decorate(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
         def wrapped(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponse:
-            def enter(user: User) -> Visit:
+            def enter(user: User) -> PageContext:
                 mine = accesses(user, slug) if user.is_staff else accesses(user)
                 found = [access for access in mine if access.tenant.slug == slug]
                 if not found:
                     raise Http404
                 access = _reading(request, found[0]) if user.is_staff else found[0]
                 others = tuple(access.tenant for access in mine if access.tenant.slug != slug)
-                return Visit(request, user, access, datetime.now(UTC), zone_of(request), arguments, others)
+                return PageContext(request, user, access, datetime.now(UTC), zone_of(request), arguments, others)
 
             return _run(request, view, enter, needs, methods, asked)
 
@@ -136,10 +136,10 @@ def operator_page(
     def decorate(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
         def wrapped(request: HttpRequest, **arguments: Any) -> HttpResponse:
-            def enter(user: User) -> Visit:
+            def enter(user: User) -> PageContext:
                 if not user.is_staff:
                     raise Http404
-                return Visit(request, user, None, datetime.now(UTC), zone_of(request), arguments)
+                return PageContext(request, user, None, datetime.now(UTC), zone_of(request), arguments)
 
             return _run(request, view, enter, None, methods, step_up)
 
@@ -170,7 +170,7 @@ def _reading(request: HttpRequest, access: Access) -> Access:
 def _run(
     request: HttpRequest,
     view: View,
-    enter: Callable[[User], Visit],
+    enter: Callable[[User], PageContext],
     needs: Permission | None,
     methods: tuple[str, ...],
     step_up: bool,

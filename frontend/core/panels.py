@@ -13,7 +13,7 @@ from django.urls import URLPattern, path
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from frontend.core.page_context import Visit, operator_page, tenant_page
+from frontend.core.page_context import PageContext, operator_page, tenant_page
 from tenants.permissions import Permission
 
 log = structlog.get_logger(__name__)
@@ -26,14 +26,14 @@ class Panel:
     name: str  # in the address, and the element's id
     label: str  # what assistive technology and the error call it
     template: str
-    build: Callable[[Visit], Any]
+    build: Callable[[PageContext], Any]
     every: int = 30  # seconds between refreshes; 0: never
     lazy: bool = False  # leave it out of the first paint: it is slow
     needs: Permission | None = None  # who may not, does not see it
 
 
 @dataclass(frozen=True)
-class Shown:
+class RenderedPanel:
     """A panel as the template tag shows it. `body` is None for a lazy one that has not been asked for."""
 
     panel: Panel
@@ -49,12 +49,12 @@ class Panels:
         self.route = route
         self._panels = {panel.name: panel for panel in panels}
 
-    def first_paint(self, visit: Visit) -> dict[str, Shown]:
+    def first_paint(self, visit: PageContext) -> dict[str, RenderedPanel]:
         """All panels the person may see, by name."""
         seen = (panel for panel in self._panels.values() if visit.may(panel.needs))
         return {panel.name: self._shown(visit, panel, first=True) for panel in seen}
 
-    def refresh(self, visit: Visit) -> HttpResponse:
+    def refresh(self, visit: PageContext) -> HttpResponse:
         """The answer to one panel's asking for itself."""
         panel = self._panels.get(visit.arguments["panel"])
         if panel is None or not visit.may(panel.needs):
@@ -69,22 +69,22 @@ class Panels:
     def operator_url(self, prefix: str) -> URLPattern:
         return path(f"{prefix}panels/<slug:panel>", operator_page()(self.refresh), name=self.route)
 
-    def _shown(self, visit: Visit, panel: Panel, *, first: bool) -> Shown:
+    def _shown(self, visit: PageContext, panel: Panel, *, first: bool) -> RenderedPanel:
         arguments = [value for name, value in visit.arguments.items() if name != "panel"]
         url = visit.url(self.route, *arguments, panel.name)
         if visit.query:
             url = f"{url}?{urlencode(visit.query)}"
         if first and panel.lazy:
-            return Shown(panel, url, None, failed=False)
+            return RenderedPanel(panel, url, None, failed=False)
         try:
-            return Shown(panel, url, render(visit, panel), failed=False)
+            return RenderedPanel(panel, url, render(visit, panel), failed=False)
         except Exception:
             log.exception("panel_failed", panel=f"{self.route}/{panel.name}", request_id=visit.request_id)
             context = {"panel": panel, "url": url, "request_id": visit.request_id}
-            return Shown(panel, url, render_to_string("frontend/parts/panel_failed.html", context), failed=True)
+            return RenderedPanel(panel, url, render_to_string("frontend/parts/panel_failed.html", context), failed=True)
 
 
-def render(visit: Visit, panel: Panel) -> SafeString:
+def render(visit: PageContext, panel: Panel) -> SafeString:
     """The panel's inside. A transaction of its own, so that one that fails leaves the others theirs."""
     with visit.scope():
         model = panel.build(visit)

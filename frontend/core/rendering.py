@@ -11,8 +11,8 @@ from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 
-from frontend.core.layout import Crumb, shell_for
-from frontend.core.page_context import Visit
+from frontend.core.layout import Breadcrumb, shell_for
+from frontend.core.page_context import PageContext
 from frontend.core.panels import Panels
 from tenants.actions import ActionRefused
 
@@ -20,26 +20,26 @@ T = TypeVar("T")
 
 
 def show(
-    visit: Visit,
+    visit: PageContext,
     template: str,
     title: str,
     *,
     panels: Panels | None = None,
-    crumbs: Iterable[Crumb] = (),
+    breadcrumbs: Iterable[Breadcrumb] = (),
     status: int = 200,
     **context: Any,
 ) -> HttpResponse:
     """The page, or, for a dialog or drawer that asks, only its inside.
 
     The template extends `layout` and finds `visit`, `shell`, `title`, and by name what else is given.
-    `crumbs` stand between the tenant and the page's title.
+    `breadcrumbs` stand between the tenant and the page's title.
     """
     layout = "frontend/fragment.html" if visit.is_fragment else "frontend/base.html"
     given = {
         "layout": layout,
         "visit": visit,
         "title": title,
-        "shell": shell_for(visit, title, tuple(crumbs)),
+        "shell": shell_for(visit, title, tuple(breadcrumbs)),
         "panels": panels.first_paint(visit) if panels else {},
     }
     return render(visit.request, template, given | context, status=status)
@@ -61,17 +61,17 @@ def carry_out(form: forms.Form, verb: Callable[[dict[str, Any]], T]) -> Carried[
         return None
     try:
         return Carried(verb(form.cleaned_data))
-    except ActionRefused as fault:
-        form.add_error(None, str(fault))
+    except ActionRefused as exc:
+        form.add_error(None, str(exc))
         return None
 
 
-def refused(visit: Visit, template: str, title: str, form: forms.Form, **context: Any) -> HttpResponse:
+def refused(visit: PageContext, template: str, title: str, form: forms.Form, **context: Any) -> HttpResponse:
     """The form again, with what is wrong with it."""
     return show(visit, template, title, status=422, form=form, **context)
 
 
-def done(visit: Visit, url: str, said: str) -> HttpResponse:
+def done(visit: PageContext, url: str, said: str) -> HttpResponse:
     """On to `url`, where `said` is shown once."""
     messages.success(visit.request, said)
     if visit.is_fragment:

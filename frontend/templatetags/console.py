@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString, mark_safe
 from frontend.core import gauges, numbers
 from frontend.core.charts import Chart
 from frontend.core.numbers import Money
-from frontend.core.panels import Shown
+from frontend.core.panels import RenderedPanel
 
 register = template.Library()
 
@@ -109,7 +109,7 @@ def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
 @register.simple_tag(takes_context=True)
 def panel(context: Any, name: str, kind: str = "card") -> SafeString:
     """A panel by its name; nothing if the person may not see it. `kind`: its classes, like "card span-8"."""
-    shown: Shown | None = context["panels"].get(name)
+    shown: RenderedPanel | None = context["panels"].get(name)
     if shown is None:
         return SafeString("")
     return render_to_string("frontend/parts/panel.html", {"shown": shown, "kind": kind})

@@ -129,8 +129,8 @@ class ChatTemplate:
         environment.globals.update(functions)
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as fault:
-            raise ChatTemplateError(f"the chat template does not compile: {fault}") from None
+        except (jinja2.TemplateError, RecursionError) as exc:
+            raise ChatTemplateError(f"the chat template does not compile: {exc}") from None
         self._variables = variables
         named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.takes_tools = "tools" in named  # else it would leave them out, without a word
@@ -159,6 +159,6 @@ class ChatTemplate:
         except ChatTemplateError:
             raise
         # A template is code that runs on what the caller sent: whatever it trips over is a fault of that input.
-        except Exception as fault:  # noqa: BLE001
-            raise ChatTemplateError(str(fault) or type(fault).__name__) from None
+        except Exception as exc:  # noqa: BLE001
+            raise ChatTemplateError(str(exc) or type(exc).__name__) from None
         return "".join(pieces)

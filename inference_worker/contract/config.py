@@ -134,8 +134,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; want a Hugging Face model directory") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as fault:
-        raise ModelError(f"{path}: cannot be read as JSON: {fault}") from None
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as exc:
+        raise ModelError(f"{path}: cannot be read as JSON: {exc}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: want a JSON object")
     return value

@@ -131,8 +131,8 @@ def _pooling(folder: Path) -> tuple[Pooling, bool]:
 def _read_list(path: Path) -> list[dict[str, Any]]:
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < 1 << 20 else None
-    except (OSError, ValueError, RecursionError) as fault:
-        raise ModelError(f"{path}: cannot be read as JSON: {fault}") from None
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelError(f"{path}: cannot be read as JSON: {exc}") from None
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise ModelError(f"{path}: want a list of JSON objects")
     return value

@@ -56,8 +56,8 @@ def load(cls: type[T], environ: Mapping[str, str] | None = None) -> T:
         var: EnvVar = field.metadata[_META]
         try:
             values[field.name] = read(var, environ)
-        except (ValueError, OSError) as fault:
-            faults.append(f"{var.name}: {fault}")
+        except (ValueError, OSError) as exc:
+            faults.append(f"{var.name}: {exc}")
     if faults:
         raise SettingsError("wrong settings:\n  " + "\n  ".join(faults))
     return cls(**values)
@@ -80,9 +80,9 @@ def read(var: EnvVar, environ: Mapping[str, str]) -> Any:
         raise ValueError(f"is required: {var.help}")
     try:
         return var.parse(text)
-    except ValueError as fault:
+    except ValueError as exc:
         shown = "its value" if var.secret else repr(text)
-        raise ValueError(f"{shown} is not valid: {fault}") from fault
+        raise ValueError(f"{shown} is not valid: {exc}") from exc
 
 
 # Parsers: text in, value out, ValueError with what is wanted.

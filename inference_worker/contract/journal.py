@@ -60,7 +60,7 @@ def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
 
 
 def leg_key(event: UsageEvent) -> LegKey:
-    return (event.envelope.request_id, event.envelope.leg, event.attempt)
+    return (event.billing_context.request_id, event.billing_context.leg, event.attempt)
 
 
 @dataclass

@@ -27,7 +27,9 @@ CORDONS_KEY = "cordons"  # a hash: worker's name -> "cordon" or "drain"; what ru
 HEARTBEAT_SECONDS = 0.5
 REPLICA_SUSPECT_SECONDS = 2.5  # a replica silent for longer gets no new work
 REPLICA_LOST_SECONDS = 10.0  # a replica silent for longer is lost: its begun executions fail
-BEAT_KEPT_MS = 60_000  # how long `beat:<replica>` outlives a beat: what is left of it is the beat's age, by one clock
+HEARTBEAT_TTL_MS = (
+    60_000  # how long `beat:<replica>` outlives a beat: what is left of it is the beat's age, by one clock
+)
 
 
 def claim_key(request_id: str, leg: int) -> str:
@@ -68,7 +70,7 @@ def trace_id(traceparent: str) -> str:
     return traceparent[3:35]
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class BillingContext(msgspec.Struct, frozen=True):
     """Who a leg is for and on what terms: travels with the job and comes back, unread, on its usage event."""
 
     admitted_at: int  # microseconds since 1970, UTC
@@ -96,10 +98,10 @@ class Envelope(msgspec.Struct, frozen=True):
         }
 
 
-class Job(msgspec.Struct, frozen=True):
+class InferenceJob(msgspec.Struct, frozen=True):
     """One leg's work, as the gateway hands it to whichever worker claims it."""
 
-    envelope: Envelope
+    billing_context: BillingContext
     gateway_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
@@ -117,7 +119,7 @@ class Job(msgspec.Struct, frozen=True):
 class UsageEvent(msgspec.Struct, frozen=True):
     """What a leg used; settled exactly once by (request_id, leg)."""
 
-    envelope: Envelope
+    billing_context: BillingContext
     attempt: int
     verdict: str  # "completed", "cancelled" or "failed"; a failed leg is never billed
     finish_reason: str
@@ -241,7 +243,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_job = msgspec.msgpack.Decoder(InferenceJob).decode
 decode_usage = msgspec.msgpack.Decoder(UsageEvent).decode
 decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
 decode_events = msgspec.msgpack.Decoder(list[StreamEvent]).decode

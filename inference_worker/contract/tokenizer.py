@@ -69,8 +69,8 @@ class Tokenizer:
                 eos_token_ids=tuple(eos),
                 model_max_length=int(limit),
             )
-        except ChatTemplateError as fault:
-            raise ModelError(f"{folder}: {fault}") from None
+        except ChatTemplateError as exc:
+            raise ModelError(f"{folder}: {exc}") from None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. `add_special_tokens` puts a beginning-of-text token first, where the model wants one."""
@@ -172,8 +172,8 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
         raise ModelError(f"{path}: too large for a tokenizer")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as fault:  # noqa: BLE001 - the library raises plain Exception for damaged files
-        raise ModelError(f"{path}: {fault}") from None
+    except Exception as exc:  # noqa: BLE001 - the library raises plain Exception for damaged files
+        raise ModelError(f"{path}: {exc}") from None
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.model_runner import ModelRunner, Runner, StepResult
 from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, Status
-from inference_worker.engine.structured_output.grammars import GrammarFailed, Grammars
+from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, SequenceStatus
+from inference_worker.engine.structured_output.grammars import GrammarCompiler, GrammarFailed
 from inference_worker.engine.telemetry.roofline import BatchShape
-from inference_worker.engine.telemetry.telemetry import EngineMetrics, RequestRecord, StepRecord, StepSeconds
+from inference_worker.engine.telemetry.telemetry import EngineMetrics, EngineRequestRecord, StepRecord, StepSeconds
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class LLMEngine:
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
         self._eos = frozenset(self.tokenizer.eos_token_ids if self.tokenizer else self.model_config.eos_token_ids)
-        self.grammars = Grammars(self.tokenizer, self.model_config.vocab_size)
+        self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size)
         self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len, self._eos)
         cache = KVCacheManager(
             self._runner.num_blocks,
@@ -126,7 +126,7 @@ class LLMEngine:
             return None
         output = RequestOutput(request_id)
         for seq in group.sequences:
-            if seq.status is not Status.FINISHED:
+            if seq.status is not SequenceStatus.FINISHED:
                 output = end(seq, RequestOutput(request_id, index=seq.index), "cancelled")
                 self.scheduler.finish(seq)
             if not billed:
@@ -188,7 +188,7 @@ class LLMEngine:
             output_seconds=metrics.output_seconds,
         )
 
-    def recent_requests(self) -> list[RequestRecord]:
+    def recent_requests(self) -> list[EngineRequestRecord]:
         """The last requests that ended, oldest first. May be called from any thread."""
         return self.metrics.requests()
 
@@ -204,7 +204,9 @@ class LLMEngine:
         """
         self.scheduler.check_integrity()
         queued = {*self.scheduler.running, *self.scheduler.waiting}
-        unfinished = {s for group in self._groups.values() for s in group.sequences if s.status is not Status.FINISHED}
+        unfinished = {
+            s for group in self._groups.values() for s in group.sequences if s.status is not SequenceStatus.FINISHED
+        }
         if queued != unfinished or {seq.request_id for seq in queued} != set(self._groups):
             raise RuntimeError("engine integrity: a request is neither running nor waiting")
 
@@ -273,8 +275,8 @@ class LLMEngine:
             try:
                 note_prompt_logprobs(scheduled.seq, scheduled.start, result.prompt_logprobs.get(place, ()))
                 output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row), now)
-            except GrammarFailed as fault:
-                log.warning("request %s: its grammar failed: %s", scheduled.seq.request_id, fault)
+            except GrammarFailed as exc:
+                log.warning("request %s: its grammar failed: %s", scheduled.seq.request_id, exc)
                 outputs += self._fail_all([scheduled.seq], "unsupported_schema", _TOO_COMPLEX)
                 continue
             except Exception:  # one request's trouble must not reach the others
@@ -290,7 +292,7 @@ class LLMEngine:
     ) -> RequestOutput | None:
         seq = scheduled.seq
         self.scheduler.complete(scheduled)
-        if token_id is None or seq.status is Status.FINISHED:
+        if token_id is None or seq.status is SequenceStatus.FINISHED:
             return None  # aborted while the step ran: its token is dropped, and not billed
         output = append_token(seq, token_id, self._eos, logprobs)
         output.index = seq.index

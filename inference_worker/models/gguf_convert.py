@@ -16,7 +16,7 @@ from inference_worker.models.gguf_file import GGUFError, GGUFFile, GGUFTensor
 
 CONVERTER_VERSION = 1  # part of the converted folder's name: raise it when the output changes
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token
-_ROWS_AT_ONCE = 4096
+_ROW_BATCH_SIZE = 4096
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -230,7 +230,7 @@ def _write_weights(file: GGUFFile, fields: _Fields, path: Path, progress: Callab
         out.write(struct.pack("<Q", len(text)) + text)
         for tensor in names.values():
             part = tensor.name.split(".")[-2]
-            rows = tensor.shape[0] if part in permuted else _ROWS_AT_ONCE
+            rows = tensor.shape[0] if part in permuted else _ROW_BATCH_SIZE
             for values in file.rows(tensor, rows):
                 block = _unpermute(values, permuted[part]) if part in permuted else values
                 out.write(to_bfloat16(block).tobytes())

@@ -49,9 +49,9 @@ class GGUFFile:
             cursor = _Cursor(self._map)
             self.fields, self.tensors = _read_header(cursor)
             self.header_bytes = cursor.at
-        except (ValueError, KeyError, OverflowError, struct.error) as fault:
+        except (ValueError, KeyError, OverflowError, struct.error) as exc:
             self._file.close()
-            raise GGUFError(f"{path}: {fault}") from None
+            raise GGUFError(f"{path}: {exc}") from None
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -75,8 +75,8 @@ class GGUFFile:
             raw = np.frombuffer(self._map[at : at + count * row_bytes], dtype=np.uint8).reshape(count, row_bytes)
             try:
                 yield np.asarray(gguf.dequantize(raw, tensor.kind), dtype=np.float32).reshape(count, columns)
-            except NotImplementedError as fault:
-                raise GGUFError(f"{self.path}: tensor {tensor.name}: {fault}") from None
+            except NotImplementedError as exc:
+                raise GGUFError(f"{self.path}: tensor {tensor.name}: {exc}") from None
 
 
 class _Cursor:

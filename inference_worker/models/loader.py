@@ -27,8 +27,8 @@ class Weights:
         for path in weight_files(folder):
             try:
                 file: Any = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as fault:
-                raise ModelError(f"{path}: not a whole safetensors file: {fault}") from None
+            except (SafetensorError, OSError) as exc:
+                raise ModelError(f"{path}: not a whole safetensors file: {exc}") from None
             self._files.append(file)
             self._where.update(dict.fromkeys(file.keys(), file))
 

@@ -50,8 +50,8 @@ def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = N
         raise ModelError(f"model {spec.name}: {source}: no such file")
     try:
         return _convert_once(source, state_dir / "models", progress)
-    except GGUFError as fault:
-        raise ModelError(f"model {spec.name}: {fault}") from None
+    except GGUFError as exc:
+        raise ModelError(f"model {spec.name}: {exc}") from None
 
 
 def embedded_source(name: str) -> Path:
@@ -86,8 +86,8 @@ def check_directory(folder: Path) -> None:
         try:
             with safe_open(str(path), framework="numpy") as file:
                 file.keys()
-        except (SafetensorError, OSError) as fault:
-            raise ModelError(f"{path}: not a whole safetensors file: {fault}") from None
+        except (SafetensorError, OSError) as exc:
+            raise ModelError(f"{path}: not a whole safetensors file: {exc}") from None
 
 
 def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:

@@ -12,9 +12,9 @@ import redis
 import structlog
 
 from inference_worker.contract.messages import (
-    BEAT_KEPT_MS,
     CORDONS_KEY,
     HEARTBEAT_SECONDS,
+    HEARTBEAT_TTL_MS,
     REPLICAS_KEY,
     Heartbeat,
     beat_key,
@@ -24,11 +24,11 @@ from inference_worker.contract.messages import (
     worker_of,
 )
 from inference_worker.contract.request import RequestFault
-from inference_worker.worker.engine_client import EngineClient, Live
+from inference_worker.worker.engine_client import ActiveJob, EngineClient
 
 log = structlog.get_logger(__name__)
 
-CANCELS_KEPT = 10_000
+MAX_REMEMBERED_CANCELS = 10_000
 decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, leg, attempt
 
 
@@ -59,10 +59,10 @@ class Control:
         try:
             self._broker.hdel(REPLICAS_KEY, self._replica_id)
             self._broker.delete(beat_key(self._replica_id))
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
 
-    def was_cancelled(self, live: Live) -> bool:
+    def was_cancelled(self, live: ActiveJob) -> bool:
         """Whether a cancel of the leg was heard, be it before the engine had it."""
         return _key(live) in self._cancelled
 
@@ -73,15 +73,15 @@ class Control:
             try:
                 if self._say(self._heartbeat(beat)) == b"drain":
                     self._hand_over()
-            except redis.RedisError as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except redis.RedisError as exc:
+                log.warning("broker_unreachable", error=str(exc))
             self._end_overdue()
 
     def _say(self, beat: Heartbeat) -> bytes | None:
         """Tell the gateways; gives what operators want of this worker."""
         with self._broker.pipeline(transaction=False) as pipe:
             pipe.hset(REPLICAS_KEY, self._replica_id, encode(beat))
-            pipe.set(beat_key(self._replica_id), "", px=BEAT_KEPT_MS)
+            pipe.set(beat_key(self._replica_id), "", px=HEARTBEAT_TTL_MS)
             pipe.hget(CORDONS_KEY, worker_of(self._replica_id))
             wanted: bytes | None = pipe.execute()[-1]
         return wanted
@@ -107,8 +107,8 @@ class Control:
                         message = pubsub.get_message(timeout=0.5)
                         if message is not None:
                             self._cancel(message["data"])
-            except redis.RedisError as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except redis.RedisError as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 self._closing.wait(HEARTBEAT_SECONDS)
 
     def _cancel(self, data: bytes) -> None:
@@ -120,7 +120,7 @@ class Control:
         # NOTE: remembered first, then looked for; a leg is given to the engine first, then asked about here. So one of
         # the two finds the other, whatever the order.
         self._cancelled[wanted] = None
-        while len(self._cancelled) > CANCELS_KEPT:
+        while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
             self._cancelled.popitem(last=False)
         for live in self._engine.live():
             if _key(live) == wanted:
@@ -136,6 +136,6 @@ class Control:
                 self._engine.cancel(live)
 
 
-def _key(live: Live) -> tuple[str, int, int]:
-    envelope = live.job.envelope
-    return envelope.request_id, envelope.leg, live.attempt
+def _key(live: ActiveJob) -> tuple[str, int, int]:
+    billing_context = live.job.billing_context
+    return billing_context.request_id, billing_context.leg, live.attempt

@@ -16,17 +16,17 @@ from typing import Protocol
 
 import structlog
 
-from inference_worker.contract.messages import Job
+from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.metric_families import MetricsSnapshot
 from inference_worker.contract.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
 from inference_worker.engine.engine import EngineStats
-from inference_worker.engine.structured_output.grammars import Grammars
+from inference_worker.engine.structured_output.grammars import GrammarCompiler
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Paid:
+class PinnedPrefixes:
     """What the broker knows of a tenant's pins, on whatever replica they were made."""
 
     pins: Mapping[bytes, int] = field(default_factory=dict)  # of one prompt's blocks: hash -> seconds
@@ -34,15 +34,17 @@ class Paid:
 
 
 @dataclass(eq=False)
-class Live:
+class ActiveJob:
     """One claimed leg, from its claim until its end has been told."""
 
-    job: Job
+    job: InferenceJob
     attempt: int
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    paid: Paid = field(default_factory=Paid)  # what of the prompt the tenant has paid to keep, on any replica
+    paid: PinnedPrefixes = field(
+        default_factory=PinnedPrefixes
+    )  # what of the prompt the tenant has paid to keep, on any replica
     next_seq: int = 0  # the publisher's: number of the leg's next stream event
     pins_told: bool = False  # the publisher's: whether the broker knows what the leg pinned
     ended: threading.Event = field(default_factory=threading.Event)
@@ -50,16 +52,16 @@ class Live:
     @property
     def engine_id(self) -> str:
         """The engine's name for it: another attempt is another request."""
-        return f"{self.job.envelope.request_id}/{self.job.envelope.leg}/{self.attempt}"
+        return f"{self.job.billing_context.request_id}/{self.job.billing_context.leg}/{self.attempt}"
 
 
 @dataclass(frozen=True)
-class HandedOver:
+class Requeued:
     """A leg goes back, unbegun, for another worker to claim."""
 
 
-Outcome = RequestOutput | RequestFault | HandedOver
-Delivery = tuple[Live, Outcome]
+Outcome = RequestOutput | RequestFault | Requeued
+Delivery = tuple[ActiveJob, Outcome]
 Deliver = Callable[[Sequence[Delivery]], None]
 
 
@@ -71,15 +73,15 @@ def is_last(outcome: Outcome) -> bool:
 class EngineClient(Protocol):
     """What the worker needs of an engine. All methods may be called from any thread and return at once."""
 
-    def submit(self, live: Live) -> None: ...
+    def submit(self, live: ActiveJob) -> None: ...
 
-    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
         """Stop within two steps. The leg ends as cancelled, with its usage, or with `failure` if given."""
 
-    def hand_over(self, live: Live) -> None:
+    def hand_over(self, live: ActiveJob) -> None:
         """Take the leg out of the engine, unless it has begun to answer: then nothing happens."""
 
-    def live(self) -> list[Live]:
+    def live(self) -> list[ActiveJob]:
         """Legs submitted and not ended."""
 
     def stats(self) -> EngineStats: ...
@@ -103,14 +105,14 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
-    def metrics(self) -> Metrics: ...
+    def metrics(self) -> WorkerMetrics: ...
 
     @property
-    def grammars(self) -> Grammars | None:
+    def grammars(self) -> GrammarCompiler | None:
         """None: its answers are held to no form."""
 
 
-class Metrics(Protocol):
+class WorkerMetrics(Protocol):
     def snapshot(self) -> MetricsSnapshot: ...
 
 
@@ -122,17 +124,17 @@ class ResidentEngine:
         self._deliver = deliver
         self._on_broken = on_broken
         self._wake = threading.Condition()
-        self._submitted: list[Live] = []
-        self._preparing: list[Live] = []  # submitted, while their grammars are compiled
+        self._submitted: list[ActiveJob] = []
+        self._preparing: list[ActiveJob] = []  # submitted, while their grammars are compiled
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._cancelled: list[tuple[Live, RequestFault | HandedOver | None]] = []
-        self._live: dict[str, Live] = {}
+        self._cancelled: list[tuple[ActiveJob, RequestFault | Requeued | None]] = []
+        self._live: dict[str, ActiveJob] = {}
         self._closing = False
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, live: Live) -> None:
+    def submit(self, live: ActiveJob) -> None:
         structured = live.job.structured
         grammars = self._engine.grammars
         known = structured is None or grammars is None or grammars.knows(_tenant(live), structured)
@@ -142,19 +144,19 @@ class ResidentEngine:
         if not known:
             self._compiler.submit(self._prepare, live)
 
-    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
         self._take_out(live, failure)
 
-    def hand_over(self, live: Live) -> None:
-        self._take_out(live, HandedOver())
+    def hand_over(self, live: ActiveJob) -> None:
+        self._take_out(live, Requeued())
 
-    def _take_out(self, live: Live, instead: RequestFault | HandedOver | None) -> None:
+    def _take_out(self, live: ActiveJob, instead: RequestFault | Requeued | None) -> None:
         with self._wake:
             self._prepared(live)
             self._cancelled.append((live, instead))
             self._wake.notify()
 
-    def _prepare(self, live: Live) -> None:
+    def _prepare(self, live: ActiveJob) -> None:
         """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the leg."""
         structured, grammars = live.job.structured, self._engine.grammars
         if structured is not None and grammars is not None:
@@ -164,12 +166,12 @@ class ResidentEngine:
             self._prepared(live)
             self._wake.notify()
 
-    def _prepared(self, live: Live) -> None:
+    def _prepared(self, live: ActiveJob) -> None:
         if live in self._preparing:  # else it was taken out before
             self._preparing.remove(live)
             self._submitted.append(live)
 
-    def live(self) -> list[Live]:
+    def live(self) -> list[ActiveJob]:
         with self._wake:
             return [*self._live.values(), *self._submitted, *self._preparing]
 
@@ -225,11 +227,7 @@ class ResidentEngine:
         ended = {live.engine_id for live, _ in outputs}
         for live, instead in cancelled:
             begun = live.first_token_at is not None
-            if (
-                live.engine_id not in self._live
-                or live.engine_id in ended
-                or (begun and isinstance(instead, HandedOver))
-            ):
+            if live.engine_id not in self._live or live.engine_id in ended or (begun and isinstance(instead, Requeued)):
                 continue
             ended.add(live.engine_id)
             output = self._engine.abort(live.engine_id, billed=instead is None)
@@ -257,12 +255,12 @@ class ResidentEngine:
         self._deliver(deliveries)
 
 
-def _tenant(live: Live) -> str:
+def _tenant(live: ActiveJob) -> str:
     """Return the engine's name for the tenant: the id that the gateway found by the API key."""
-    return str(live.job.envelope.tenant_id)
+    return str(live.job.billing_context.tenant_id)
 
 
-def _engine_request(live: Live) -> Request:
+def _engine_request(live: ActiveJob) -> Request:
     job = live.job
     return Request(
         request_id=live.engine_id,
@@ -282,5 +280,5 @@ def _engine_request(live: Live) -> Request:
     )
 
 
-def _nothing_done(live: Live) -> RequestOutput:
+def _nothing_done(live: ActiveJob) -> RequestOutput:
     return RequestOutput(live.engine_id, finish_reason="cancelled", usage=TokenUsage())

@@ -45,7 +45,7 @@ from inference_worker.contract.request import (
     TokenLogprobs,
     TokenUsage,
 )
-from inference_worker.worker.engine_client import Delivery, HandedOver, Live, Outcome, is_last
+from inference_worker.worker.engine_client import ActiveJob, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
 
 log = structlog.get_logger(__name__)
@@ -60,15 +60,15 @@ _Item = Sequence[Delivery] | Claimed | None
 
 
 @dataclass
-class _Round:
+class _OutputBatch:
     """One round's writes, gathered."""
 
     by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
     logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
-    pins: list[tuple[Live, Mapping[bytes, int]]] = field(default_factory=list)
-    ends: list[tuple[Live, End, UsageEvent]] = field(default_factory=list)
-    failures: list[tuple[Live, Failed, UsageEvent]] = field(default_factory=list)
-    handed_over: list[Live] = field(default_factory=list)
+    pins: list[tuple[ActiveJob, Mapping[bytes, int]]] = field(default_factory=list)
+    ends: list[tuple[ActiveJob, End, UsageEvent]] = field(default_factory=list)
+    failures: list[tuple[ActiveJob, Failed, UsageEvent]] = field(default_factory=list)
+    handed_over: list[ActiveJob] = field(default_factory=list)
 
 
 class Publisher:
@@ -148,10 +148,10 @@ class Publisher:
         except queue.Empty:
             return items
 
-    def _sort(self, items: Sequence[tuple[str, _Item]]) -> _Round:
+    def _sort(self, items: Sequence[tuple[str, _Item]]) -> _OutputBatch:
         """Merge each answer's outputs of the round, and number each request's events."""
-        round_ = _Round()
-        merged: dict[str, tuple[Live, list[Outcome]]] = {}
+        round_ = _OutputBatch()
+        merged: dict[str, tuple[ActiveJob, list[Outcome]]] = {}
         for gateway_id, item in items:
             if isinstance(item, Claimed):
                 round_.by_gateway[gateway_id].append(item)
@@ -164,8 +164,8 @@ class Publisher:
                 self._tell_end(round_, live, outcomes[-1])
         return round_
 
-    def _tell_outputs(self, round_: _Round, live: Live, outputs: list[RequestOutput]) -> None:
-        request_id, attempt = live.job.envelope.request_id, live.attempt
+    def _tell_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> None:
+        request_id, attempt = live.job.billing_context.request_id, live.attempt
         for index in dict.fromkeys(output.index for output in outputs):
             answer = [output for output in outputs if output.index == index]
             if any(output.token_ids or output.text for output in answer):
@@ -180,17 +180,17 @@ class Publisher:
             if last.vectors:
                 self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
 
-    def _tell(self, round_: _Round, live: Live, event: Tokens | Finished) -> None:
+    def _tell(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Finished) -> None:
         round_.by_gateway[live.job.gateway_id].append(event)
         self._log(round_, live, event)
 
-    def _log(self, round_: _Round, live: Live, event: Tokens | Vectors | Finished) -> None:
+    def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> None:
         round_.logs.append((request_log(event.request_id, event.attempt), event, live.next_seq == 0))
         live.next_seq += 1
 
-    def _tell_end(self, round_: _Round, live: Live, last: Outcome) -> None:
-        request_id, attempt = live.job.envelope.request_id, live.attempt
-        if isinstance(last, HandedOver):
+    def _tell_end(self, round_: _OutputBatch, live: ActiveJob, last: Outcome) -> None:
+        request_id, attempt = live.job.billing_context.request_id, live.attempt
+        if isinstance(last, Requeued):
             round_.handed_over.append(live)
         elif isinstance(last, RequestFault):
             failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
@@ -202,12 +202,12 @@ class Publisher:
             round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage, last.cache)))
 
     def _usage(
-        self, live: Live, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+        self, live: ActiveJob, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
     ) -> UsageEvent:
         now = time.monotonic()
         cache = cache or CacheReport()
         return UsageEvent(
-            envelope=live.job.envelope,
+            billing_context=live.job.billing_context,
             attempt=live.attempt,
             verdict=verdict,
             finish_reason=reason,
@@ -222,17 +222,17 @@ class Publisher:
             unpinned_tokens=cache.unpinned_tokens,
         )
 
-    def _missed(self, live: Live, miss: MissReason | None) -> str:
+    def _missed(self, live: ActiveJob, miss: MissReason | None) -> str:
         """Why the prefix cache did not give it all. What another replica has was missed by where the request went."""
         warm_on = live.job.warm_on
         elsewhere = (warm_on and self._replica_id not in warm_on) or (miss == "first_use" and live.paid.pins)
         return "other_worker" if elsewhere and miss in _ELSEWHERE else miss or ""
 
-    def _journal_ends(self, round_: _Round) -> None:
+    def _journal_ends(self, round_: _OutputBatch) -> None:
         if round_.ends:
             self._journal.append(usage for _, _, usage in round_.ends)
 
-    def _write(self, round_: _Round) -> None:
+    def _write(self, round_: _OutputBatch) -> None:
         """Write the round to the broker. Done again from the start if the connection breaks: readers know a seq they
         have had, and the scripts know a leg that has ended."""
         pipe = self._broker.pipeline(transaction=False)
@@ -252,17 +252,17 @@ class Publisher:
         for live, end, usage in round_.ends:
             self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
         for live, _, usage in round_.failures:
-            envelope = live.job.envelope
-            keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
+            billing_context = live.job.billing_context
+            keys = [claim_key(billing_context.request_id, billing_context.leg), USAGE_STREAM]
             self._fail_script(keys=keys, args=[live.attempt, encode(usage)], client=pipe)
         results = pipe.execute()
         ends_at = len(results) - len(round_.ends) - len(round_.failures)
         self._confirm(round_, results[ends_at:])
 
-    def _confirm(self, round_: _Round, results: Sequence[Any]) -> None:
+    def _confirm(self, round_: _OutputBatch, results: Sequence[Any]) -> None:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
             if stream_id is None:
-                log.warning("end_superseded", **usage.envelope.log_fields(), attempt=usage.attempt)
+                log.warning("end_superseded", **usage.billing_context.log_fields(), attempt=usage.attempt)
                 self._journal.drop(leg_key(usage))
             else:
                 _log_end(usage)
@@ -278,16 +278,16 @@ class Publisher:
         for live in round_.handed_over:
             self._hand_over(live)
 
-    def _hand_over(self, live: Live) -> None:
-        envelope = live.job.envelope
-        keys = [claim_key(envelope.request_id, envelope.leg)]
+    def _hand_over(self, live: ActiveJob) -> None:
+        billing_context = live.job.billing_context
+        keys = [claim_key(billing_context.request_id, billing_context.leg)]
         attempt = self._give_up_script(keys=keys, args=[live.attempt, self._replica_id])
         if attempt is not None:
-            batch: Fields = {"e": encode([Released(envelope.request_id, int(attempt))])}
+            batch: Fields = {"e": encode([Released(billing_context.request_id, int(attempt))])}
             stream = gateway_stream(live.job.gateway_id)
             self._broker.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
 
-    def _tell_failures(self, failed: Sequence[tuple[Live, Failed]]) -> None:
+    def _tell_failures(self, failed: Sequence[tuple[ActiveJob, Failed]]) -> None:
         pipe = self._broker.pipeline(transaction=False)
         for live, event in failed:
             key = request_log(event.request_id, event.attempt)
@@ -298,16 +298,16 @@ class Publisher:
             pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
         pipe.execute()
 
-    def _finish_keys(self, live: Live) -> list[str]:
-        envelope = live.job.envelope
+    def _finish_keys(self, live: ActiveJob) -> list[str]:
+        billing_context = live.job.billing_context
         return [
-            claim_key(envelope.request_id, envelope.leg),
+            claim_key(billing_context.request_id, billing_context.leg),
             USAGE_STREAM,
             gateway_stream(live.job.gateway_id),
-            request_log(envelope.request_id, live.attempt),
+            request_log(billing_context.request_id, live.attempt),
         ]
 
-    def _finish_args(self, end: End, usage: UsageEvent, live: Live | None = None) -> list[Any]:
+    def _finish_args(self, end: End, usage: UsageEvent, live: ActiveJob | None = None) -> list[Any]:
         embedded = live is not None and live.job.input_lengths
         seconds = min(VECTORS_SECONDS, self._keep_seconds) if embedded else self._keep_seconds
         return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
@@ -316,8 +316,8 @@ class Publisher:
         while True:
             try:
                 return write()
-            except (redis.RedisError, OSError) as fault:
-                log.warning("broker_or_journal_unavailable", error=str(fault))
+            except (redis.RedisError, OSError) as exc:
+                log.warning("broker_or_journal_unavailable", error=str(exc))
                 self._resend = True
                 time.sleep(RETRY_SECONDS)
 
@@ -327,9 +327,11 @@ class Publisher:
         for usage, stream_id in self._journal.open_events():
             key = leg_key(usage)
             if stream_id is None:
-                envelope = usage.envelope
-                failed = UsageEvent(envelope, usage.attempt, "failed", "worker_lost", TokenUsage(), *_where(usage))
-                keys = [claim_key(envelope.request_id, envelope.leg), USAGE_STREAM]
+                billing_context = usage.billing_context
+                failed = UsageEvent(
+                    billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_where(usage)
+                )
+                keys = [claim_key(billing_context.request_id, billing_context.leg), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
                 self._journal.drop(key)
                 _log_end(failed)
@@ -343,13 +345,13 @@ class Publisher:
         for usage, stream_id in self._journal.open_events():
             if stream_id is None:
                 continue
-            envelope = usage.envelope
+            billing_context = usage.billing_context
             end = self._end_of(usage)
             keys = [
-                claim_key(envelope.request_id, envelope.leg),
+                claim_key(billing_context.request_id, billing_context.leg),
                 USAGE_STREAM,
                 gateway_stream(""),
-                request_log(envelope.request_id, usage.attempt),
+                request_log(billing_context.request_id, usage.attempt),
             ]
             new_id = self._finish_script(keys=keys, args=self._finish_args(end, usage))
             if new_id is not None:
@@ -357,12 +359,12 @@ class Publisher:
         self._resend = False
 
     def _end_of(self, usage: UsageEvent) -> End:
-        envelope = usage.envelope
-        seq = self._broker.llen(request_log(envelope.request_id, usage.attempt))
+        billing_context = usage.billing_context
+        seq = self._broker.llen(request_log(billing_context.request_id, usage.attempt))
         reason = (
             "stop" if usage.finish_reason == "stop" else "length" if usage.finish_reason == "length" else "cancelled"
         )
-        return End(envelope.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
+        return End(billing_context.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
 
     def _keep_house(self) -> None:
         """Resend after an outage, and forget what the settler has acknowledged."""
@@ -378,8 +380,8 @@ class Publisher:
                     self._resend_confirmed()
                 else:
                     self._journal.settled_below(settled)
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
 
     def _restarted(self) -> bool:
         """Whether the broker is another process than at the last look. The client connects anew by itself, so this
@@ -401,11 +403,11 @@ class Publisher:
         return (0, 0)
 
 
-def _tokens(live: Live, outputs: list[RequestOutput]) -> Tokens:
+def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
     """One answer's outputs of a round, as one event."""
     prompt = next((output.prompt_usage for output in outputs if output.prompt_usage is not None), None)
     return Tokens(
-        live.job.envelope.request_id,
+        live.job.billing_context.request_id,
         live.attempt,
         live.next_seq,
         [token_id for output in outputs for token_id in output.token_ids],
@@ -426,7 +428,7 @@ def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
 def _log_end(usage: UsageEvent) -> None:
     log.info(
         "leg_ended",
-        **usage.envelope.log_fields(),
+        **usage.billing_context.log_fields(),
         attempt=usage.attempt,
         verdict=usage.verdict,
         finish_reason=usage.finish_reason,

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 import redis
 import structlog
 
-from inference_worker.contract.messages import Job, claim_key, pins_key
+from inference_worker.contract.messages import InferenceJob, claim_key, pins_key
 from inference_worker.engine.kv_cache.kv_cache import hash_block
-from inference_worker.worker.engine_client import Live, Paid
+from inference_worker.worker.engine_client import ActiveJob, PinnedPrefixes
 
 log = structlog.get_logger(__name__)
 
-MOST_PINS = 65_536  # of a tenant, about 8 MB; what is over this is not pinned, and billed as uncached
+MAX_PINS = 65_536  # of a tenant, about 8 MB; what is over this is not pinned, and billed as uncached
 
 _SECONDS = {ord("m"): 300, ord("h"): 3600}
 _NOW = """
@@ -86,37 +86,37 @@ class SharedPins:
         self._look_up = broker.register_script(LOOK_UP)
         self._is_away = False
 
-    def look_up(self, job: Job) -> Paid:
+    def look_up(self, job: InferenceJob) -> PinnedPrefixes:
         """One round trip. Nothing is known while the broker is away: then a lost prefix is billed as it is computed."""
         if job.input_lengths:
-            return Paid()  # embedding caches nothing
+            return PinnedPrefixes()  # embedding caches nothing
         hashes = _hashes(job, self._block_size)
         try:
-            count, letters = self._look_up(keys=[pins_key(job.envelope.tenant_id)], args=hashes)
-        except redis.RedisError as fault:
+            count, letters = self._look_up(keys=[pins_key(job.billing_context.tenant_id)], args=hashes)
+        except redis.RedisError as exc:
             if not self._is_away:
-                log.warning("pins_not_looked_up", error=str(fault))
+                log.warning("pins_not_looked_up", error=str(exc))
             self._is_away = True
-            return Paid()
+            return PinnedPrefixes()
         self._is_away = False
         known = {block: _SECONDS[letter] for block, letter in zip(hashes, letters, strict=True) if letter in _SECONDS}
-        return Paid(known, max(0, MOST_PINS - count))
+        return PinnedPrefixes(known, max(0, MAX_PINS - count))
 
 
-def pin_keys(live: Live) -> list[str]:
+def pin_keys(live: ActiveJob) -> list[str]:
     """The keys of the script PIN."""
-    envelope = live.job.envelope
-    return [claim_key(envelope.request_id, envelope.leg), pins_key(envelope.tenant_id)]
+    billing_context = live.job.billing_context
+    return [claim_key(billing_context.request_id, billing_context.leg), pins_key(billing_context.tenant_id)]
 
 
-def pin_args(live: Live, pins: Mapping[bytes, int]) -> list[int | bytes]:
+def pin_args(live: ActiveJob, pins: Mapping[bytes, int]) -> list[int | bytes]:
     """The arguments of the script PIN, for `pins`: hash -> seconds."""
     short = [block for block, seconds in pins.items() if seconds <= 300]
     long = [block for block, seconds in pins.items() if seconds > 300]
     return [live.attempt, len(short), *short, *long]
 
 
-def _hashes(job: Job, block_size: int) -> list[bytes]:
+def _hashes(job: InferenceJob, block_size: int) -> list[bytes]:
     """Of the prompt's full blocks, as the engine has them."""
     tokens, hashes = job.prompt_token_ids, list[bytes]()
     for end in range(block_size, len(tokens) + 1, block_size):

@@ -32,7 +32,7 @@ from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.model_source import ensure_model
 from inference_worker.worker.control import Control
-from inference_worker.worker.engine_client import Engine, EngineClient, Live, ResidentEngine
+from inference_worker.worker.engine_client import ActiveJob, Engine, EngineClient, ResidentEngine
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.shared_pins import SharedPins
 
@@ -162,7 +162,7 @@ class Worker:
         self._publisher.close()
         self._control.close()
 
-    def _claim(self, doorbell: Doorbell) -> Live | None:
+    def _claim(self, doorbell: Doorbell) -> ActiveJob | None:
         request_id, leg, attempt = doorbell
         if self._draining.is_set() or self._disk_low():
             return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
@@ -170,8 +170,8 @@ class Worker:
         if claimed is None:
             return None
         payload, num_pins = claimed
-        live = Live(decode_job(payload), attempt)
-        log.info("leg_claimed", **live.job.envelope.log_fields(), attempt=attempt)
+        live = ActiveJob(decode_job(payload), attempt)
+        log.info("leg_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         if num_pins:
             live.paid = self._shared_pins.look_up(live.job)
@@ -194,8 +194,8 @@ class Worker:
                     keys=[key], args=[attempt, self.replica_id, call]
                 )
                 return claimed
-            except redis.RedisError as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except redis.RedisError as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 if time.monotonic() > give_up_at or self._draining.is_set():
                     return None
                 time.sleep(CLAIM_AGAIN_SECONDS)

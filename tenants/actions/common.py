@@ -56,8 +56,8 @@ def insert(row: models.Model, taken: str) -> None:
     try:
         with transaction.atomic():
             row.save(force_insert=True)
-    except IntegrityError as fault:
-        raise Conflict(taken) from fault
+    except IntegrityError as exc:
+        raise Conflict(taken) from exc
 
 
 def check(row: models.Model) -> None:
@@ -70,6 +70,6 @@ def check(row: models.Model) -> None:
     relations = {field.name for field in row._meta.fields if field.is_relation}  # the database sees to those
     try:
         row.clean_fields(exclude=empty | relations)
-    except ValidationError as fault:
-        texts = (f"{name}: {' '.join(messages)}" for name, messages in fault.message_dict.items())
-        raise ActionRefused(" ".join(texts)) from fault
+    except ValidationError as exc:
+        texts = (f"{name}: {' '.join(messages)}" for name, messages in exc.message_dict.items())
+        raise ActionRefused(" ".join(texts)) from exc

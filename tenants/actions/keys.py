@@ -11,14 +11,14 @@ from django.db import connection
 from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, playground_tokens, snapshot
 from tenants.keys.key_snapshots import recompile
 from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
 from tenants.outbox import change_feed
 
-LONGEST_OVERLAP = timedelta(days=30)
+MAX_OVERLAP = timedelta(days=30)
 CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
 
 
@@ -80,8 +80,8 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         ActionRefused: the overlap is negative or above LONGEST_OVERLAP.
         Conflict: the key is revoked or expired, or was rotated before.
     """
-    if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
-        raise ActionRefused(f"The overlap is at most {LONGEST_OVERLAP.days} days.")
+    if not timedelta(0) <= overlap <= MAX_OVERLAP:
+        raise ActionRefused(f"The overlap is at most {MAX_OVERLAP.days} days.")
     now = datetime.now(UTC)
     with changing(key.tenant_id) as tenant:
         old = _live(tenant, key)
@@ -134,7 +134,7 @@ def do_rehash_unpeppered() -> int:
     """Mix the newest pepper into the hashes that have none yet: what is stored of those is what peppers are mixed into.
     Returns how many there were."""
     newest = platform_settings().key_peppers[0]
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         keys = list(ApiKey.objects.all_tenants().filter(pepper="").select_related("tenant"))
     keys = [key for key in keys if key.tenant.status != Tenant.Status.PURGED]
     return sum(_rehash(key, snapshot.with_pepper(bytes(key.key_hash), newest), newest) for key in keys)
@@ -167,7 +167,7 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
 def record_key_use(used: Mapping[int, datetime]) -> None:
     """Note when keys were last used; an older time than is known changes nothing. Gateways do the same without Django
     (`change_feed.RECORD_USE`). No audit row: nothing of what may be done has changed."""
-    with system(SystemUse.KEY_LOOKUP), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.KEY_LOOKUP), connection.cursor() as cursor:
         cursor.execute(change_feed.RECORD_USE, [list(used), list(used.values())])
 
 
@@ -210,8 +210,8 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
     if key.allowed_addresses is not None:
         try:
             key.allowed_addresses = list(ip_allowlist.normalised(key.allowed_addresses))
-        except ValueError as fault:
-            raise ActionRefused(f"Allowed addresses: {fault}.") from fault
+        except ValueError as exc:
+            raise ActionRefused(f"Allowed addresses: {exc}.") from exc
     if key.pk is not None:
         check(key)
 

@@ -75,8 +75,8 @@ def do_publish_policy(
     """
     try:
         policy.parse(body)
-    except ValueError as fault:
-        raise ActionRefused(f"body: {fault}") from fault
+    except ValueError as exc:
+        raise ActionRefused(f"body: {exc}") from exc
     with changing(tenant) as locked:
         return _publish(locked, "policy.publish", name, body, created_by)
 

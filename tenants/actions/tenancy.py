@@ -13,7 +13,7 @@ from tenants.actions.members import do_add_member
 from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import recompile
 from tenants.models import (
-    MOST_CONTENT_DAYS,
+    MAX_CONTENT_DAYS,
     ApiKey,
     AuditEntry,
     ChangeLog,
@@ -68,8 +68,8 @@ def do_keep_content(tenant: Tenant, days: int) -> bool:
     Raises:
         ActionRefused: it is no possible number of days.
     """
-    if not 0 <= days <= MOST_CONTENT_DAYS:
-        raise ActionRefused(f"keep_content_days: from 0 to {MOST_CONTENT_DAYS}.")
+    if not 0 <= days <= MAX_CONTENT_DAYS:
+        raise ActionRefused(f"keep_content_days: from 0 to {MAX_CONTENT_DAYS}.")
     return _set(tenant, "tenant.keep_content", keep_content_days=days)
 
 

@@ -19,7 +19,7 @@ from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 
 State = WebhookDelivery.State
 OVERLAP = timedelta(hours=24)  # both secrets are valid for so long after a rotation
-MOST_ENDPOINTS = 20
+MAX_ENDPOINTS = 20
 CHANGEABLE = ("url", "description", "kinds", "active")
 
 
@@ -33,8 +33,8 @@ def do_create_endpoint(
     """
     url = check_endpoint_url(url)
     with changing(tenant) as locked:
-        if WebhookEndpoint.objects.for_tenant(locked).count() >= MOST_ENDPOINTS:
-            raise Conflict(f"There are {MOST_ENDPOINTS} endpoints already.")
+        if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
+            raise Conflict(f"There are {MAX_ENDPOINTS} endpoints already.")
         endpoint = WebhookEndpoint(tenant=locked, url=url, description=description, kinds=sorted(set(kinds or ())))
         _check(endpoint)
         endpoint.save(force_insert=True)
@@ -77,8 +77,8 @@ def check_endpoint_url(url: str) -> CheckedUrl:
         return url
     try:
         return check_url(url, platform_settings().webhook_private_hosts)
-    except TargetRefused as fault:
-        raise FieldRefused("url", "webhook_url_refused", str(fault)) from fault
+    except TargetRefused as exc:
+        raise FieldRefused("url", "webhook_url_refused", str(exc)) from exc
 
 
 def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:

@@ -67,7 +67,7 @@ def idempotent(handler: H) -> H:
             raise exceptions.ValidationError({"Idempotency-Key": ["Give 1 to 255 characters."]})
         caller = f"key:{request.user.key.pk}" if isinstance(request.user, KeyCaller) else f"user:{request.user.pk}"
         sent = hashlib.sha256(f"{request.method} {request.get_full_path()}\n".encode() + request.body).digest()
-        call = _Call(self, caller, name, sent)
+        call = _IdempotentRequest(self, caller, name, sent)
         if (stored := call.begin()) is not None:
             return stored
         try:
@@ -81,7 +81,7 @@ def idempotent(handler: H) -> H:
     return cast(H, once)
 
 
-class _Call:
+class _IdempotentRequest:
     """One call with an Idempotency-Key."""
 
     def __init__(self, view: Any, caller: str, name: str, sent: bytes) -> None:

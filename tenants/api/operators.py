@@ -22,8 +22,8 @@ from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.pagination import NewestFirst
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership, Tenant
 from tenants.reauthentication import recently_authenticated
 from tenants.views import ReauthenticationRequired, StrictJSONParser, given, note_actor, person
@@ -53,7 +53,7 @@ class OperatorView(GenericAPIView[Any]):
             raise ReauthenticationRequired
 
     def scope(self) -> AbstractContextManager[None]:
-        return system(SystemUse.OPERATOR)
+        return all_tenants_scope(BypassReason.OPERATOR)
 
     def find(self, pk: int) -> Tenant:
         with self.scope():
@@ -155,8 +155,8 @@ def _workers() -> list[dict[str, Any]]:
     try:
         with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2) as broker:
             board: Any = broker.hgetall(REPLICAS_KEY)
-    except redis.RedisError as fault:
-        raise Unreachable from fault
+    except redis.RedisError as exc:
+        raise Unreachable from exc
     found = []
     for name, payload in sorted(board.items()):
         try:

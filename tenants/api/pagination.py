@@ -21,8 +21,8 @@ class NewestFirst(CursorPagination):
             cursor = super().decode_cursor(request)
             if cursor and cursor.position is not None:
                 self.check_position(str(cursor.position))
-        except (NotFound, ValueError) as fault:
-            raise ValidationError({"cursor": ["Give one from a `next` or `previous` link."]}) from fault
+        except (NotFound, ValueError) as exc:
+            raise ValidationError({"cursor": ["Give one from a `next` or `previous` link."]}) from exc
         return cursor
 
     def check_position(self, position: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from rest_framework import serializers
 
-from tenants.actions.keys import LONGEST_OVERLAP
+from tenants.actions.keys import MAX_OVERLAP
 from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
-    MOST_CONTENT_DAYS,
+    MAX_CONTENT_DAYS,
     ApiKey,
     AuditEntry,
     Invitation,
@@ -23,7 +23,7 @@ from tenants.models import (
     Tenant,
 )
 
-MOST = 2**63 - 1  # of a bigint
+MAX_BIGINT = 2**63 - 1  # of a bigint
 
 
 class Strict(serializers.Serializer[Any]):
@@ -56,7 +56,7 @@ class Query(Strict):
 
 
 def _id(help_text: str, **options: Any) -> serializers.IntegerField:
-    return serializers.IntegerField(min_value=1, max_value=MOST, help_text=help_text, **options)
+    return serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, help_text=help_text, **options)
 
 
 # Tenant and projects
@@ -79,7 +79,7 @@ class TenantChange(Strict):
     name = serializers.CharField(max_length=200)
     keep_content_days = serializers.IntegerField(
         min_value=0,
-        max_value=MOST_CONTENT_DAYS,
+        max_value=MAX_CONTENT_DAYS,
         help_text="How long prompts and answers are kept with the records of requests; 0: not at all.",
     )
 
@@ -180,7 +180,7 @@ class RotateIn(Strict):
     overlap_hours = serializers.IntegerField(
         default=24,
         min_value=0,
-        max_value=LONGEST_OVERLAP // timedelta(hours=1),
+        max_value=MAX_OVERLAP // timedelta(hours=1),
         help_text="How long the old key still works.",
     )
 
@@ -264,7 +264,7 @@ class LimitsIn(Strict):
 
     def get_fields(self) -> dict[str, Any]:
         limits = {
-            name: serializers.IntegerField(required=False, allow_null=True, min_value=0, max_value=MOST)
+            name: serializers.IntegerField(required=False, allow_null=True, min_value=0, max_value=MAX_BIGINT)
             for name in LIMITS
         }
         return {**super().get_fields(), **limits}

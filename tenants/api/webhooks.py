@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from tenants.actions import webhooks as verbs
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import MOST, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
 from tenants.views import TenantView, given
@@ -98,8 +98,8 @@ class DeliveryOut(serializers.ModelSerializer[WebhookDelivery]):
 
 class DeliveryQuery(Query):
     names = {"endpoint": "endpoint_id", "event": "event_id"}  # noqa: RUF012
-    endpoint = serializers.IntegerField(min_value=1, max_value=MOST, required=False)
-    event = serializers.IntegerField(min_value=1, max_value=MOST, required=False)
+    endpoint = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, required=False)
+    event = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, required=False)
     state = serializers.ChoiceField(WebhookDelivery.State.choices, required=False)
 
 

@@ -2,7 +2,7 @@
 
 owner: owns the tables and migrates; its row-level security is forced too, so even it sees no tenant by accident.
 app: what every connection of the web processes starts as, and every test: it never bypasses row-level security.
-system: bypasses it. Taken for one transaction at a time, and for nothing that is not listed in `SystemUse`.
+system: bypasses it. Taken for one transaction at a time, and for nothing that is not listed in `BypassReason`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ APP = "millrace_app"
 SYSTEM = "millrace_system"
 
 
-class SystemUse(StrEnum):
+class BypassReason(StrEnum):
     """Why rows of all tenants may be seen. Each is one place, or one kind of place, in the code."""
 
     ADMIN = "the break-glass admin below /ops/raw/"

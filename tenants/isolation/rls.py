@@ -81,8 +81,8 @@ def ensure_roles(apps: Any, schema_editor: Any) -> None:
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
             cursor.execute(ROLES_SQL)
             cursor.execute(grant)
-    except ProgrammingError as fault:
+    except ProgrammingError as exc:
         raise RuntimeError(
-            f"The database lacks the roles {APP} and {SYSTEM}, and {owner} may not make them ({fault})."
+            f"The database lacks the roles {APP} and {SYSTEM}, and {owner} may not make them ({exc})."
             f" Have a superuser run this once, then migrate again:\n{ROLES_SQL};\n{grant};\n"
-        ) from fault
+        ) from exc

@@ -1,7 +1,7 @@
 """Queries that cannot forget whose rows they are about: they raise here, and see nothing in the database.
 
-Both rest on a scope. `tenant_scope(tenant)` opens a transaction that sees that tenant's rows; `system(why)` one that
-sees all. Outside of both, managers raise, and row-level security shows raw SQL an empty table.
+Both rest on a scope. `tenant_scope(tenant)` opens a transaction that sees that tenant's rows; `all_tenants_scope(why)`
+one that sees all. Outside of both, managers raise, and row-level security shows raw SQL an empty table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connection, models, transaction
 
-from tenants.isolation.db_roles import APP, SYSTEM, SystemUse
+from tenants.isolation.db_roles import APP, SYSTEM, BypassReason
 
 if TYPE_CHECKING:
     from tenants.models import Tenant
@@ -27,33 +27,33 @@ class UnscopedQueryError(Exception):
 
 
 @dataclass(frozen=True)
-class Scope:
+class TenantScope:
     """Whose rows may be seen: one tenant's, or everybody's for the reason `use`."""
 
     tenant_id: int | None
-    use: SystemUse | None
+    use: BypassReason | None
 
 
-_scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
+_scope: ContextVar[TenantScope | None] = ContextVar("scope", default=None)
 
 
 @contextmanager
 def tenant_scope(tenant: Tenant | int) -> Iterator[None]:
     """A transaction that sees this tenant's rows and no others, also by raw SQL. Scopes nest; the inner one counts."""
     tenant_id = tenant if isinstance(tenant, int) else tenant.pk
-    with _opened(Scope(tenant_id, None), durable=False):
+    with _opened(TenantScope(tenant_id, None), durable=False):
         yield
 
 
 @contextmanager
-def system(use: SystemUse, *, durable: bool = False) -> Iterator[None]:
+def all_tenants_scope(use: BypassReason, *, durable: bool = False) -> Iterator[None]:
     """A transaction that sees every tenant's rows. `durable`: it must be the outermost one, so that its end commits."""
-    with _opened(Scope(None, use), durable=durable):
+    with _opened(TenantScope(None, use), durable=durable):
         yield
 
 
 @contextmanager
-def _opened(scope: Scope, *, durable: bool) -> Iterator[None]:
+def _opened(scope: TenantScope, *, durable: bool) -> Iterator[None]:
     outer = _scope.get()
     nested = connection.in_atomic_block
     token = _scope.set(scope)
@@ -70,7 +70,7 @@ def _opened(scope: Scope, *, durable: bool) -> Iterator[None]:
         _scope.reset(token)
 
 
-def _enter(scope: Scope | None) -> None:
+def _enter(scope: TenantScope | None) -> None:
     """Set role and tenant for this transaction."""
     role = SYSTEM if scope and scope.use else APP
     tenant = "" if scope is None or scope.tenant_id is None else str(scope.tenant_id)
@@ -78,13 +78,13 @@ def _enter(scope: Scope | None) -> None:
         cursor.execute("SELECT set_config('role', %s, true), set_config('millrace.tenant', %s, true)", [role, tenant])
 
 
-def current_scope() -> Scope | None:
+def current_scope() -> TenantScope | None:
     """Whose rows may be seen now; None: nobody's."""
     return _scope.get()
 
 
 class TenantManager(models.Manager[M]):
-    """Gives rows of one tenant, or of all inside `system(…)`; anything else raises."""
+    """Gives rows of one tenant, or of all inside `all_tenants_scope(…)`; anything else raises."""
 
     tenant_field = "tenant_id"
 
@@ -97,7 +97,7 @@ class TenantManager(models.Manager[M]):
         return super().get_queryset().filter(**{self.tenant_field: tenant_id})
 
     def all_tenants(self) -> models.QuerySet[M]:
-        """Every tenant's rows, inside `system(…)`."""
+        """Every tenant's rows, inside `all_tenants_scope(…)`."""
         _require(None, self.model.__name__)
         return super().get_queryset()
 

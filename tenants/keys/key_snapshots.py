@@ -32,7 +32,7 @@ end
 """
 _BATCH = 500
 
-Compiled = tuple[bytes, snapshot.KeySnapshot]
+Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
 
 def recompile(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -> None:
@@ -77,8 +77,8 @@ def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:
 
 def _snapshot(
     tenant: Tenant, key: ApiKey, limits: Iterable[LimitSet], policies: Iterable[RoutingPolicy], version: int
-) -> snapshot.KeySnapshot:
-    return snapshot.KeySnapshot(
+) -> snapshot.ApiKeySnapshot:
+    return snapshot.ApiKeySnapshot(
         key_id=key.pk,
         tenant_id=tenant.pk,
         project_id=key.project_id,
@@ -88,7 +88,7 @@ def _snapshot(
         expires_at=None if key.expires_at is None else round(key.expires_at.timestamp() * 1e6),
         revoked=key.revoked_at is not None,
         suspended=tenant.is_suspended,
-        limits=snapshot.Limits(tuple(_limit_set(row) for row in limits if _applies(row, key))),
+        limits=snapshot.LimitSnapshot(tuple(_limit_set(row) for row in limits if _applies(row, key))),
         version=version,
         allowed_addresses=None if key.allowed_addresses is None else tuple(key.allowed_addresses),
         policies=_policies(policies),
@@ -101,8 +101,8 @@ def _policies(rows: Iterable[RoutingPolicy]) -> dict[str, policy.Policy]:
     for row in rows:
         try:
             found[row.name] = policy.parse(row.body, version=row.version)
-        except ValueError as fault:  # of a release that knew other rules: no reason not to revoke a key
-            log.error("policy_unreadable", policy=row.name, version=row.version, error=str(fault))
+        except ValueError as exc:  # of a release that knew other rules: no reason not to revoke a key
+            log.error("policy_unreadable", policy=row.name, version=row.version, error=str(exc))
     return found
 
 
@@ -110,9 +110,9 @@ def _applies(row: LimitSet, key: ApiKey) -> bool:
     return row.key_id in (None, key.pk) and row.project_id in (None, key.project_id)
 
 
-def _limit_set(row: LimitSet) -> snapshot.LimitSet:
+def _limit_set(row: LimitSet) -> snapshot.LimitSetSnapshot:
     limits = {name: getattr(row, name) for name in LIMITS}
-    return snapshot.LimitSet(row.pk, row.scope, row.model, row.dry_run, **limits)
+    return snapshot.LimitSetSnapshot(row.pk, row.scope, row.model, row.dry_run, **limits)
 
 
 def tell_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
@@ -130,5 +130,5 @@ def tell_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
                 values = [value for _, made in batch for value in (snapshot.encode(made), made.version)]
                 broker.eval(_REPLACE_OLDER, len(names), *names, snapshot.VALKEY_SECONDS, *values)
             broker.publish(change_feed.CHANNEL, str(tenant_id))
-    except redis.RedisError as fault:
-        log.warning("gateways_not_told", error=str(fault))
+    except redis.RedisError as exc:
+        log.warning("gateways_not_told", error=str(exc))

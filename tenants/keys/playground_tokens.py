@@ -17,11 +17,11 @@ import msgspec
 
 TAKEN_WITHIN = timedelta(seconds=60)  # from when it was given
 LASTS = timedelta(minutes=15)  # the socket it opened: what is asked later is refused
-LONGEST = 1024  # characters
+MAX_TOKEN_LENGTH = 1024  # characters
 _PURPOSE = b"millrace ticket 1\0"
 
 
-class Ticket(msgspec.Struct, frozen=True, array_like=True):
+class PlaygroundToken(msgspec.Struct, frozen=True, array_like=True):
     """Times are microseconds since 1970, UTC."""
 
     key_id: int
@@ -45,19 +45,19 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Ticket).decode
+_decode = msgspec.msgpack.Decoder(PlaygroundToken).decode
 
 
 def give(secret: str, *, key_id: int, tenant_id: int, user_id: int, now: datetime, generation: int = 0) -> str:
     """A fresh ticket as text, signed with the platform's secret."""
     given_at = int(now.timestamp()) * 1_000_000 + now.microsecond
-    body = _encode(Ticket(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16), generation))
+    body = _encode(PlaygroundToken(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16), generation))
     return base64.urlsafe_b64encode(_sign(secret, body) + body).decode()
 
 
-def read(secret: str, text: str) -> Ticket | None:
+def read(secret: str, text: str) -> PlaygroundToken | None:
     """The ticket, if it is one of ours. Whether it may still be taken is for the caller to ask."""
-    if len(text) > LONGEST:
+    if len(text) > MAX_TOKEN_LENGTH:
         return None
     try:
         whole = base64.urlsafe_b64decode(text.encode("ascii"))

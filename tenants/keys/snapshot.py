@@ -1,6 +1,6 @@
 """What the data plane knows of an API key: one compiled, versioned record per key. Free of Django.
 
-`tenants.actions` compiles a key, its project, its tenant and their limits into a `KeySnapshot` and keeps it in the
+`tenants.actions` compiles a key, its project, its tenant and their limits into a `ApiKeySnapshot` and keeps it in the
 table `tenants_keysnapshot` under the key's hash; the gateway reads these records and nothing else.
 """
 
@@ -22,7 +22,7 @@ VALKEY_SECONDS = 60  # how long the gateways' shared copy lives
 _VALKEY_PREFIX = "key:"
 
 
-class LimitSet(msgspec.Struct, frozen=True, omit_defaults=True):
+class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one tenant, project or key may use, of one model or of all together. None: no limit.
 
     The sets that apply to a request hold all at once. What was used is counted in the set's own buckets, which all keys
@@ -48,17 +48,17 @@ class LimitSet(msgspec.Struct, frozen=True, omit_defaults=True):
     long_cap: int | None = None  # long jobs at once
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+class LimitSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every limit on a key's way: its own, its project's and its tenant's, of all models and of single ones."""
 
-    sets: tuple[LimitSet, ...] = ()
+    sets: tuple[LimitSetSnapshot, ...] = ()
 
-    def of(self, *models: str) -> list[LimitSet]:
+    def of(self, *models: str) -> list[LimitSetSnapshot]:
         """The sets that apply to a request for a model, under any of its names."""
         return [each for each in self.sets if not each.model or each.model in models]
 
 
-class KeySnapshot(msgspec.Struct, frozen=True):
+class ApiKeySnapshot(msgspec.Struct, frozen=True):
     """One API key with all that admission needs to know of it."""
 
     key_id: int
@@ -70,7 +70,7 @@ class KeySnapshot(msgspec.Struct, frozen=True):
     expires_at: int | None  # microseconds since 1970, UTC; the key is dead from this instant on
     revoked: bool
     suspended: bool  # the tenant or the project is
-    limits: Limits
+    limits: LimitSnapshot
     version: int  # grows by one with each compilation
     allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
     policies: dict[str, Policy] = {}  # what the tenant's own logical model names mean
@@ -79,7 +79,7 @@ class KeySnapshot(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(KeySnapshot).decode
+decode = msgspec.msgpack.Decoder(ApiKeySnapshot).decode
 
 
 def new_secret() -> str:

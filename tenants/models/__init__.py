@@ -4,12 +4,12 @@ from tenants.models.keys import ApiKey, KeySnapshot, KeyUse
 from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeLog, IdempotentAnswer
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
-from tenants.models.tenancy import MOST_CONTENT_DAYS, Project, Tenant
+from tenants.models.tenancy import MAX_CONTENT_DAYS, Project, Tenant
 from tenants.models.webhooks import Mail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
     "LIMITS",
-    "MOST_CONTENT_DAYS",
+    "MAX_CONTENT_DAYS",
     "ApiKey",
     "AuditEntry",
     "ChangeLog",

@@ -78,7 +78,7 @@ class KeySnapshot(models.Model):
     def __str__(self) -> str:
         return f"snapshot of key {self.key_id}, version {self.version}"
 
-    def decoded(self) -> snapshot.KeySnapshot:
+    def decoded(self) -> snapshot.ApiKeySnapshot:
         return snapshot.decode(bytes(self.payload))
 
 

@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from tenants.isolation.scopes import TenantManager, TenantsManager
 
-MOST_CONTENT_DAYS = 90
+MAX_CONTENT_DAYS = 90
 
 
 class Tenant(models.Model):
@@ -43,7 +43,7 @@ class Tenant(models.Model):
                 condition=Q(status__in=["active", "suspended", "purged"]), name="tenant_status_known"
             ),
             models.CheckConstraint(
-                condition=Q(keep_content_days__range=(0, MOST_CONTENT_DAYS)), name="tenant_content_days"
+                condition=Q(keep_content_days__range=(0, MAX_CONTENT_DAYS)), name="tenant_content_days"
             ),
         ]
 

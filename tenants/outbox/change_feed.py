@@ -5,7 +5,7 @@ Every change writes a row of `tenants_changelog` in its own transaction. A gatew
     cursor = Cursor(*await connection.execute(NOW))            # once, before it caches anything
     changes = cursor.take(await connection.execute(POLL, [cursor.horizon]))   # each time; rows of POLL
 
-and drops what it holds of each `Change`'s key, or of all keys of its tenant, and reads those snapshots again from
+and drops what it holds of each `ChangeEvent`'s key, or of all keys of its tenant, and reads those snapshots again from
 Postgres (not from Valkey, whose copies may not have been replaced yet). After `RETENTION_SECONDS` without a successful
 poll it begins anew with an empty cache. The connection's role is `tenants.isolation.db_roles.SYSTEM`, in autocommit
 mode.
@@ -24,7 +24,9 @@ from typing import Any, LiteralString, NamedTuple
 
 CHANNEL = "millrace:changes"  # in Valkey: a message says that a poll now is worth it
 RETENTION_SECONDS = 3600
-GATEWAYS_KEY = "gateways"  # in Valkey: a set of the ids of gateways; each that lives has its `presence_key` too
+GATEWAYS_KEY = (
+    "gateways"  # in Valkey: a set of the ids of gateways; each that lives has its `gateway_heartbeat_key` too
+)
 APPLIED_SECONDS = 60
 
 NOW: LiteralString = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
@@ -49,7 +51,7 @@ WHERE tenants_keyuse.last_used_at < excluded.last_used_at
 REHASH: LiteralString = "SELECT tenants_rehash_key(%s, %s, %s)"
 
 
-def presence_key(gateway_id: str) -> str:
+def gateway_heartbeat_key(gateway_id: str) -> str:
     """Return the key in Valkey that exists while the gateway lives."""
     return f"gateway:{gateway_id}"
 
@@ -59,7 +61,7 @@ def applied_key(change_id: int) -> str:
     return f"changes:applied:{change_id}"
 
 
-class Change(NamedTuple):
+class ChangeEvent(NamedTuple):
     """What a gateway holds of this key is old; without a key: of all keys of the tenant."""
 
     id: int
@@ -75,7 +77,7 @@ class Cursor:
         self.horizon = horizon
         self._given: dict[int, int] = {}  # id -> transaction, of rows at or above the horizon
 
-    def take(self, rows: Iterable[Any]) -> list[Change]:
+    def take(self, rows: Iterable[Any]) -> list[ChangeEvent]:
         """The changes among POLL's rows that were not given out before, and the step to the next poll."""
         found, horizon = [], self.horizon
         for row_id, xid, kind, tenant_id, key_id in rows:
@@ -83,7 +85,7 @@ class Cursor:
                 horizon = xid
             elif row_id not in self._given:
                 self._given[row_id] = xid
-                found.append(Change(row_id, kind, tenant_id, key_id))
+                found.append(ChangeEvent(row_id, kind, tenant_id, key_id))
         self.horizon = horizon
         self._given = {row_id: xid for row_id, xid in self._given.items() if xid >= horizon}
         return found

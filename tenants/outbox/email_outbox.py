@@ -16,8 +16,8 @@ from django.core.mail import EmailMessage
 from django.db import connection
 from django.utils.crypto import salted_hmac
 
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Mail, Membership
 from tenants.outbox.email_rendering import letter
 
@@ -47,9 +47,9 @@ def send_mails(now: datetime | None = None) -> int:
         try:
             if message.to:
                 message.send()
-        except (OSError, smtplib.SMTPException) as fault:
-            log.warning("mail_failed", mail=pk, error=str(fault))
-            _note(pk, only_unsent=True, error=reason(fault))
+        except (OSError, smtplib.SMTPException) as exc:
+            log.warning("mail_failed", mail=pk, error=str(exc))
+            _note(pk, only_unsent=True, error=reason(exc))
             continue
         _note(pk, sent_at=datetime.now(UTC), error="" if message.to else NOBODY)
         sent += bool(message.to)
@@ -70,20 +70,20 @@ def reason(fault: OSError | smtplib.SMTPException) -> str:
 
 def _note(pk: int, *, only_unsent: bool = False, **fields: object) -> None:
     """`only_unsent`: not if whoever took the mail over, as this took too long, has sent it by now."""
-    with system(SystemUse.WEBHOOKS):
+    with all_tenants_scope(BypassReason.WEBHOOKS):
         mail = Mail.objects.all_tenants().filter(pk=pk)
         (mail.filter(sent_at=None) if only_unsent else mail).update(**fields)
 
 
 def _claim(now: datetime) -> int | None:
-    with system(SystemUse.WEBHOOKS), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.WEBHOOKS), connection.cursor() as cursor:
         cursor.execute(_CLAIM, {"now": now, "most": Mail.MOST_TRIES})
         row = cursor.fetchone()
     return None if row is None else int(row[0])
 
 
 def _written(pk: int) -> EmailMessage:
-    with system(SystemUse.WEBHOOKS):
+    with all_tenants_scope(BypassReason.WEBHOOKS):
         mail = Mail.objects.all_tenants().get(pk=pk)
         members = Membership.objects.for_tenant(mail.tenant_id).filter(role__in=mail.roles)
         to = sorted(members.values_list("user__email", flat=True))

@@ -18,7 +18,7 @@ from django.db import transaction
 
 from millrace.conf.environment import platform_settings
 from tenants.models import ChangeLog
-from tenants.outbox.change_feed import CHANNEL, GATEWAYS_KEY, applied_key, presence_key
+from tenants.outbox.change_feed import CHANNEL, GATEWAYS_KEY, applied_key, gateway_heartbeat_key
 
 log = structlog.get_logger(__name__)
 
@@ -52,4 +52,4 @@ def wait_for_gateways(change_id: int) -> Pending:
 def _pending(broker: redis.Redis, change_id: int) -> tuple[str, ...]:
     unconfirmed: Any = broker.sdiff([GATEWAYS_KEY, applied_key(change_id)])
     named = sorted(name.decode() for name in unconfirmed)
-    return tuple(name for name in named if broker.exists(presence_key(name)))
+    return tuple(name for name in named if broker.exists(gateway_heartbeat_key(name)))

@@ -19,8 +19,8 @@ def send_second_factor_removed(user_id: int) -> None:
     app = import_string(settings.CELERY_APP)
     try:
         app.send_task("tenants.mail_second_factor_removed", [user_id], retry=False)
-    except OperationalError as fault:
-        log.warning("user_mail_not_queued", user=user_id, error=str(fault))
+    except OperationalError as exc:
+        log.warning("user_mail_not_queued", user=user_id, error=str(exc))
 
 
 def mail_second_factor_removed(user_id: int) -> None:

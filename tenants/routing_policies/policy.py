@@ -25,12 +25,12 @@ import msgspec
 Fallback = Literal["error", "overload", "context"]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-MOST_RULES = 32
-MOST_TARGETS = 16
-MOST_WEIGHT = 1_000_000
+MAX_RULES = 32
+MAX_TARGETS = 16
+MAX_WEIGHT = 1_000_000
 
 
-class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PolicyTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A deployment."""
 
     model: str
@@ -64,7 +64,7 @@ class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    targets: tuple[Target, ...]
+    targets: tuple[PolicyTarget, ...]
     when: When = When()
 
 
@@ -80,7 +80,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 @dataclass(frozen=True)
-class Facts:
+class RoutingFacts:
     """What rules may ask of a request."""
 
     request_id: str  # decides the draw: the same request is drawn alike again
@@ -111,10 +111,10 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
         ValueError: it describes none; the message names the place.
     """
     policy = _read(body)
-    _within("$.rules", len(policy.rules), 1, MOST_RULES, "rules")
+    _within("$.rules", len(policy.rules), 1, MAX_RULES, "rules")
     for r, rule in enumerate(policy.rules):
         place = f"$.rules[{r}]"
-        _within(f"{place}.targets", len(rule.targets), 1, MOST_TARGETS, "targets")
+        _within(f"{place}.targets", len(rule.targets), 1, MAX_TARGETS, "targets")
         _check_targets(place, rule)
         _check_conditions(f"{place}.when", rule.when)
         if rule.when == When() and r < len(policy.rules) - 1:
@@ -122,7 +122,7 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
     return msgspec.structs.replace(policy, version=version)
 
 
-def decide(policy: Policy, facts: Facts) -> Decision | None:
+def decide(policy: Policy, facts: RoutingFacts) -> Decision | None:
     """What the policy says of a request; None: no rule holds for it."""
     for number, rule in enumerate(policy.rules):
         if holds(rule.when, facts):
@@ -132,7 +132,7 @@ def decide(policy: Policy, facts: Facts) -> Decision | None:
     return None
 
 
-def holds(when: When, facts: Facts) -> bool:
+def holds(when: When, facts: RoutingFacts) -> bool:
     """Whether all conditions do."""
     tokens = when.prompt_tokens
     return (
@@ -148,10 +148,10 @@ def _read(body: Mapping[str, Any]) -> Policy:
     try:
         if "models" in body:
             models = msgspec.convert(body, _Short).models
-            return Policy((Rule(tuple(Target(model, int(place == 0)) for place, model in enumerate(models))),))
+            return Policy((Rule(tuple(PolicyTarget(model, int(place == 0)) for place, model in enumerate(models))),))
         policy = msgspec.convert(body, Policy)
-    except msgspec.ValidationError as fault:
-        raise ValueError(str(fault)) from fault
+    except msgspec.ValidationError as exc:
+        raise ValueError(str(exc)) from exc
     if policy.version:
         raise ValueError("a version is given when it is published - at `$.version`")
     return policy
@@ -179,7 +179,7 @@ def _in_hours(hours: Hours, at: datetime) -> bool:
 
 def _check_targets(place: str, rule: Rule) -> None:
     for t, target in enumerate(rule.targets):
-        _within(f"{place}.targets[{t}].weight", target.weight, 0, MOST_WEIGHT)
+        _within(f"{place}.targets[{t}].weight", target.weight, 0, MAX_WEIGHT)
         if not target.model:
             raise ValueError(f"want a model's name - at `{place}.targets[{t}].model`")
         if any(target.model == other.model for other in rule.targets[:t]):

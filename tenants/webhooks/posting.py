@@ -11,13 +11,13 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import NamedTuple
 
-from tenants.webhooks.targets import Target, TargetRefused, addresses, parse
+from tenants.webhooks.targets import TargetRefused, WebhookTarget, addresses, parse
 
 SECONDS = 10.0  # for all of it but the look-up of the name
-MOST_BYTES = 1024  # of the answer's body; no more is read
+MAX_RESPONSE_BYTES = 1024  # of the answer's body; no more is read
 
 
-class Answer(NamedTuple):
+class WebhookResponse(NamedTuple):
     """What came of a POST. Without a status there was no answer, and `error` says why."""
 
     status: int | None
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 class _Pinned(HTTPConnection):
     """A connection to one of the addresses that were checked; certificates are still the host name's."""
 
-    def __init__(self, target: Target, found: Collection[str], seconds: float) -> None:
+    def __init__(self, target: WebhookTarget, found: Collection[str], seconds: float) -> None:
         super().__init__(target.host, target.port, timeout=seconds)
         self.default_port = 443 if target.tls else 80  # so that `Host` leaves it out
         self._found = found
@@ -62,7 +62,7 @@ class _Pinned(HTTPConnection):
 
 def post(
     url: str, headers: Mapping[str, str], body: bytes, *, private_hosts: Collection[str] = (), seconds: float = SECONDS
-) -> Answer:
+) -> WebhookResponse:
     """POST the body there. Follows no redirect; never raises for what the other side does."""
     began = time.monotonic()
     connection = None
@@ -75,19 +75,19 @@ def post(
         try:
             connection.request("POST", target.path, body, dict(headers))
             response = connection.getresponse()
-            excerpt = response.read(MOST_BYTES)
+            excerpt = response.read(MAX_RESPONSE_BYTES)
         finally:
             timer.cancel()
         if connection.is_over:  # what was read until then may look like a whole answer
             raise TimeoutError
-    except (OSError, HTTPException, TargetRefused, ValueError) as fault:
-        return Answer(None, _since(began), _said(fault, over=_since(began) >= seconds * 1000))
+    except (OSError, HTTPException, TargetRefused, ValueError) as exc:
+        return WebhookResponse(None, _since(began), _said(exc, over=_since(began) >= seconds * 1000))
     finally:
         if connection is not None:
             connection.close()
     text = excerpt.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     error = "" if 200 <= response.status < 300 else f"The answer was {response.status}."
-    return Answer(response.status, _since(began), error, text)
+    return WebhookResponse(response.status, _since(began), error, text)
 
 
 def _since(began: float) -> int:

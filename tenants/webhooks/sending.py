@@ -12,11 +12,11 @@ from django.db import connection
 
 from millrace.conf.environment import platform_settings
 from tenants.actions.webhooks import do_disable_endpoint
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.webhooks.outbox import secrets_of
-from tenants.webhooks.posting import Answer, post
+from tenants.webhooks.posting import WebhookResponse, post
 from tenants.webhooks.signing import signature
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ class _Claimed(NamedTuple):
 
 def senders_wanted() -> int:
     """How many senders have something to do: one for each tenant of whom something is due, SENDERS at most."""
-    with system(SystemUse.WEBHOOKS), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.WEBHOOKS), connection.cursor() as cursor:
         cursor.execute(_WANTED, [datetime.now(UTC), SENDERS])
         wanted = int(cursor.fetchone()[0])
     _let_go()
@@ -86,7 +86,7 @@ def body_of(event: WebhookEvent) -> bytes:
 
 
 def _claim(now: datetime) -> _Claimed | None:
-    with system(SystemUse.WEBHOOKS), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.WEBHOOKS), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])  # so that no two claim for one tenant at once
         cursor.execute(_CLAIM, {"now": now, "until": now + LEASE, "senders": SENDERS})
         row = cursor.fetchone()
@@ -96,10 +96,10 @@ def _claim(now: datetime) -> _Claimed | None:
     return _Claimed(found, found.event, found.endpoint)
 
 
-def _try(claimed: _Claimed) -> Answer:
+def _try(claimed: _Claimed) -> WebhookResponse:
     _let_go()
     if not claimed.endpoint.active:
-        return Answer(None, 0, "The endpoint is disabled.")
+        return WebhookResponse(None, 0, "The endpoint is disabled.")
     now = datetime.now(UTC)
     at, body = int(now.timestamp()), body_of(claimed.event)
     headers = {
@@ -118,14 +118,14 @@ def _let_go() -> None:
         connection.close()
 
 
-def _note(claimed: _Claimed, answer: Answer, now: datetime) -> bool:
+def _note(claimed: _Claimed, answer: WebhookResponse, now: datetime) -> bool:
     """Write down what came of it; whether the endpoint is to be disabled.
 
     NOTE: endpoint, then delivery, as the verbs lock them. A sender whose lease was taken over writes its try down, and
     of the delivery only that it arrived.
     """
     was = claimed.delivery
-    with system(SystemUse.WEBHOOKS):
+    with all_tenants_scope(BypassReason.WEBHOOKS):
         endpoints = WebhookEndpoint.objects.all_tenants().select_for_update(no_key=True)
         endpoint = endpoints.filter(pk=claimed.endpoint.pk).first()
         rows = WebhookDelivery.objects.all_tenants().select_for_update(no_key=True)
@@ -153,7 +153,7 @@ def _note(claimed: _Claimed, answer: Answer, now: datetime) -> bool:
         return endpoint.active and (bool(long) or answer.status == GONE)
 
 
-def _why(answer: Answer) -> str:
+def _why(answer: WebhookResponse) -> str:
     if answer.status == GONE:
         return "It said that it is gone for good (410)."
     return f"For {GIVE_UP_AFTER.days} days nothing arrived. {answer.error}"[:200]

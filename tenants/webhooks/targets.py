@@ -34,7 +34,7 @@ class CheckedUrl(str):
     __slots__ = ()
 
 
-class Target(NamedTuple):
+class WebhookTarget(NamedTuple):
     """An endpoint's address, taken apart."""
 
     tls: bool
@@ -43,7 +43,7 @@ class Target(NamedTuple):
     path: str
 
 
-def parse(url: str, private_hosts: Collection[str]) -> Target:
+def parse(url: str, private_hosts: Collection[str]) -> WebhookTarget:
     """Take a URL apart, and see that it could be let through: by what it says, without asking for the host's address.
 
     Raises:
@@ -54,8 +54,8 @@ def parse(url: str, private_hosts: Collection[str]) -> Target:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-    except ValueError as fault:
-        raise TargetRefused("This is no URL.") from fault
+    except ValueError as exc:
+        raise TargetRefused("This is no URL.") from exc
     inside = host in private_hosts
     if parts.scheme != "https" and not (inside and parts.scheme == "http"):
         raise TargetRefused("The URL must begin with https://.")
@@ -67,7 +67,7 @@ def parse(url: str, private_hosts: Collection[str]) -> Target:
     if not inside and _is_localhost(host):
         raise TargetRefused(f"The host {host} is internal. {_ADVICE}")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
+    return WebhookTarget(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
 
 
 def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_SECONDS) -> CheckedUrl:
@@ -84,7 +84,7 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
     return CheckedUrl(url)
 
 
-def _resolve(target: Target, seconds: float) -> list[str]:
+def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
     """Return the host's addresses, or none if the name server does not give them in time."""
     if not _lookups.acquire(timeout=seconds):
         return []
@@ -106,12 +106,12 @@ def _resolve(target: Target, seconds: float) -> list[str]:
         return []
 
 
-def _look_up(target: Target) -> list[str]:
+def _look_up(target: WebhookTarget) -> list[str]:
     infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
-def addresses(target: Target, private_hosts: Collection[str]) -> list[str]:
+def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str]:
     """The host's addresses as they are now; connect to one of these and do not ask for the name again.
 
     Raises:
@@ -119,8 +119,8 @@ def addresses(target: Target, private_hosts: Collection[str]) -> list[str]:
     """
     try:
         found = _look_up(target)
-    except (OSError, UnicodeError) as fault:
-        raise TargetRefused("The host's name has no address.") from fault
+    except (OSError, UnicodeError) as exc:
+        raise TargetRefused("The host's name has no address.") from exc
     if target.host not in private_hosts and not all(map(_is_public_text, found)):
         raise TargetRefused("The host's address is not public.")
     return found

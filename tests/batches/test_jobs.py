@@ -23,13 +23,13 @@ from millrace.apps.outcomes import tasks as outcomes
 from millrace.apps.outcomes.models import Outcome
 from millrace.conf.environment import platform_settings
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.request_db import Rows
+from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.http.endpoints.batches import cancel, find
-from millrace.gateway.lifecycle.batch_lines import Lines
+from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from tenants.actions import do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-from tenants.keys.snapshot import KeySnapshot, Limits
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,9 +44,9 @@ class Killed(Exception):
 class Desk:
     """The tests' hands in the database."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TenantConnectionPool) -> None:
         self.rows = rows
-        self.one, self.two = Lines(rows, "gw-1"), Lines(rows, "gw-2")
+        self.one, self.two = BatchLineStore(rows, "gw-1"), BatchLineStore(rows, "gw-2")
 
     async def make(self, count: int = 4, **fields: Any) -> Batch:
         return await sync_to_async(make_batch)(count, **fields)
@@ -73,7 +73,7 @@ class Desk:
         """Nobody has renewed a lease for a while."""
         await self.run("UPDATE batches_line SET lease = now() - interval '1 second' WHERE state = 'running'")
 
-    async def only(self, lines: Lines, most: int = 100) -> list[Any]:
+    async def only(self, lines: BatchLineStore, most: int = 100) -> list[Any]:
         (found,) = await lines.batches()
         return list(await lines.claim(found, most))
 
@@ -86,21 +86,23 @@ def make_batch(count: int, **fields: Any) -> Batch:
         file.writelines(json.dumps({"custom_id": f"n{n}", **line}).encode() + b"\n" for n in range(count))
     day = datetime.now(UTC) + timedelta(hours=24)
     whose = {"tenant_id": tenant, "project_id": tenant}
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         size = storage().path(name).stat().st_size
         File.objects.create(name=name, filename="x", purpose="batch", size=size, expires_at=day, **whose)
         made = {"name": new_name("batch_"), "key_id": 1, "dialect": "openai", "endpoint": URL, "expires_at": day}
         return Batch.objects.create(input_file=name, **{**whose, **made, **fields})
 
 
-def key_of(batch: Batch, project: int | None = None) -> KeySnapshot:
+def key_of(batch: Batch, project: int | None = None) -> ApiKeySnapshot:
     whose = (1, batch.tenant_id, project or batch.project_id)
-    return KeySnapshot(*whose, "t", ("inference",), None, None, False, False, Limits(), 1)
+    return ApiKeySnapshot(*whose, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
 
 
 @pytest_asyncio.fixture
 async def desk() -> AsyncIterator[Desk]:
-    rows = Rows(make_conninfo(platform_settings().database_url, dbname=connection.settings_dict["NAME"]))
+    rows = TenantConnectionPool(
+        make_conninfo(platform_settings().database_url, dbname=connection.settings_dict["NAME"])
+    )
     await rows.open()
     yield Desk(rows)
     await rows.close()

@@ -69,8 +69,8 @@ def test_a_line_too_long_ends_the_reading() -> None:
 
 
 def test_there_may_be_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_LINES", 3)
+    monkeypatch.setattr(reading, "MAX_LINES", 3)
     assert len(read_lines(io.BytesIO("\n".join(line(f"n{n}") for n in range(3)).encode()), URL, 1000)) == 3
     assert faults(*(line(f"n{n}") for n in range(4))) == [("too_many_requests", 4)]
-    monkeypatch.setattr(reading, "MOST_FAULTS", 2)
+    monkeypatch.setattr(reading, "MAX_REPORTED_ERRORS", 2)
     assert len(faults("{", "{", "{")) == 2

@@ -14,8 +14,8 @@ from billing.actions.invoices import do_finalise
 from billing.models import Adjustment, CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
 from billing.pricing.pricing import COMPONENTS, Component, Rate, encode_rates
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 OCTOBER = datetime(2026, 10, 10, 12, tzinfo=UTC)
@@ -34,7 +34,7 @@ def dollars(amount: str) -> int:
 
 def price(amount: str, component: str = "uncached", *, model: str = "alpha", number: int = 1, **fields: Any) -> int:
     """A price of USD a million tokens; its id."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         book, _ = PriceBook.objects.get_or_create(name="list")
         version = PriceVersion.objects.filter(book=book, number=number).first() or PriceVersion.objects.create(
             book=book, number=number, state="published", body={}, effective_from=datetime(2026, number, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ def use(
     request_id: str = "",
 ) -> None:
     """Settle `times` events of (price id, tokens) each, as the settler does; calls `stamped` once they are stamped."""
-    with system(SystemUse.SETTLER), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         prices = Price.objects.in_bulk([pk for pk, _ in used])
         tokens = {prices[pk].component: count for pk, count in used}
         ids = {prices[pk].component: pk for pk, _ in used}
@@ -98,7 +98,7 @@ def take_back(event: UsageEvent, at: datetime) -> None:
     """Reverse an event by an adjustment made at that time, as the settler does when a leg turns out to have failed."""
     counts = {name: -getattr(event, name) for name in COMPONENTS}
     kept = ("admitted_at", "request_id", "leg", "tenant_id", "project_id", "key_id", "model", "price_ids")
-    with system(SystemUse.SETTLER), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         (period,) = stamps(cursor, [(event.tenant_id, event.admitted_at)])
         Adjustment.objects.create(
             **{name: getattr(event, name) for name in kept},
@@ -113,12 +113,12 @@ def take_back(event: UsageEvent, at: datetime) -> None:
 
 def make_months() -> None:
     """Partitions of the months that tests of invoices speak of."""
-    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
 
 
 def period(at: datetime) -> Period:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         entity = default_entity()
         ensure_periods(entity, at, at)
         return Period.objects.select_related("entity").get(entity=entity, starts_at__lte=at, ends_at__gt=at)
@@ -127,7 +127,7 @@ def period(at: datetime) -> Period:
 def draft_for(tenant: Tenant) -> Invoice:
     """A draft without lines."""
     month = period(OCTOBER)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return Invoice.objects.create(tenant=tenant, entity=month.entity, period=month, seller=NOBODY, buyer=NOBODY)
 
 
@@ -152,7 +152,7 @@ def sheet(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: s
     rates = []
     for component, amount in (usd or LIST_A).items():
         rates.append(Rate(price(amount, component, model=model), Component(component), dollars(amount)))
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         return CompiledSheet.objects.create(
             tenant_id=tenant_id,
             model=model,

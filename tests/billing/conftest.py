@@ -16,7 +16,7 @@ import pytest
 import redis
 from django.db import connection
 
-from inference_worker.contract.messages import USAGE_STREAM, Envelope, UsageEvent, encode
+from inference_worker.contract.messages import USAGE_STREAM, BillingContext, UsageEvent, encode
 from inference_worker.contract.request import TokenUsage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def make_event(**changes: Any) -> UsageEvent:
     """A plausible event; `changes` name fields of the event, its envelope or its token usage. `at` is a datetime."""
     at = changes.pop("at", datetime.now(UTC))
     usage = {name: changes.pop(name) for name in TokenUsage.__dataclass_fields__ if name in changes}
-    envelope: dict[str, Any] = {
+    billing_context: dict[str, Any] = {
         "admitted_at": int(at.timestamp()) * 1_000_000 + at.microsecond,
         "request_id": f"req_{secrets.token_hex(16)}",
         "leg": 0,
@@ -56,7 +56,7 @@ def make_event(**changes: Any) -> UsageEvent:
         "key_id": 3,
         "model": "smollm2-135m",
     }
-    envelope |= {name: changes.pop(name) for name in Envelope.__struct_fields__ if name in changes}
+    billing_context |= {name: changes.pop(name) for name in BillingContext.__struct_fields__ if name in changes}
     fields: dict[str, Any] = {
         "attempt": 1,
         "verdict": "completed",
@@ -65,7 +65,7 @@ def make_event(**changes: Any) -> UsageEvent:
         "block_size": 32,
     }
     counts = TokenUsage(**({"uncached": 10, "cache_read": 64, "output": 7} | usage))
-    return UsageEvent(envelope=Envelope(**envelope), usage=counts, **(fields | changes))
+    return UsageEvent(billing_context=BillingContext(**billing_context), usage=counts, **(fields | changes))
 
 
 @pytest.fixture

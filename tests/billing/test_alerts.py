@@ -19,8 +19,8 @@ from billing.models import BillingEntity, BillingProfile, Budget, BudgetAlert, U
 from tenants import actions
 from tenants.actions.common import ActionRefused
 from tenants.actions.webhooks import do_create_endpoint
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, Mail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.outbox.email_outbox import send_mails
 from tests.mailing import alike
@@ -48,7 +48,7 @@ def make(tenant: Tenant, **fields: Any) -> Budget:
 
 def use(budget: Budget, used: int, *, start: datetime = NOVEMBER, end: datetime | None = DECEMBER) -> Window:
     """A period of it, with so many whole units used."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         return Window.objects.all_tenants().update_or_create(
             budget_id=budget.pk,
             period_start=start,
@@ -169,10 +169,10 @@ def test_raises_and_what_was_carried_over_count_in_the_limit(tenant):
     budget = make(tenant, thresholds=[100], raise_amount=500, raise_until=NOW + DAY)
     window = use(budget, 1499)
     assert check_thresholds(NOW) == 0
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Window.objects.all_tenants().filter(pk=window.pk).update(carried=700)
     assert check_thresholds(NOW + 2 * DAY) == 0
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Window.objects.all_tenants().filter(pk=window.pk).update(carried=0)
     assert check_thresholds(NOW + 2 * DAY) == 1
 
@@ -299,7 +299,7 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
     assert send_mails(now + timedelta(minutes=30)) == 1
     (message,) = outbox.outbox
     first = message.extra_headers["Message-ID"]
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Mail.objects.all_tenants().update(sent_at=None)  # as if it was killed before it was written down
     send_mails(now + timedelta(hours=9))
     assert [each.extra_headers["Message-ID"] for each in outbox.outbox] == [first, first]
@@ -317,7 +317,7 @@ def used_daily(tenant: Tenant, amounts: dict[datetime, int], key_id: int = 1, pr
         ),
         0,
     )
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         UsageRollup.objects.all_tenants().bulk_create(
             UsageRollup(
                 tenant_id=tenant.pk,
@@ -375,7 +375,7 @@ def test_with_two_days_there_is_no_forecast(tenant):
 def test_a_budget_of_a_project_key_or_member_counts_theirs(tenant):
     project = only_project(tenant)
     owner = User.objects.get(email="owner@acme.example")
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         key, _ = actions.do_create_api_key(project, "k", created_by=owner)
     used_daily(tenant, steady(7), key_id=key.pk, project_id=project.pk)
     used_daily(tenant, steady(1000), key_id=key.pk + 1, project_id=project.pk + 1)
@@ -395,7 +395,7 @@ def test_the_tenants_month_is_in_nano_dollars(tenant):
 def test_the_tenants_month_is_by_the_clocks_of_who_bills_it(tenant):
     """No tenant's scope shows who that is."""
     used_daily(tenant, steady())
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.create(slug="ny", name="New York", country="US", time_zone="America/New_York")
         BillingProfile.objects.create(tenant=tenant, entity=entity, name="Acme", country="US")
     first = datetime(2026, 12, 1, 3, tzinfo=UTC)  # still November there

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from rest_framework.test import APIClient
 
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import Tenant, User
@@ -20,7 +20,9 @@ NOW = datetime.now(UTC)
 
 
 def store(*events):
-    assert settle([Message(f"{number}-0", encode(event)) for number, event in enumerate(events)]).settled == len(events)
+    assert settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)]).settled == len(
+        events
+    )
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_events_work(acme, event):
     sent = event(tenant_id=acme.pk, at=NOW, queue_us=1, ttft_us=2, duration_us=3)
     store(sent)
     (found,) = by_key(acme).get(EVENTS).json()["results"]
-    assert found["request_id"] == sent.envelope.request_id
+    assert found["request_id"] == sent.billing_context.request_id
     assert found["admitted_at"] == NOW.isoformat().replace("+00:00", "Z")
     assert found["tokens"]["input"] == 74
     assert (found["queue_us"], found["ttft_us"], found["duration_us"]) == (1, 2, 3)
@@ -94,8 +96,10 @@ def test_events_come_in_pages_newest_first(acme, event):
         found += page["results"]
         url = page["next"]
     assert [item["request_id"] for item in found] == [
-        item.envelope.request_id
-        for item in sorted(sent, key=lambda item: (item.envelope.admitted_at, item.envelope.request_id), reverse=True)
+        item.billing_context.request_id
+        for item in sorted(
+            sent, key=lambda item: (item.billing_context.admitted_at, item.billing_context.request_id), reverse=True
+        )
     ]
 
 
@@ -190,7 +194,7 @@ def test_usage_by_the_clocks_of_a_time_zone(acme, event):
 
 
 def test_too_many_rows(acme, event, monkeypatch):
-    monkeypatch.setattr("billing.metering.usage.MOST_ROWS", 1)
+    monkeypatch.setattr("billing.metering.usage.MAX_ROWS", 1)
     store(event(tenant_id=acme.pk, model="a"), event(tenant_id=acme.pk, model="b"))
     response = by_key(acme).get(USAGE)
     assert response.status_code == 400

@@ -20,14 +20,14 @@ from billing.invoicing import checks
 from billing.invoicing.runs import invoice_months
 from billing.metering import archives, rollups
 from billing.metering.archives import ArchiveDamagedError, manifest_path
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import existing_partitions
-from billing.metering.usage import Question, sums
+from billing.metering.usage import UsageReport, sums
 from billing.models import Invoice, Slice, UsageArchive, UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import encode
 from tenants.actions import Conflict, do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.billing.books import OCTOBER, make_months, period, price, take_back, use
 from tests.seeing import Everybody
@@ -67,7 +67,7 @@ def acme(table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def rows() -> list[tuple[Any, ...]]:
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(
             "SELECT e::text, tableoid::regclass::text FROM billing_usageevent e ORDER BY admitted_at, request_id"
         )
@@ -85,7 +85,7 @@ def state() -> str:
 def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -> None:
     before, (invoice,) = rows(), Everybody(Invoice).all()
     with tenant_scope(acme):
-        counted = sums(Question(acme.pk, OCTOBER.replace(day=1, hour=0), LATER))
+        counted = sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER))
     manifest = do_archive(MONTH, tmp_path, drop=drop)
     assert (manifest.usage.rows, manifest.adjustments.rows) == (4, 1)
     assert manifest.usage.sums["uncached"] == "3000010"
@@ -94,20 +94,20 @@ def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -
     assert state() == ("dropped" if drop else "detached")
     assert rows() == []
     with tenant_scope(acme):  # usage pages still know what it came to
-        assert sums(Question(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
-    with pytest.raises(Conflict, match=r"archived \(2026-10\)"), system(SystemUse.BILLING):
+        assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
+    with pytest.raises(Conflict, match=r"archived \(2026-10\)"), all_tenants_scope(BypassReason.BILLING):
         checks.check(Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk))
     with pytest.raises(Conflict, match="archived"):
         do_draft(period(OCTOBER))
     assert invoice_months(month="2026-10", now=LATER).left
     do_restore(manifest_path(tmp_path, MONTH))
     assert (rows(), state()) == (before, "attached")
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         found = checks.check(Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get())
     assert found.same_data
     assert found.same_pdf
     with tenant_scope(acme):
-        assert sums(Question(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
+        assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
 
 
 def test_a_month_that_came_back_is_as_safe_as_before(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_month_that_came_back_is_as_safe_as_before(acme: Tenant, tmp_path: Pat
         cursor.execute("SELECT count(*) FROM billing_usageevent_2026_10")
         assert cursor.fetchone() == (0,)
     for statement in ("DELETE FROM {}", "TRUNCATE {}", "UPDATE {} SET output = 1"):
-        with pytest.raises(DatabaseError, match="permission denied"), system(SystemUse.COMMAND):
+        with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
             connection.cursor().execute(statement.format(NAME))
     with as_owner(), connection.cursor() as cursor:
         cursor.execute("SELECT relrowsecurity, relforcerowsecurity FROM pg_class WHERE relname = %s", [NAME])
@@ -185,7 +185,7 @@ def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypa
         do_archive(date(2026, 11, 1), tmp_path)
     with pytest.raises(Conflict, match="no usage of 2026-08"):
         do_archive(date(2026, 8, 1), tmp_path)
-    with system(SystemUse.SETTLER):
+    with all_tenants_scope(BypassReason.SETTLER):
         held = Slice.objects.create(
             **{"tenant_id": acme.pk, "gateway_id": "g", "windows": [], "money": 1, "tokens": 1, "requests": 1},
             **dict.fromkeys(("made_at", "leased_until", "reap_at"), OCTOBER),
@@ -193,7 +193,7 @@ def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypa
         )
     with pytest.raises(Conflict, match="1 holds are open"):
         do_archive(MONTH, tmp_path)
-    with system(SystemUse.SETTLER):
+    with all_tenants_scope(BypassReason.SETTLER):
         held.delete()
     monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=10))
     with pytest.raises(Conflict, match="sums by hour"):
@@ -208,7 +208,7 @@ def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypa
 
 
 def test_a_draft_keeps_its_usage(acme: Tenant, tmp_path: Path) -> None:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         billed = Invoice.objects.all_tenants().get()
         kept = {name: getattr(billed, name) for name in ("tenant", "entity", "period", "seller", "buyer")}
         Invoice.objects.create(**kept, revision=2)
@@ -247,7 +247,7 @@ def test_an_arrival_for_an_archived_month_waits_in_quarantine(
     acme: Tenant, tmp_path: Path, event: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do_archive(MONTH, tmp_path)
-    outcome = settle([Message("1-0", encode(event(at=OCTOBER, tenant_id=acme.pk)))])
+    outcome = settle([UsageMessage("1-0", encode(event(at=OCTOBER, tenant_id=acme.pk)))])
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     assert _quarantined() == UsageQuarantine.Reason.UNPLACEABLE
     call_command("partitions", "list")
@@ -258,7 +258,7 @@ def test_an_arrival_for_an_archived_month_waits_in_quarantine(
 
 
 def _quarantined() -> str:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         return UsageQuarantine.objects.get().reason
 
 
@@ -287,5 +287,5 @@ def test_two_at_once_do_not_meet(acme: Tenant, tmp_path: Path, as_owner: Any) ->
 
 def test_the_platforms_role_may_not_write_what_is_archived(acme: Tenant) -> None:
     row = {"month": MONTH, "rows": 1, "sha256": "", "periods": [], "detached_at": LATER}
-    with pytest.raises(DatabaseError, match="permission denied"), system(SystemUse.COMMAND):
+    with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
         UsageArchive.objects.create(**row)

@@ -10,8 +10,8 @@ from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_
 from billing.models import Budget, Window
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, ChangeLog, Tenant, User
 from tests.seeing import Everybody, of, only_project
 
@@ -88,7 +88,7 @@ def test_the_api_tells_what_is_left(tenant, client):
     assert made.status_code == 201, made.content
     assert made.json()["window"] is None
     pk, now = made.json()["id"], datetime.now(UTC)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Window.objects.create(
             tenant_id=tenant.pk,
             budget_id=pk,

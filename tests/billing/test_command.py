@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from django.core.management import CommandError, call_command
 
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_tenant
 
@@ -24,7 +24,7 @@ def tenant(event):
         event(tenant_id=tenant.pk, model="b", key_id=9, verdict="failed"),
         event(tenant_id=tenant.pk + 1, model="c"),
     ]
-    settle([Message(f"{number}-0", encode(item)) for number, item in enumerate(events)])
+    settle([UsageMessage(f"{number}-0", encode(item)) for number, item in enumerate(events)])
     return tenant
 
 

@@ -19,13 +19,13 @@ from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import document, emails, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.runs import invoice_months
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.models import Account, BillingProfile, CreditGrant, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
 from billing.periods import default_entity, ensure_periods, month_bounds, stamps
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
 from tests.billing.test_rating import A, publish
@@ -44,8 +44,8 @@ def at_once(jobs: list[Callable[[], object]], threads: int = 6) -> list[object]:
     def run(job: Callable[[], object]) -> object:
         try:
             return job()
-        except Exception as fault:  # noqa: BLE001
-            return fault
+        except Exception as exc:  # noqa: BLE001
+            return exc
         finally:
             connection.close()
 
@@ -73,7 +73,7 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
     random.shuffle(waiting)
 
     def finalise(invoice: Invoice, killed: bool) -> str:
-        with system(SystemUse.BILLING):
+        with all_tenants_scope(BypassReason.BILLING):
             done = do_finalise(invoice, now=october.ends_at)
             if killed:
                 raise Killed
@@ -145,7 +145,7 @@ def test_one_payment_told_many_times_at_once(october):
 
 def test_a_mail_is_claimed_by_one(october):
     (draft,) = drafts(october, 1)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.create(
             tenant=draft.tenant, entity=draft.entity, name="T", country="DE", emails=["bills@acme.example"]
         )
@@ -194,7 +194,7 @@ def test_closing_waits_for_what_bears_its_stamp_already(october):
 
 def test_stamps_while_others_make_the_same_periods(october):
     def stamp() -> list[int]:
-        with system(SystemUse.SETTLER), connection.cursor() as cursor:
+        with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
             return stamps(cursor, [(1, datetime(2027, month, 3, tzinfo=UTC)) for month in range(1, 13)])
 
     answers = at_once([stamp] * 6)
@@ -220,7 +220,7 @@ def test_any_order_and_any_duplication_give_the_same_invoice(table, event, seed)
         ] * copies
         shuffle.shuffle(messages)
         for start in range(0, len(messages), 300):
-            settle([Message(f"{n}-0", body) for n, body in enumerate(messages[start : start + 300])])
+            settle([UsageMessage(f"{n}-0", body) for n, body in enumerate(messages[start : start + 300])])
         assert len(Everybody(UsageEvent).filter(tenant_id=tenant.pk)) == len(usages)
         said.append(said_of(tenant, at))
     assert said[0] == said[1]
@@ -229,7 +229,7 @@ def test_any_order_and_any_duplication_give_the_same_invoice(table, event, seed)
 def said_of(tenant: Tenant, at: datetime) -> bytes:
     """What the draft says, but for whose it is."""
     (draft,) = do_draft(period(at), tenant)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return document.encoded(document.described(draft, lines_of(draft)))
 
 
@@ -258,7 +258,7 @@ def test_months_by_the_clocks_of_a_place(zone, year, month, hours):
 
 @pytest.mark.django_db
 def test_a_request_belongs_to_the_month_of_its_admission():
-    with system(SystemUse.SETTLER), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         entity = default_entity()
         ensure_periods(entity, datetime(2026, 9, 5, tzinfo=UTC), datetime(2026, 12, 5, tzinfo=UTC))
         end = datetime(2026, 11, 1, tzinfo=UTC)
@@ -269,7 +269,7 @@ def test_a_request_belongs_to_the_month_of_its_admission():
 
 @pytest.mark.django_db
 def test_a_month_nobody_used_before_is_made_and_not_taken_for_late():
-    with system(SystemUse.SETTLER), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         first = stamps(cursor, [(1, datetime(2026, 11, 3, tzinfo=UTC))])
         second = stamps(cursor, [(1, datetime(2026, 8, 3, tzinfo=UTC))])
         labels = {row.pk: row.label for row in Period.objects.all()}

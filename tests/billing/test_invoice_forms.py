@@ -29,8 +29,8 @@ from billing.invoicing.lines import lines_of
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceFile, InvoiceMail, TaxRule
 from billing.periods import default_entity
 from tenants.actions import do_add_member, do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
 from tests.mailing import alike
@@ -49,7 +49,7 @@ def acme() -> Tenant:
 
 def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
     """A seller with an address and a tax rule, and a buyer with a VAT id."""
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         entity = default_entity()
         BillingEntity.objects.filter(pk=entity.pk).update(
             name="Northgate Inference B.V.",
@@ -83,7 +83,7 @@ def month(tenant: Tenant) -> Invoice:
 
 
 def said(invoice: Invoice) -> dict:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         return document.described(row, lines_of(row))
 
@@ -144,19 +144,19 @@ def _bytes(file: pikepdf.Pdf) -> bytes:
 def test_recomputed_from_events_it_is_the_same_to_the_byte(acme):
     furnish(acme)
     invoice = month(acme)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         found = checks.check(row)
-        assert found == checks.Check(4, 0, 0, True, True, invoice.sha256)
+        assert found == checks.InvoiceCheckResult(4, 0, 0, True, True, invoice.sha256)
     use(acme, OCTOBER, (price("1", model="late"), MILLION))  # closed: it is the next month's
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         assert checks.check(row) == found
 
 
 def test_a_check_sees_what_is_wrong(acme, monkeypatch):
     invoice = month(acme)
     monkeypatch.setattr("billing.invoicing.lines.cents", lambda femto: 1)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         found = checks.check(row)
     assert (found.same_data, found.same_pdf) == (False, False)
@@ -164,7 +164,7 @@ def test_a_check_sees_what_is_wrong(acme, monkeypatch):
 
 def test_a_name_the_fonts_lack_is_shown_as_far_as_they_go(acme):
     furnish(acme)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.all_tenants().update(name="株式会社 Acme")
     file, xml = attached(month(acme))
     assert "株式会社 Acme" in xml.decode()
@@ -304,7 +304,7 @@ def test_the_command(acme, capsys):
 
 def test_the_command_says_what_it_left(acme):
     furnish(acme)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.update(country="NL")
     use(acme, OCTOBER, (price("3"), MILLION))
     with pytest.raises(CommandError, match="acme 2026-10: No tax rule"):

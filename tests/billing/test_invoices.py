@@ -31,8 +31,8 @@ from billing.models import (
 from billing.periods import default_entity
 from millrace.conf.environment import platform_settings
 from tenants.actions import Conflict, do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, over, period, price, take_back, use
 from tests.seeing import Everybody
@@ -53,12 +53,12 @@ def lines(invoice: Invoice) -> list[InvoiceLine]:
 
 
 def owed(invoice: Invoice) -> int:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return outstanding(invoice)
 
 
 def booked(tenant: Tenant, account: Account) -> int:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return balance(tenant.pk, account)
 
 
@@ -102,7 +102,7 @@ def test_late_usage_is_on_the_next_invoice_and_the_last_stays(acme):
 
 
 def recomputed(invoice: Invoice) -> bytes:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         return pdf.rendered(document.described(row, lines_of(row)))
 
@@ -127,7 +127,7 @@ def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
     assert [(line.late_from, line.tokens, line.cents) for line in lines(note)] == [("2026-10", MILLION, 100)]
     assert owed(october) == 300
     for row in (october, note):
-        with system(SystemUse.BILLING):
+        with all_tenants_scope(BypassReason.BILLING):
             whole = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=row.pk)
             found = checks.check(whole)
         assert (found.ledger_difference, found.same_data, found.same_pdf) == (0, True, True)
@@ -183,7 +183,7 @@ def test_a_period_is_closed_only_once_no_request_admitted_in_it_can_run(acme):
 
 
 def test_credits_burn_by_priority_then_expiry_then_age_before_tax(acme):
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=200_000, starts_on=date(2026, 1, 1))
     promo, start = CreditGrant.Kind.PROMOTIONAL, OCTOBER - timedelta(days=5)
 
@@ -240,13 +240,13 @@ def test_credit_expires_only_when_no_invoice_can_use_it_any_more(acme):
 
 
 def profile(tenant: Tenant, **fields) -> BillingProfile:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         given = {"name": "Acme GmbH", "country": "DE", "vat_id": "DE301774912"} | fields
         return BillingProfile.objects.create(tenant=tenant, entity=default_entity(), **given)
 
 
 def test_the_most_precise_tax_rule_counts():
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         entity = default_entity()
         start = date(2026, 1, 1)
         for country, buyer, category, rate in (
@@ -274,7 +274,7 @@ def test_the_most_precise_tax_rule_counts():
 
 
 def test_tax_is_rounded_once_on_its_base(acme):
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=88_750, starts_on=date(2026, 1, 1))
     for number in range(3):
         use(acme, OCTOBER, (price("0.33", model=f"m{number}"), MILLION))
@@ -283,7 +283,7 @@ def test_tax_is_rounded_once_on_its_base(acme):
 
 
 def test_without_a_tax_rule_that_fits_a_draft_stays_one(acme):
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(
             entity=default_entity(), country="NL", category="S", rate_ppm=210_000, starts_on=date(2026, 1, 1)
         )
@@ -295,19 +295,19 @@ def test_without_a_tax_rule_that_fits_a_draft_stays_one(acme):
 
 def test_another_currency_is_shown_at_a_pinned_rate(acme):
     profile(acme, currency="EUR")
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         for day, rate in ((1, 900_000), (31, 920_000)):
             ExchangeRate.objects.create(currency="EUR", on=date(2026, 10, day), micro_per_usd=rate)
     use(acme, OCTOBER, (price("10"), MILLION))
     invoice = invoiced(acme, OCTOBER)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         ExchangeRate.objects.filter(on=date(2026, 10, 31)).update(micro_per_usd=1)
     row = Everybody(Invoice).get(pk=invoice.pk)
     assert (row.total, row.display_currency, row.display_rate) == (1000, "EUR", 920_000)
 
 
 def test_a_credit_note_gives_back_tax_and_all(acme):
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=190_000, starts_on=date(2026, 1, 1))
     use(acme, OCTOBER, (price("1.03"), MILLION))
     invoice = invoiced(acme, OCTOBER)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.metering.reconciler import reconcile
 from inference_worker.contract.journal import Journal, leg_key
 from inference_worker.contract.messages import UsageEvent, encode
@@ -38,7 +38,7 @@ def old(number: int, **changes: Any) -> UsageEvent:
 
 
 def told(*events: UsageEvent) -> None:
-    settle([Message(f"{number}-0", encode(event)) for number, event in enumerate(events)])
+    settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
 
 
 def test_what_a_lost_worker_never_sent_is_named(tmp_path: Path, journalled: Callable[..., None]) -> None:

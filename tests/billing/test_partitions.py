@@ -9,14 +9,14 @@ import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import ensure_partitions, existing_partitions, month_of, shifted
 from billing.models import UsageEvent
 from billing.pricing import rating
 from billing.tasks import make_partitions
 from inference_worker.contract.messages import encode
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tests.seeing import Everybody, allow_emptying
 
 FAR = datetime(2031, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -87,8 +87,8 @@ def test_the_last_microsecond_and_the_next_are_of_two_months(event):
     this = month_of(datetime.now(UTC))
     first = datetime.combine(this, datetime.min.time(), UTC)
     last = datetime.fromtimestamp(first.timestamp() - 1, UTC).replace(microsecond=999_999)
-    settle([Message("1-0", encode(event(at=first))), Message("2-0", encode(event(at=last)))])
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    settle([UsageMessage("1-0", encode(event(at=first))), UsageMessage("2-0", encode(event(at=last)))])
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT tableoid::regclass::text, admitted_at FROM billing_usageevent ORDER BY admitted_at")
         assert cursor.fetchall() == [
             (f"billing_usageevent_{shifted(this, -1):%Y_%m}", last),
@@ -117,7 +117,7 @@ def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
     ids = {"request_id": "r", "leg": 0, "tenant_id": 1, "project_id": 1, "key_id": 1, "model": "m", "attempt": 1}
     Everybody(UsageEvent).create(admitted_at=at, settled_at=at, verdict="completed", output=7, **ids, **counts, **times)
     partition = f"billing_usageevent_{at:%Y_%m}"
-    with pytest.raises(DatabaseError, match="permission denied"), system(SystemUse.COMMAND):
+    with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
         connection.cursor().execute(statement.format(partition=partition))
     with pytest.raises(DatabaseError, match="append-only"), as_owner(), connection.cursor() as cursor:
         cursor.execute("ALTER TABLE billing_usageevent NO FORCE ROW LEVEL SECURITY")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from billing.actions.credits import burnt
 from billing.actions.payments import Received, do_record_payment, outstanding
-from billing.ledger import Entry, balance, post
+from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.payments import NotGenuine, Unreadable, cents
 from billing.payments.file_drop import FileDrop, collect
 from billing.payments.stripe import Stripe
 from tenants.actions import Conflict, do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
 from tests.seeing import Everybody
@@ -46,13 +46,13 @@ def pay(cents: int, reference: str = "p1", **fields):
 
 
 def state(invoice: Invoice) -> tuple[str, int]:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().get(pk=invoice.pk)
         return row.state, outstanding(row)
 
 
 def on(account: Account, tenant: Tenant) -> int:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return balance(tenant.pk, account)
 
 
@@ -192,8 +192,8 @@ def test_entries_must_sum_to_zero():
     from django.db import IntegrityError
 
     tenant = do_create_tenant("acme", "Acme")
-    with pytest.raises(IntegrityError, match="sum to zero"), system(SystemUse.BILLING):
-        post(tenant.pk, "k", [Entry(Account.CASH, 2), Entry(Account.DEPOSITS, -1)])
+    with pytest.raises(IntegrityError, match="sum to zero"), all_tenants_scope(BypassReason.BILLING):
+        post(tenant.pk, "k", [PostedEntry(Account.CASH, 2), PostedEntry(Account.DEPOSITS, -1)])
     assert not Everybody(LedgerTransaction).all()
 
 
@@ -202,10 +202,10 @@ def test_a_transaction_that_is_booked_takes_no_more_entries():
     from django.db import IntegrityError
 
     tenant = do_create_tenant("acme", "Acme")
-    with system(SystemUse.BILLING):
-        post(tenant.pk, "k", [Entry(Account.CASH, 1), Entry(Account.DEPOSITS, -1)])
+    with all_tenants_scope(BypassReason.BILLING):
+        post(tenant.pk, "k", [PostedEntry(Account.CASH, 1), PostedEntry(Account.DEPOSITS, -1)])
     (done,) = Everybody(LedgerTransaction).all()
-    with pytest.raises(IntegrityError, match="is complete"), system(SystemUse.BILLING):
+    with pytest.raises(IntegrityError, match="is complete"), all_tenants_scope(BypassReason.BILLING):
         for nano in (1, -1):
             LedgerEntry.objects.create(transaction=done, tenant_id=tenant.pk, account=Account.CASH, nano=nano)
 

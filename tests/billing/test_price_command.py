@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import month_of
 from billing.models import CompiledSheet, Price, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
@@ -98,7 +98,7 @@ def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
         event(at=start, tenant_id=acme.pk, uncached=1_000_000, verdict="failed", **of_m),
         event(at=start, tenant_id=acme.pk, uncached=1_000_000),
     ]
-    settle([Message(f"{n}-0", encode(each)) for n, each in enumerate([*inside, *outside])])
+    settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate([*inside, *outside])])
     cheaper = draft(uncached="2.5", cache_read="2", output="10")
     found = [(row.tenant_id, row.events, row.was_femto, row.would_be_femto) for row in preview(cheaper, start, end)]
     usd = 10**15
@@ -115,7 +115,7 @@ def test_the_preview_of_a_withdrawn_tier_is_what_standard_costs(event):
     batch = [NewPrice("m", Tier.BATCH, Component.UNCACHED, nano_per_million("1"))]
     do_publish_prices(do_propose_prices(Proposal(tuple(batch)), effective_from=start), by=None)
     version = next(row.pk for row in Everybody(CompiledSheet).all() if row.tier == "batch")
-    settle([Message("1-0", encode(event(at=start, model="m", price_version=version, cache_read=0, output=0)))])
+    settle([UsageMessage("1-0", encode(event(at=start, model="m", price_version=version, cache_read=0, output=0)))])
     (row,) = preview(do_propose_prices(Proposal(withdrawn=(("m", Tier.BATCH),))), start, end)
     assert (row.unpriced, row.was_femto, row.would_be_femto) == (0, 10 * 10**9, 30 * 10**9)
 

@@ -16,11 +16,11 @@ from billing.actions.prices import do_assign_book, do_discard_prices, do_propose
 from billing.models import CompiledSheet, Price, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import read_csv, read_public
-from billing.pricing.pricing import NO_END, Component, PriceIndex, PriceSheet, Tier
+from billing.pricing.pricing import NO_END, Component, PriceIndex, RateCard, Tier
 from tenants.actions import do_create_tenant
 from tenants.actions.common import ActionRefused, Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.seeing import Everybody
 
@@ -40,14 +40,14 @@ def publish(*prices: NewPrice, at: datetime | None = None, withdrawn: tuple = ()
     return do_publish_prices(draft, by=None)
 
 
-def found(tenant: int = 1, at: datetime | None = None, model: str = "m") -> PriceSheet | None:
+def found(tenant: int = 1, at: datetime | None = None, model: str = "m") -> RateCard | None:
     index = PriceIndex()
     index.add(row.decoded() for row in Everybody(CompiledSheet).order_by("pk"))
     moment = at or datetime.now(UTC) + timedelta(seconds=1)
     return index.find(tenant, model, Tier.STANDARD, round(moment.timestamp() * 1e6))
 
 
-def usd(sheet: PriceSheet | None) -> dict[str, str]:
+def usd(sheet: RateCard | None) -> dict[str, str]:
     assert sheet is not None
     return {rate.component.value: str(Decimal(rate.nano_per_million) / 10**9) for rate in reversed(sheet.rates)}
 
@@ -86,7 +86,7 @@ def test_a_second_person_publishes(people):
 def test_the_database_too_wants_a_second_person(people):
     author, _ = people
     draft = do_propose_prices(Proposal((price("3"),)), created_by=author)
-    with pytest.raises(IntegrityError, match="second_person"), system(SystemUse.COMMAND):
+    with pytest.raises(IntegrityError, match="second_person"), all_tenants_scope(BypassReason.COMMAND):
         PriceVersion.objects.filter(pk=draft.pk).update(
             state="published", number=1, effective_from=NOW, decided_by=author
         )
@@ -174,10 +174,10 @@ def test_the_database_refuses_prices_that_overlap(acme):
     fields = {"version": version, "book": version.book, "model": "m", "tier": "standard", "component": "uncached"}
     fields |= {"nano_per_million": 1, "effective_from": NOW + HOUR}
     for clash in ({}, {"from_tokens": 999, "until_tokens": 1001}, {"from_minute": 60, "until_minute": 61}):
-        with pytest.raises(IntegrityError, match="price_no_overlap"), system(SystemUse.COMMAND):
+        with pytest.raises(IntegrityError, match="price_no_overlap"), all_tenants_scope(BypassReason.COMMAND):
             Price.objects.create(**fields | clash)
     for apart in ({"tier": "batch"}, {"component": "output"}, {"model": "n"}, {"tenant_id": acme.pk}):
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             Price.objects.create(**fields | apart)
 
 
@@ -195,7 +195,7 @@ def test_the_database_refuses_prices_that_overlap(acme):
 )
 def test_what_is_published_never_changes(as_owner, sql):
     publish(price("3"))
-    with pytest.raises(DatabaseError), system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with pytest.raises(DatabaseError), all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(sql)
     with pytest.raises(IntegrityError), as_owner(), connection.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")

@@ -14,8 +14,8 @@ from billing.pricing.pricing import (
     NO_END,
     Component,
     PriceIndex,
-    PriceSheet,
     Rate,
+    RateCard,
     Rater,
     Tier,
     UnknownPriceError,
@@ -35,8 +35,8 @@ USD = 10**15  # femto
 
 def sheet(
     *rates: Rate, version: int = 1, tenant_id: int | None = None, tier: Tier = Tier.STANDARD, effective_from: int = 0
-) -> PriceSheet:
-    return PriceSheet(version, tenant_id, "m", tier, effective_from, rates)
+) -> RateCard:
+    return RateCard(version, tenant_id, "m", tier, effective_from, rates)
 
 
 def rates(**usd: str) -> list[Rate]:
@@ -54,11 +54,11 @@ BANDS = sheet(
 )
 
 
-def cost(prices: PriceSheet, at: int = 0, **usage: int) -> Decimal:
+def cost(prices: RateCard, at: int = 0, **usage: int) -> Decimal:
     return Decimal(rate(prices, {C(name): n for name, n in usage.items()}, at).cost_femto) / USD
 
 
-def priced_by(prices: PriceSheet, at: int) -> int | None:
+def priced_by(prices: RateCard, at: int) -> int | None:
     """The id of the price of uncached tokens at that time."""
     price_ids = rate(prices, {C.UNCACHED: 1}, at).price_ids
     return price_ids[0] if price_ids else None
@@ -198,7 +198,7 @@ counts = st.integers(0, 10**7)
 
 
 @st.composite
-def priced(draw: st.DrawFn) -> PriceSheet:
+def priced(draw: st.DrawFn) -> RateCard:
     """Every component priced for every prompt and time, in bands and windows of any kind."""
     found = []
     for component in COMPONENTS:

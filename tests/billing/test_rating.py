@@ -13,14 +13,14 @@ from django.db import connection
 from rest_framework.test import APIClient
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.models import CompiledSheet, InvoiceLine, Price, UsageEvent, UsageQuarantine
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.billing.books import invoiced
 from tests.seeing import Everybody, only_project
@@ -39,8 +39,8 @@ def publish(usd: dict[str, str], tier: Tier = Tier.STANDARD, at: datetime | None
 
 
 def settled(*events) -> list[UsageEvent]:
-    settle([Message(f"{n}-0", encode(each)) for n, each in enumerate(events)])
-    return [Everybody(UsageEvent).get(request_id=each.envelope.request_id) for each in events]
+    settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate(events)])
+    return [Everybody(UsageEvent).get(request_id=each.billing_context.request_id) for each in events]
 
 
 def usd(femto: Decimal | int) -> Decimal:
@@ -132,7 +132,7 @@ def test_nobody_pays_for_a_failed_leg(event):
 @pytest.mark.parametrize("version", ["unknown", "lacks output"])
 def test_what_has_no_price_is_for_a_person_to_look_at(event, version):
     pinned = publish({"uncached": "1", "cache_read": "1"}) + (1000 if version == "unknown" else 0)
-    outcome = settle([Message("1-0", encode(event(model="m", price_version=pinned)))])
+    outcome = settle([UsageMessage("1-0", encode(event(model="m", price_version=pinned)))])
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     assert "price" in Everybody(UsageQuarantine).get().detail
 
@@ -147,8 +147,8 @@ def test_any_order_and_any_repetition_costs_the_same(event):
     again = events * 3
     chance.shuffle(again)
     for start in range(0, len(again), 17):
-        settle([Message(f"{start}-{n}", encode(each)) for n, each in enumerate(again[start : start + 17])])
-    with system(SystemUse.COMMAND):
+        settle([UsageMessage(f"{start}-{n}", encode(each)) for n, each in enumerate(again[start : start + 17])])
+    with all_tenants_scope(BypassReason.COMMAND):
         prices = Price.objects.in_bulk()
     total = 0
     for row in Everybody(UsageEvent).all():

@@ -9,8 +9,8 @@ import pytest
 from billing.metering.reconciler import reconcile
 from billing.models import Reconciliation, UsageQuarantine
 from tenants.actions import do_create_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
 from tests.tenants.test_api import by_key, by_person
 
@@ -30,7 +30,7 @@ def test_it_works() -> None:
 def test_it_tells_what_is_wrong() -> None:
     client = by_person(User.objects.create_superuser("one@op.example"))
     reconcile()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         for number, reason in enumerate(("refused", "refused", "conflict")):
             UsageQuarantine.objects.create(
                 received_at=datetime.now(UTC),
@@ -42,7 +42,7 @@ def test_it_tells_what_is_wrong() -> None:
             )
     found = client.get(URL).json()
     assert (found["is_clean"], found["quarantine"]) == (False, {"conflict": 1, "refused": 2})
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         UsageQuarantine.objects.update(resolved_at=datetime.now(UTC))
         Reconciliation.objects.update(at=datetime.now(UTC) - timedelta(hours=1))
     found = client.get(URL).json()

@@ -13,13 +13,13 @@ import pytest
 from django.db import connection
 
 from billing.metering import rollups, usage
-from billing.metering.ingest import Message, settle
-from billing.metering.usage import Question
+from billing.metering.ingest import UsageMessage, settle
+from billing.metering.usage import UsageReport
 from billing.models import SUMMED, Adjustment, RollupState, UsageRollup
 from billing.periods import month_bounds
 from inference_worker.contract.messages import encode
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.django_db
@@ -44,12 +44,12 @@ def _no_margin(monkeypatch):
 
 
 def store(*events) -> None:
-    settle([Message(f"{number}-0", encode(event)) for number, event in enumerate(events)])
+    settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
 
 
 def answers(tenant: int = 1) -> list[Any]:
     with tenant_scope(tenant):
-        return [usage.sums(Question(tenant, **asked), groups, bucket) for asked, groups, bucket in QUESTIONS]
+        return [usage.sums(UsageReport(tenant, **asked), groups, bucket) for asked, groups, bucket in QUESTIONS]
 
 
 def some_events(event, seed: int, count: int = 60) -> list[Any]:
@@ -86,7 +86,7 @@ def test_an_answer_is_the_same_before_and_after(event):
 def test_rolled_up_hours_are_read_from_the_rollups(event, as_owner):
     store(event(at=NOON, output=5))
     rollups.build()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         UsageRollup.objects.all_tenants().update(output=7)
     assert answers()[0][0]["output"] == 7
 
@@ -100,7 +100,7 @@ def test_any_order_and_any_repetition_gives_the_same_rollups(event):
         rollups.build()
     rows = ("bucket", "start", "tenant_id", "key_id", "model", *SUMMED)
     bit_by_bit = sorted(Everybody(UsageRollup).values_list(*rows))
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         UsageRollup.objects.all_tenants().delete()
         RollupState.objects.all().delete()
     rollups.build()
@@ -115,16 +115,16 @@ def test_a_correction_moves_the_sums(event):
     counts = dict.fromkeys(
         ("cache_read", "cache_write_5m", "cache_write_1h", "answer_hit_input", "answer_hit_output"), 0
     )
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Adjustment.objects.create(
             admitted_at=NOON,
-            request_id=one.envelope.request_id,
+            request_id=one.billing_context.request_id,
             leg=0,
             verdict="failed",
             tenant_id=1,
             project_id=2,
             key_id=3,
-            model=one.envelope.model,
+            model=one.billing_context.model,
             uncached=-10,
             output=-5,
             **counts,
@@ -139,10 +139,10 @@ def test_a_correction_moves_the_sums(event):
 def test_a_commit_later_than_a_run_is_found_by_the_next(event):
     store(event(at=NOON, output=5))
     rollups.build()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         RollupState.objects.update(settled_before=datetime.now(UTC) + timedelta(minutes=1))
     store(event(at=NOON, output=6))  # as if it had been settled before the run, and committed after it
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         RollupState.objects.update(settled_before=datetime.now(UTC) + timedelta(seconds=1))
     rollups.build()
     assert answers()[0][0]["output"] == 11
@@ -181,7 +181,7 @@ def test_runs_at_once_and_settling_meanwhile_lose_nothing(event):
         thread.join()
     rollups.build()
     rolled = answers()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         UsageRollup.objects.all_tenants().delete()
         RollupState.objects.all().delete()
     assert answers() == rolled
@@ -203,17 +203,17 @@ def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month
     """An event an hour, and one before and after: a month has the hours that its clocks give it."""
     zone = UTC if name == "UTC" else ZoneInfo(name)
     start, end = month_bounds(name, 2025, month)
-    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute("SELECT billing_make_partitions(%s)", [[date(2025, month + each, 1) for each in (-1, 0, 1)]])
     count = round((end - start) / HOUR)
     store(*[event(at=start + HOUR * number, output=1) for number in range(-1, count + 1)])
     if built:
         rollups.build()
     with tenant_scope(1):
-        question = Question(1, start, end)
+        question = UsageReport(1, start, end)
         by_hour = usage.sums(question, (), "hour", zone)
         by_day = usage.sums(question, (), "day", zone)
-        whole = usage.sums(Question(1), (), "month", zone)
+        whole = usage.sums(UsageReport(1), (), "month", zone)
     assert [row["output"] for row in by_hour] == [1] * hours
     assert len({row["start"].astimezone(UTC) for row in by_hour}) == hours
     assert Counter(row["output"] for row in by_day) == days
@@ -226,4 +226,4 @@ def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month
 def test_clocks_off_by_part_of_an_hour_are_refused(event, name):
     start, end = month_bounds(name, 2025, 10)  # Lord Howe's are on the hour in half of the year
     with tenant_scope(1), pytest.raises(usage.OddHours):
-        usage.sums(Question(1, start, end), (), "day", ZoneInfo(name))
+        usage.sums(UsageReport(1, start, end), (), "day", ZoneInfo(name))

@@ -60,7 +60,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     send(sent)
     assert settler().drain() == 1
     row = Everybody(UsageEvent).get()
-    assert (row.admitted_at, row.request_id, row.leg) == (at, sent.envelope.request_id, 1)
+    assert (row.admitted_at, row.request_id, row.leg) == (at, sent.billing_context.request_id, 1)
     assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
     assert (row.price_version, row.slice_id, row.fence, row.hold) == (version, 5, 6, 400_000)
@@ -174,7 +174,7 @@ def test_a_leg_over_its_hold_is_not_settled(settler, send, event, over, detail, 
     send(exact, event(**(given | over)))
     settler().drain()
     (row,) = Everybody(UsageEvent).all()
-    assert (row.request_id, row.cost_femto) == (exact.envelope.request_id, 154_200 * 10**6)
+    assert (row.request_id, row.cost_femto) == (exact.billing_context.request_id, 154_200 * 10**6)
     (refused,) = Everybody(UsageQuarantine).all()
     assert refused.reason == Reason.REFUSED
     assert detail in refused.detail

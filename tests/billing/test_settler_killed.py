@@ -23,9 +23,9 @@ from billing.metering.settler import Settler
 from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
 from inference_worker.contract.messages import USAGE_STREAM
 from inference_worker.contract.messages import UsageEvent as Told
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-from tenants.keys.snapshot import KeySnapshot
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
 from tests.billing.conftest import ROOT, make_event
 from tests.billing.killed import STEPS
 from tests.gateway import test_money
@@ -41,7 +41,7 @@ LEGS = 20
 class Books:
     """A tenant's budgets, a slice that lives, and one whose holds went back."""
 
-    key: KeySnapshot
+    key: ApiKeySnapshot
     price: int
     alive: tuple[int, int]
     reaped: tuple[int, int]
@@ -54,10 +54,10 @@ class Books:
 
 
 @pytest.fixture
-def books(table: None, key: KeySnapshot, budget: Callable[..., int]) -> Books:
+def books(table: None, key: ApiKeySnapshot, budget: Callable[..., int]) -> Books:
     for period in ("day", "month", "lifetime"):
         budget(period=period, name=period, amount=100 * DOLLAR)
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         alive, dead = lease(cursor, key, timedelta(hours=1)), lease(cursor, key, timedelta(0))
         cursor.execute("SELECT max(id) FROM billing_pricesheet")
         (price,) = cursor.fetchone()
@@ -65,7 +65,7 @@ def books(table: None, key: KeySnapshot, budget: Callable[..., int]) -> Books:
     return Books(key, price, alive, dead)
 
 
-def lease(cursor: Any, key: KeySnapshot, lasting: timedelta) -> tuple[int, int]:
+def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, int]:
     cursor.execute(
         "SELECT window_id FROM billing_open_windows(%s, %s, %s, now())", [key.tenant_id, key.project_id, key.key_id]
     )
@@ -82,16 +82,23 @@ def lease(cursor: Any, key: KeySnapshot, lasting: timedelta) -> tuple[int, int]:
 
 def release(legs: Sequence[Told]) -> int:
     """Release early what these legs do not use; how many such releases are not settled."""
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         for leg in legs:
-            envelope = leg.envelope
+            billing_context = leg.billing_context
             nano = COST, leg.usage.prompt + leg.usage.output
-            at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=envelope.admitted_at)
-            unused = [HOLD - nano[0]], [(envelope.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
+            at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=billing_context.admitted_at)
+            unused = [HOLD - nano[0]], [(billing_context.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
             cursor.execute(
                 """SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[],
                 %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])""",
-                [[envelope.slice_id], [envelope.fence], [at], [envelope.request_id], [envelope.leg], *unused],
+                [
+                    [billing_context.slice_id],
+                    [billing_context.fence],
+                    [at],
+                    [billing_context.request_id],
+                    [billing_context.leg],
+                    *unused,
+                ],
             )
         return EarlyRelease.objects.count()
 
@@ -116,8 +123,8 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
         uncached=0,
         cache_read=0,
         output=0,
-        request_id=known[0].envelope.request_id,
-        admitted_at=known[0].envelope.admitted_at,
+        request_id=known[0].billing_context.request_id,
+        admitted_at=known[0].billing_context.admitted_at,
     )
     refused = [books.leg(books.alive, block_size=-1), books.leg(books.alive, output=5000), b"poison"]
     messages = [*legs, failed, *legs[:3], books.leg(books.reaped), *refused, known[1]]
@@ -136,13 +143,13 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
         assert {each.used for each in Everybody(Window).all()} == {(LEGS + 2) * COST * 10**6}
         assert broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
-        assert by_gateway == {leg.envelope.request_id for leg in legs[::3]}
+        assert by_gateway == {leg.billing_context.request_id for leg in legs[::3]}
         assert release([]) == 0
         send(*messages, *known)
     assert {each.held for each in Everybody(Window).all()} == {(64 - LEGS - 2) * HOLD}
     report = reconcile()
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_slice SET reap_at = now()")
     reservations.reap(datetime.now(UTC))  # what is in quarantine holds nothing for ever
     assert {each.held for each in Everybody(Window).all()} == {0}

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from billing.metering import usage
-from billing.metering.ingest import Message, settle
-from billing.metering.usage import Question, TooManyRows, instant, span, total
+from billing.metering.ingest import UsageMessage, settle
+from billing.metering.usage import TooManyRows, UsageReport, instant, span, total
 from billing.models import SUMMED
 from inference_worker.contract.messages import encode
 from tenants.isolation.scopes import tenant_scope
@@ -19,11 +19,11 @@ NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 
 
 def store(*events):
-    outcome = settle([Message(f"{number}-0", encode(event)) for number, event in enumerate(events)])
+    outcome = settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
     assert outcome.settled == len(events)
 
 
-def sums(question: Question, *args: object) -> list[dict[str, object]]:
+def sums(question: UsageReport, *args: object) -> list[dict[str, object]]:
     with tenant_scope(question.tenant_id):
         return usage.sums(question, *args)
 
@@ -36,7 +36,7 @@ def test_sums_by_model(event):
         ),
         event(model="b"),
     )
-    first, second = sums(Question(1), ("model",))
+    first, second = sums(UsageReport(1), ("model",))
     assert first == dict.fromkeys(SUMMED, 0) | {
         **{"model": "a", "completed": 1, "cancelled": 1},
         **{"uncached": 11, "cache_read": 22, "cache_write_5m": 33, "cache_write_1h": 44, "output": 55},
@@ -47,56 +47,56 @@ def test_sums_by_model(event):
 
 def test_a_failed_leg_is_counted_and_its_tokens_are_not(event):
     store(event(verdict="failed", output=5), event(output=6))
-    (row,) = sums(Question(1))
+    (row,) = sums(UsageReport(1))
     assert (row["failed"], row["completed"], row["output"]) == (1, 1, 6)
 
 
 def test_another_tenants_events_are_in_no_sum(event):
     store(event(tenant_id=1, output=5), event(tenant_id=2, output=6))
-    assert sums(Question(1))[0]["output"] == 5
+    assert sums(UsageReport(1))[0]["output"] == 5
 
 
 def test_start_is_in_and_end_is_not(event):
     store(event(at=NOW, output=1), event(at=NOW + timedelta(microseconds=1), output=2))
-    assert sums(Question(1, NOW, NOW + timedelta(microseconds=1)))[0]["output"] == 1
-    assert sums(Question(1, NOW + timedelta(microseconds=1)))[0]["output"] == 2
+    assert sums(UsageReport(1, NOW, NOW + timedelta(microseconds=1)))[0]["output"] == 1
+    assert sums(UsageReport(1, NOW + timedelta(microseconds=1)))[0]["output"] == 2
 
 
 def test_buckets_and_groups(event):
     earlier = NOW - timedelta(hours=1)
     store(event(at=NOW, key_id=8, project_id=1), event(at=NOW, key_id=9, project_id=1), event(at=earlier, key_id=9))
-    rows = sums(Question(1), ("key",), "hour")
+    rows = sums(UsageReport(1), ("key",), "hour")
     hour = NOW.replace(minute=0)
     assert [(row["start"], row["key_id"]) for row in rows] == [
         (hour - timedelta(hours=1), 9),
         (hour, 8),
         (hour, 9),
     ]
-    assert [row["project_id"] for row in sums(Question(1), ("project",))] == [1, 2]
-    assert sum(row["completed"] for row in sums(Question(1), (), "day")) == 3
+    assert [row["project_id"] for row in sums(UsageReport(1), ("project",))] == [1, 2]
+    assert sum(row["completed"] for row in sums(UsageReport(1), (), "day")) == 3
 
 
 def test_filters(event):
     store(event(model="a", key_id=8, project_id=5, request_id="r"), event(verdict="cancelled"))
     for name, value in {"model": "a", "key_id": 8, "project_id": 5, "request_id": "r", "verdict": "completed"}.items():
         with tenant_scope(1):
-            assert Question(1, **{name: value}).events().get().request_id == "r"
+            assert UsageReport(1, **{name: value}).events().get().request_id == "r"
         with tenant_scope(2):
-            assert Question(2, **{name: value}).events().count() == 0
+            assert UsageReport(2, **{name: value}).events().count() == 0
 
 
 def test_nothing_is_a_row_of_noughts_or_no_row():
-    assert set(sums(Question(1))[0].values()) == {0}
-    assert sums(Question(1), ("model",)) == []
+    assert set(sums(UsageReport(1))[0].values()) == {0}
+    assert sums(UsageReport(1), ("model",)) == []
 
 
 def test_too_many_rows_are_refused(event, monkeypatch):
-    monkeypatch.setattr(usage, "MOST_ROWS", 2)
+    monkeypatch.setattr(usage, "MAX_ROWS", 2)
     store(*(event(key_id=number) for number in (1, 2)))
-    assert len(sums(Question(1), ("key",))) == 2
+    assert len(sums(UsageReport(1), ("key",))) == 2
     store(event(key_id=3))
     with pytest.raises(TooManyRows):
-        sums(Question(1), ("key",))
+        sums(UsageReport(1), ("key",))
 
 
 def test_instants():

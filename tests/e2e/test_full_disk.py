@@ -60,8 +60,8 @@ def fill_up(disk: Path) -> None:
             while True:
                 try:
                     os.posix_fallocate(filler.fileno(), os.fstat(filler.fileno()).st_size, block)
-                except OSError as fault:
-                    assert fault.errno == errno.ENOSPC
+                except OSError as exc:
+                    assert exc.errno == errno.ENOSPC
                     break
 
 

@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator
 
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, Tenants, TenantShare
-from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, MOST_YIELDS
+from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, FairShareTable, TenantShare
+from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, MAX_FAIRNESS_PREEMPTIONS
 from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence
 from inference_worker.engine.scheduling.waiting import (
     AGING_TOKENS,
     CLASS_SECONDS,
     GROUPING_WINDOW,
-    MOST_PASSED,
+    MAX_SKIPPED_REQUESTS,
     WaitingQueue,
 )
 
 Key = tuple[int, int, float, int]
 
 
-class ScanningTenants(Tenants):
+class ScanningTenants(FairShareTable):
     """Accounts without any order: all are looked at for each question."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Line:
 class ScanningQueue(WaitingQueue):
     """Waiting requests whose order is found by a scan of all lines for each request."""
 
-    def __init__(self, tenants: Tenants, num_cached: Callable[[Sequence], int]) -> None:
+    def __init__(self, tenants: FairShareTable, num_cached: Callable[[Sequence], int]) -> None:
         self._tenants = tenants
         self._num_cached = num_cached
         self.lines: dict[tuple[str, ServiceClass], Line] = {}
@@ -97,7 +97,7 @@ class ScanningQueue(WaitingQueue):
             lines = [
                 line for line in self.lines.values()
                 if (line.service_class is ServiceClass.BATCH) == batch
-                and len(passed.get(line, ())) < min(len(line.requests), MOST_PASSED)
+                and len(passed.get(line, ())) < min(len(line.requests), MAX_SKIPPED_REQUESTS)
             ]  # fmt: skip
             if not lines:
                 return
@@ -159,7 +159,8 @@ class ScanningScheduler(Scheduler):
 
     def may_claim(self, tenant: TenantShare, rank: int) -> bool:
         return any(
-            seq.rank > rank or (seq.request.tenant != tenant.name and seq.yields < MOST_YIELDS and seq.rank >= rank)
+            seq.rank > rank
+            or (seq.request.tenant != tenant.name and seq.yields < MAX_FAIRNESS_PREEMPTIONS and seq.rank >= rank)
             for seq in self.running
         )
 
@@ -207,7 +208,7 @@ class ScanningScheduler(Scheduler):
             if not lower and under_share:
                 lower = [
                     s for s in left
-                    if s.rank >= seq.rank and s.yields < MOST_YIELDS and s.request.tenant != mine.name
+                    if s.rank >= seq.rank and s.yields < MAX_FAIRNESS_PREEMPTIONS and s.request.tenant != mine.name
                     and self.tenants[s.request.tenant].served >= mine.served and is_over(s.request.tenant)
                 ]  # fmt: skip
             if not lower:

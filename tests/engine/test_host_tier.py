@@ -13,7 +13,7 @@ from inference_worker.engine.attention.base import CacheShape
 from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
-from inference_worker.engine.kv_cache.cpu_offload import HostTier
+from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
 from inference_worker.engine.kv_cache.kv_cache import BlockOperation
 from tests.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
@@ -80,7 +80,7 @@ def test_a_step_that_broke_saved_nothing() -> None:
 
 
 def test_pinned_blocks_displace_others_and_are_not_displaced() -> None:
-    tier = HostTier(2, is_pinned=lambda h: h.startswith(b"pin"))
+    tier = KVOffloadCache(2, is_pinned=lambda h: h.startswith(b"pin"))
     assert [tier.put(h) for h in (b"a", b"b")] == [0, 1]
     assert tier.put(b"c") == 0
     assert tier.put(b"pin 1") == 1
@@ -92,7 +92,7 @@ def test_pinned_blocks_displace_others_and_are_not_displaced() -> None:
 
 
 def test_a_slot_being_read_is_not_written_in_the_same_step() -> None:
-    tier = HostTier(1)
+    tier = KVOffloadCache(1)
     tier.put(b"a")
     assert tier.take(b"a") == 0
     assert tier.put(b"b") is None

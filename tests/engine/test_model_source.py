@@ -148,8 +148,8 @@ def test_damaged_safetensors_are_named(content: bytes, copy: Path, tmp_path: Pat
     (copy / "model.safetensors").write_bytes(content)
     try:
         ensure_model(ModelSpec("x", str(copy), "auto"), tmp_path)
-    except ModelError as fault:
-        assert "safetensors" in str(fault)
+    except ModelError as exc:
+        assert "safetensors" in str(exc)
     else:
         assert content.endswith(b"{}      ")  # a whole file, of nothing
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.engine.sampling.logits_processors import LogitEdits, apply_edits, edits_logits
+from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, edits_logits
 from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from tests.engine.sampling_reference import acceptable, edited
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def row_of(params: SamplingParams, prompt: list[int], answer: list[int], seed: int = 7) -> SampleRow:
-    edits = LogitEdits(params, prompt, EOS) if edits_logits(params) else None
+    edits = LogitsProcessors(params, prompt, EOS) if edits_logits(params) else None
     if edits is not None:
         edits.note(prompt + answer)
     return SampleRow(params, seed, len(prompt) + len(answer), edits)

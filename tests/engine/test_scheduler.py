@@ -8,7 +8,7 @@ from inference_worker.contract.request import RequestRejected, TokenUsage
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence, Status
+from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from tests.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 
@@ -121,7 +121,7 @@ def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     assert not scheduler.schedule().scheduled  # not before its token is known
     assert not scheduler.complete(scheduled)
     seq.tokens.append(99)
-    assert seq.status is Status.WAITING
+    assert seq.status is SequenceStatus.WAITING
     assert cache.lookup(seq).num_cached_tokens == 0  # what the step computed is gone with its blocks
     [again] = scheduler.schedule().scheduled
     assert (again.start, again.num_new_tokens, again.samples) == (0, 21, True)

@@ -152,7 +152,7 @@ def test_more_tenants_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPat
 
 def test_those_idle_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "REMEMBERED_TENANTS", 3)
-    tenants = fairness.Tenants()
+    tenants = fairness.FairShareTable()
     for name in "abc":
         tenants.count(tenants.arrive(name, 1.0), waiting=1)
     for name in "cab":

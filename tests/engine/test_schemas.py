@@ -18,7 +18,7 @@ from inference_worker.contract.request import RequestRejected, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammar_cache import Limits
-from inference_worker.engine.structured_output.grammars import Grammars
+from inference_worker.engine.structured_output.grammars import GrammarCompiler
 from tests.engine.schema_samples import made_up, suite, tools
 
 VOCAB = 49_152
@@ -26,8 +26,8 @@ TENANT = "1"
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
-    grammars = Grammars(tokenizer, VOCAB)
+def grammars(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+    grammars = GrammarCompiler(tokenizer, VOCAB)
     yield grammars
     grammars.close()
 
@@ -36,20 +36,20 @@ def json_schema(schema: Any) -> StructuredSpec:
     return StructuredSpec("json_schema", json.dumps(schema))
 
 
-def accepts(grammars: Grammars, tokenizer: Tokenizer, spec: StructuredSpec, text: str) -> bool:
+def accepts(grammars: GrammarCompiler, tokenizer: Tokenizer, spec: StructuredSpec, text: str) -> bool:
     """Whether the whole of `text` is allowed, and may end there."""
     matcher = grammars.start(TENANT, spec).matcher
     ids = tokenizer.encode(text)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
-def refusal(grammars: Grammars, spec: StructuredSpec) -> RequestRejected:
+def refusal(grammars: GrammarCompiler, spec: StructuredSpec) -> RequestRejected:
     with pytest.raises(RequestRejected) as caught:
         grammars.start(TENANT, spec)
     return caught.value
 
 
-def test_the_test_suite(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_the_test_suite(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     """No instance that is invalid is allowed, but for one question about white space."""
     seen: Counter[str] = Counter()
     wrong = []
@@ -57,8 +57,8 @@ def test_the_test_suite(grammars: Grammars, tokenizer: Tokenizer) -> None:
         spec = json_schema(group["schema"])
         try:
             grammars.start(TENANT, spec)
-        except RequestRejected as refused:
-            assert refused.code in ("unsupported_schema", "invalid_schema")
+        except RequestRejected as exc:
+            assert exc.code in ("unsupported_schema", "invalid_schema")
             seen["refused"] += 1
             continue
         seen["enforced"] += 1
@@ -88,7 +88,7 @@ def test_the_test_suite(grammars: Grammars, tokenizer: Tokenizer) -> None:
         ({"$defs": {"a": {"$id": "b", "type": "string"}}, "$ref": "#/$defs/a"}, "$id"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, schema: Any, named: str) -> None:
+def test_what_cannot_be_enforced_is_refused_by_name(grammars: GrammarCompiler, schema: Any, named: str) -> None:
     refused = refusal(grammars, StructuredSpec("json_schema", json.dumps(schema), "text.format"))
     assert refused.code in ("unsupported_schema", "invalid_schema")
     assert named in refused.message
@@ -112,7 +112,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, schema: 
         ("grammar", ""),
     ],
 )  # fmt: skip
-def test_what_is_malformed_or_too_large_is_refused(grammars: Grammars, kind: Any, text: str) -> None:
+def test_what_is_malformed_or_too_large_is_refused(grammars: GrammarCompiler, kind: Any, text: str) -> None:
     assert refusal(grammars, StructuredSpec(kind, text)).code in ("unsupported_schema", "invalid_schema")
 
 
@@ -135,7 +135,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_costs_little_and_breaks_nothing(grammars: Grammars, name: str) -> None:
+def test_a_hostile_schema_costs_little_and_breaks_nothing(grammars: GrammarCompiler, name: str) -> None:
     began = time.process_time()
     assert "too much time or memory" in refusal(grammars, json_schema(HOSTILE[name])).message
     assert time.process_time() - began < 0.5  # of this process: what is refused is compiled in another
@@ -143,7 +143,7 @@ def test_a_hostile_schema_costs_little_and_breaks_nothing(grammars: Grammars, na
     grammars.start(TENANT, json_schema({"type": "string", "description": name}))
 
 
-def test_a_grammar_that_ends_its_process_is_refused_like_others(grammars: Grammars) -> None:
+def test_a_grammar_that_ends_its_process_is_refused_like_others(grammars: GrammarCompiler) -> None:
     chain = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(800)) + '\nr800: "a"'
     doubling = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)) + '\nA40: "a"'
     grammars.start(TENANT, StructuredSpec("grammar", chain))
@@ -151,14 +151,14 @@ def test_a_grammar_that_ends_its_process_is_refused_like_others(grammars: Gramma
 
 
 def test_a_probe_that_was_killed_is_started_anew(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, VOCAB)
+    grammars = GrammarCompiler(tokenizer, VOCAB)
     grammars.start(TENANT, json_schema({"type": "integer"}))
     grammars.close()
     grammars.start(TENANT, json_schema({"type": "string"}))
     grammars.close()
 
 
-def counted(grammars: Grammars) -> list[str]:
+def counted(grammars: GrammarCompiler) -> list[str]:
     """The texts of the grammars that are compiled from now on."""
     tried: list[str] = []
     try_out = grammars._probe.try_out
@@ -167,7 +167,7 @@ def counted(grammars: Grammars) -> list[str]:
 
 
 def test_the_first_use_of_another_tenant_compiles_again(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, VOCAB)
+    grammars = GrammarCompiler(tokenizer, VOCAB)
     tried, spec = counted(grammars), json_schema({"type": "integer", "minimum": 7})
     refused = json_schema(HOSTILE["takes much memory"])
     for number, tenant in enumerate(("1", "2", "3"), start=1):
@@ -184,7 +184,7 @@ def test_whats_compiled_is_kept_and_what_was_not_used_goes(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars_module, "TENANT_CACHE", Limits(1 << 30, 3))
-    grammars = Grammars(tokenizer, VOCAB)
+    grammars = GrammarCompiler(tokenizer, VOCAB)
     specs = [json_schema({"enum": [f"value {i}"]}) for i in range(4)]
     for spec in specs[:3]:
         grammars.start(TENANT, spec)
@@ -195,7 +195,7 @@ def test_whats_compiled_is_kept_and_what_was_not_used_goes(
 
 
 def test_one_schema_wanted_by_many_at_once_is_compiled_once(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, VOCAB)
+    grammars = GrammarCompiler(tokenizer, VOCAB)
     spec, tried = json_schema({"type": "integer", "minimum": 3}), counted(grammars)
     threads = [threading.Thread(target=grammars.start, args=(TENANT, spec)) for _ in range(8)]
     for thread in threads:
@@ -240,13 +240,13 @@ OTHER = '<tool_call>{"name":"list_all_airports","arguments":{}}</tool_call>'
     ],
 )
 def test_tool_calls(
-    grammars: Grammars, tokenizer: Tokenizer, choice: str, more: dict[str, Any], text: str, allowed: bool
+    grammars: GrammarCompiler, tokenizer: Tokenizer, choice: str, more: dict[str, Any], text: str, allowed: bool
 ) -> None:
     assert accepts(grammars, tokenizer, tool_spec(choice, **more), text) == allowed
 
 
 def test_a_lax_tools_schema_that_cannot_be_enforced_leaves_any_arguments(
-    grammars: Grammars, tokenizer: Tokenizer
+    grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     other = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
@@ -282,6 +282,6 @@ def test_an_engine_without_the_library_says_so() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
 
 
-def test_what_people_write_is_enforced(grammars: Grammars) -> None:
+def test_what_people_write_is_enforced(grammars: GrammarCompiler) -> None:
     for schema in (*made_up(60), *(tool["parameters"] for tool in tools())):
         grammars.start(TENANT, json_schema(schema))

@@ -30,7 +30,7 @@ from inference_worker.engine.sampling.sampler import Sampler
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from inference_worker.engine.structured_output import grammars as grammars_module
-from inference_worker.engine.structured_output.grammars import Grammars, fill_masks
+from inference_worker.engine.structured_output.grammars import GrammarCompiler, fill_masks
 from tests.engine.fakes import FakeRunner, run, tokens_of
 from tests.engine.schema_samples import Schema, faults, made_up, suite, tools
 
@@ -73,7 +73,7 @@ class Obedient(FakeRunner):
         return int(some[number // 3 % len(some)])
 
 
-def engine_of(tokenizer: Tokenizer, grammars: Grammars, runner: FakeRunner, **config: Any) -> LLMEngine:
+def engine_of(tokenizer: Tokenizer, grammars: GrammarCompiler, runner: FakeRunner, **config: Any) -> LLMEngine:
     model = ModelConfig(
         architecture="LlamaForCausalLM", vocab_size=49_152, hidden_size=8, intermediate_size=8, num_layers=1,
         num_heads=1, num_kv_heads=1, head_dim=8, max_model_len=4096, rms_norm_eps=1e-5, tie_word_embeddings=True,
@@ -88,16 +88,16 @@ def engine_of(tokenizer: Tokenizer, grammars: Grammars, runner: FakeRunner, **co
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Iterable[Grammars]:
-    grammars = Grammars(tokenizer, 49_152)
+def grammars(tokenizer: Tokenizer) -> Iterable[GrammarCompiler]:
+    grammars = GrammarCompiler(tokenizer, 49_152)
     yield grammars
     grammars.close()
 
 
 @pytest.fixture(scope="module")
-def wide_grammars(tokenizer: Tokenizer) -> Iterable[Grammars]:
+def wide_grammars(tokenizer: Tokenizer) -> Iterable[GrammarCompiler]:
     """Of a model with more logits than its tokenizer has tokens."""
-    grammars = Grammars(tokenizer, 49_159)
+    grammars = GrammarCompiler(tokenizer, 49_159)
     yield grammars
     grammars.close()
 
@@ -118,14 +118,14 @@ def ends_of(outputs: Iterable[RequestOutput]) -> list[tuple[str | None, str | in
     return [(output.finish_reason, output.stop_reason) for output in outputs if output.finished]
 
 
-def answer(tokenizer: Tokenizer, grammars: Grammars, spec: StructuredSpec, **params: Any) -> list[RequestOutput]:
+def answer(tokenizer: Tokenizer, grammars: GrammarCompiler, spec: StructuredSpec, **params: Any) -> list[RequestOutput]:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer))
     engine.add_request(request("x", spec, **params))
     return run(engine)["x"]
 
 
 def scripted(
-    tokenizer: Tokenizer, grammars: Grammars, spec: StructuredSpec, text: str, **params: Any
+    tokenizer: Tokenizer, grammars: GrammarCompiler, spec: StructuredSpec, text: str, **params: Any
 ) -> list[RequestOutput]:
     """An answer whose tokens are those of `text`, and then the end of text."""
     ids = [*tokenizer.encode(text), 2]
@@ -156,21 +156,21 @@ def held_to(engine: LLMEngine, schemas: Sequence[Schema], prompt: Sequence[int],
     return len(names), len(ended)
 
 
-def test_whatever_is_chosen_of_what_is_allowed_is_valid(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_whatever_is_chosen_of_what_is_allowed_is_valid(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer), max_batch=16)
     accepted, ended = held_to(engine, two_hundred()[::4], range(10, 30))
     assert accepted >= 40
     assert ended >= 0.8 * accepted
 
 
-def test_the_answer_ends_with_its_grammar(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_the_answer_ends_with_its_grammar(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}')
     assert text_of(outputs) == '{"name": "Bob", "age": 3}'
     assert ends_of(outputs) == [("stop", None)]
     assert 2 not in tokens_of(outputs)  # no token, and no step, was spent on the end
 
 
-def test_where_more_could_follow_the_end_of_text_ends_it(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_where_more_could_follow_the_end_of_text_ends_it(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, StructuredSpec("regex", "[0-9]+"), "42")
     assert (text_of(outputs), ends_of(outputs)) == ("42", [("stop", None)])
 
@@ -184,7 +184,9 @@ def test_where_more_could_follow_the_end_of_text_ends_it(tokenizer: Tokenizer, g
         ("json_object", "", r"(?s)\{.*\}"),
     ],
 )
-def test_every_kind_of_form(tokenizer: Tokenizer, grammars: Grammars, kind: Any, text: str, matches: str) -> None:
+def test_every_kind_of_form(
+    tokenizer: Tokenizer, grammars: GrammarCompiler, kind: Any, text: str, matches: str
+) -> None:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer))
     for number in range(20):
         engine.add_request(request(f"{kind}{number}", StructuredSpec(kind, text)))
@@ -194,7 +196,7 @@ def test_every_kind_of_form(tokenizer: Tokenizer, grammars: Grammars, kind: Any,
     assert all(re.fullmatch(matches, found) for found in ended)
 
 
-def test_forced_calls_of_tools(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_forced_calls_of_tools(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     described = [{"name": tool["name"], "parameters": tool["parameters"]} for tool in tools()]
     by_name = {tool["name"]: tool["parameters"] for tool in tools()}
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer))
@@ -213,7 +215,7 @@ def test_forced_calls_of_tools(tokenizer: Tokenizer, grammars: Grammars) -> None
     assert called >= 5
 
 
-def test_text_is_free_until_a_call_begins(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_text_is_free_until_a_call_begins(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     wanted = {"tools": [{"name": "f", "parameters": {"type": "object"}}], "choice": "auto"}
     spec = StructuredSpec("tools", json.dumps(wanted), "tools")
     text = 'I look. <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -221,47 +223,47 @@ def test_text_is_free_until_a_call_begins(tokenizer: Tokenizer, grammars: Gramma
     assert (text_of(outputs), ends_of(outputs)) == (text, [("stop", None)])
 
 
-def test_each_of_several_answers_has_the_form(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_each_of_several_answers_has_the_form(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = answer(tokenizer, grammars, json_schema(PERSON), n=4)
     texts = [text_of(outputs, index) for index in range(4)]
     assert len(set(texts)) == 4
     assert not any(faults(PERSON, text) for text in texts)
 
 
-def test_a_stop_string_ends_it_where_it_comes(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_a_stop_string_ends_it_where_it_comes(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}', stop=(' "ag', "xyz"))
     assert (text_of(outputs), ends_of(outputs)) == ('{"name": "Bob",', [("stop", ' "ag')])
 
 
-def test_text_held_back_for_a_stop_string_comes_with_the_end(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_text_held_back_for_a_stop_string_comes_with_the_end(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}', stop=("3}!",))
     assert (text_of(outputs), ends_of(outputs)) == ('{"name": "Bob", "age": 3}', [("stop", None)])
 
 
-def test_a_stop_id_ends_it_where_it_comes(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_a_stop_id_ends_it_where_it_comes(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     text = '{"name": "Bob", "age": 3}'
     comma = tokenizer.encode(text)[tokenizer.encode(text).index(tokenizer.encode('",')[0])]
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), text, stop_token_ids=(comma,))
     assert (text_of(outputs), ends_of(outputs)) == ('{"name": "Bob', [("stop", comma)])
 
 
-def test_a_complete_answer_ends_before_min_tokens(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_a_complete_answer_ends_before_min_tokens(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema({"type": "boolean"}), "true", min_tokens=50)
     assert (text_of(outputs), ends_of(outputs)) == ("true", [("stop", None)])
 
 
-def test_max_tokens_cuts_it(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_max_tokens_cuts_it(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}', max_tokens=3)
     assert ends_of(outputs) == [("length", None)]
 
 
-def test_ignore_eos_is_refused_with_a_form(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_ignore_eos_is_refused_with_a_form(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     with pytest.raises(RequestRejected) as caught:
         answer(tokenizer, grammars, json_schema(PERSON), ignore_eos=True)
     assert (caught.value.code, caught.value.param) == ("invalid_value", "ignore_eos")
 
 
-def test_a_refused_form_leaves_nothing_behind(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_a_refused_form_leaves_nothing_behind(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer))
     for _ in range(2):
         with pytest.raises(RequestRejected):
@@ -271,7 +273,7 @@ def test_a_refused_form_leaves_nothing_behind(tokenizer: Tokenizer, grammars: Gr
 
 
 def answers(
-    tokenizer: Tokenizer, grammars: Grammars, *, run_ahead: bool = False, blocks: int = 2000, **config: Any
+    tokenizer: Tokenizer, grammars: GrammarCompiler, *, run_ahead: bool = False, blocks: int = 2000, **config: Any
 ) -> tuple[LLMEngine, dict[str, str]]:
     """The same twelve requests, every third without a form; their texts."""
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer, blocks, run_ahead=run_ahead), **config)
@@ -293,7 +295,7 @@ def answers(
     ],
 )
 def test_the_answers_are_those_of_an_idle_engine(
-    tokenizer: Tokenizer, grammars: Grammars, config: dict[str, Any]
+    tokenizer: Tokenizer, grammars: GrammarCompiler, config: dict[str, Any]
 ) -> None:
     _, wanted = answers(tokenizer, grammars)
     engine, found = answers(tokenizer, grammars, **config)
@@ -304,7 +306,12 @@ def test_the_answers_are_those_of_an_idle_engine(
 
 @pytest.mark.parametrize(("seconds", "reached"), [(1.0, "max is"), (0.0, "too much time")])
 def test_a_grammar_that_outgrows_its_limits_ends_its_own_request(
-    tokenizer: Tokenizer, grammars: Grammars, monkeypatch: pytest.MonkeyPatch, caplog: Any, seconds: float, reached: str
+    tokenizer: Tokenizer,
+    grammars: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    seconds: float,
+    reached: str,
 ) -> None:
     """Limits of memory, which the ambiguous grammar reaches, or of time."""
     monkeypatch.setattr(grammars_module, "_TOKEN_SECONDS", seconds)
@@ -329,7 +336,7 @@ def test_a_grammar_that_outgrows_its_limits_ends_its_own_request(
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_the_sampler_chooses_what_is_allowed_whatever_is_asked(
-    tokenizer: Tokenizer, wide_grammars: Grammars, data: st.DataObject
+    tokenizer: Tokenizer, wide_grammars: GrammarCompiler, data: st.DataObject
 ) -> None:
     rows = data.draw(st.integers(1, 5))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -367,7 +374,9 @@ def test_the_sampler_chooses_what_is_allowed_whatever_is_asked(
             seq.grammar.accept(token)  # else raises
 
 
-def test_forbidden_tokens_give_way_where_nothing_else_is_allowed(tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_forbidden_tokens_give_way_where_nothing_else_is_allowed(
+    tokenizer: Tokenizer, grammars: GrammarCompiler
+) -> None:
     only = tokenizer.encode("true")
     spec = json_schema({"const": True})
     params = SamplingParams(
@@ -379,13 +388,13 @@ def test_forbidden_tokens_give_way_where_nothing_else_is_allowed(tokenizer: Toke
     seq.grammar.accept(chosen[0])
 
 
-def real_engine(model_dir: Path, grammars: Grammars, **config: Any) -> LLMEngine:
+def real_engine(model_dir: Path, grammars: GrammarCompiler, **config: Any) -> LLMEngine:
     engine = LLMEngine(EngineConfig(model_dir, device="cpu", kv_memory=1 << 28, measure_peaks=False, **config))
     engine.grammars = grammars
     return engine
 
 
-def test_the_models_answers_are_valid(model_dir: Path, tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_the_models_answers_are_valid(model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     engine = real_engine(model_dir, grammars)
     accepted, ended = held_to(engine, [PERSON, *made_up(7)], prompt, temperature=0.7, max_tokens=48)
@@ -396,7 +405,7 @@ def test_the_models_answers_are_valid(model_dir: Path, tokenizer: Tokenizer, gra
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_models_answers_to_two_hundred_schemas_are_valid(
-    model_dir: Path, tokenizer: Tokenizer, grammars: Grammars
+    model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler
 ) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     accepted, ended = held_to(real_engine(model_dir, grammars), two_hundred(), prompt, temperature=0.7)

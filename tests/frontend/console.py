@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from inference_worker.contract.messages import Envelope, UsageEvent, encode
+from inference_worker.contract.messages import BillingContext, UsageEvent, encode
 from inference_worker.contract.request import TokenUsage
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Undefined(str):
 
 def meter(tenant: Tenant, **changes: Any) -> str:
     """Meter one leg for a tenant, as the settler does; gives the request's id."""
-    from billing.metering.ingest import Message, settle  # here: this file is read before Django is set up
+    from billing.metering.ingest import UsageMessage, settle  # here: this file is read before Django is set up
 
     at = changes.pop("at", datetime.now(UTC))
     counts = {name: changes.pop(name, 0) for name in TokenUsage.__dataclass_fields__}
     request_id = changes.pop("request_id", f"req_{secrets.token_hex(16)}")
-    envelope = Envelope(
+    billing_context = BillingContext(
         admitted_at=int(at.timestamp()) * 1_000_000 + at.microsecond,
         request_id=request_id,
         leg=0,
@@ -64,8 +64,8 @@ def meter(tenant: Tenant, **changes: Any) -> str:
         price_version=changes.pop("price_version", None),
     )
     fields = {"attempt": 1, "verdict": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
-    event = UsageEvent(envelope=envelope, usage=TokenUsage(**counts), **(fields | changes))
-    assert settle([Message("1-0", encode(event))]).settled == 1
+    event = UsageEvent(billing_context=billing_context, usage=TokenUsage(**counts), **(fields | changes))
+    assert settle([UsageMessage("1-0", encode(event))]).settled == 1
     return request_id
 
 

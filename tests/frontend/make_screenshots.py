@@ -90,16 +90,16 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
     """The pictures of a screen: name, who looks, address. None of what the demo has no example of."""
     from django.core.exceptions import ObjectDoesNotExist
 
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system, tenant_scope
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope, tenant_scope
     from tenants.models import Tenant, User
 
     for suffix, slug in (OVERVIEWS if screen.name == "overview" else {"": SHOWN}).items():
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             tenant = Tenant.objects.all_tenants().get(slug=slug)
         names = set(re.findall(r"{(\w+)}", screen.url))
         try:
-            with system(SystemUse.OPERATOR) if screen.who == "operator" else tenant_scope(tenant):
+            with all_tenants_scope(BypassReason.OPERATOR) if screen.who == "operator" else tenant_scope(tenant):
                 values = {"slug": slug} | {name: DEMO[name](tenant) for name in names - {"slug"}}
         except (LookupError, AttributeError, ObjectDoesNotExist):
             sys.stdout.write(f"{screen.name}: the demo has no such page\n")

@@ -29,8 +29,8 @@ from billing.models import (
 )
 from billing.periods import default_entity, ensure_periods
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.billing import books
 from tests.frontend.browsing import moved
@@ -68,7 +68,7 @@ def operator(client: Client, acme: Tenant) -> Client:
 
 
 def month() -> Period:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         ensure_periods(default_entity(), LAST, LAST)
         return Period.objects.get(label=f"{LAST:%Y-%m}")
 
@@ -145,7 +145,7 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     expect(mine.locator(".sums")).to_contain_text("Payment")
     mine.get_by_role("link", name="Output tokens").click()
     expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event a day
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         assert balance(tenant.pk, Account.CASH) == bill.total * 10**7
         assert balance(tenant.pk, Account.RECEIVABLE) == balance(tenant.pk, Account.DEPOSITS) == 0
     assert sum(entry.nano for entry in Everybody(LedgerEntry).filter()) == 0
@@ -239,7 +239,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
     send(operator, f"/ops/billing/{bill.pk}/{deed}", 422, typed=bill.number)  # without a reason
     send(operator, f"/ops/billing/{bill.pk}/{deed}", typed=bill.number, reason="Wrong tenant")
     assert only().state == state
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         assert balance(acme.pk, Account.RECEIVABLE) == 0
     (entry,) = Everybody(AuditEntry).filter(verb=f"invoice.{state}")
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
@@ -337,7 +337,7 @@ def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant
     bill = final(operator)
     event = Everybody(UsageEvent).filter()[0]
     event.request_id = "req_that_nobody_billed"
-    with system(SystemUse.SETTLER):
+    with all_tenants_scope(BypassReason.SETTLER):
         UsageEvent.objects.all_tenants().bulk_create([event])
     page = operator.get(f"/ops/billing/{bill.pk}/panels/check").content.decode()
     assert "Usage and billing differ" in page

@@ -16,12 +16,12 @@ from billing.actions.budgets import do_make_budget
 from billing.budgets.alerts import check_thresholds
 from billing.models import Budget, BudgetAlert, UsageEvent, Window
 from frontend.tenant.budgets.alerts import how_told
-from frontend.tenant.budgets.amounts import MOST, Amount, parse, typed
+from frontend.tenant.budgets.amounts import MOST, BudgetAmount, parse, typed
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
 from tenants.outbox import propagation
 from tenants.outbox.email_outbox import send_mails
@@ -74,7 +74,7 @@ def test_what_is_no_amount_of_money_is_refused(text):
 
 
 def test_parts_of_a_token_count_as_one():
-    assert Amount("tokens", 1_000_001).text == "2 tokens"
+    assert BudgetAmount("tokens", 1_000_001).text == "2 tokens"
 
 
 def test_the_toast_says_where_a_change_has_taken_effect():
@@ -164,7 +164,7 @@ def test_what_a_budget_would_have_refused(client, acme):
 def test_a_full_budget_stands_above_everything(client, acme):
     row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
     assert "the hard limit is reached" not in get(client, "/t/acme/budgets/")
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         Window.objects.create(
             tenant_id=acme.pk,
             budget_id=row.pk,
@@ -224,7 +224,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     for number in range(3):
         do_create_endpoint(acme, f"https://hooks.example/{number}", kinds=["budget.threshold"])
     budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
         Window.objects.create(budget_id=budget.pk, **fields)
     check_thresholds()
@@ -233,14 +233,14 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
 
     def told() -> list[tuple[str, str]]:
         pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/ops/alerts/?show=budgets")
-        with system(SystemUse.OPERATOR):
+        with all_tenants_scope(BypassReason.OPERATOR):
             (row,) = BudgetAlert.objects.all_tenants().select_related("mail")
             found = how_told([row], None)[row.pk]
         assert all(one.text in unescape(page) and one.why in unescape(page) for one in found for page in pages)
         return [(one.text, one.why) for one in found]
 
     def change(model: Any, **fields: Any) -> None:
-        with system(SystemUse.WEBHOOKS):
+        with all_tenants_scope(BypassReason.WEBHOOKS):
             model.objects.all_tenants().update(**fields)
 
     assert told() == [("Mail queued", ""), ("3 webhooks on its way", "")]
@@ -254,7 +254,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     send_mails()
     assert told()[0] == ("Mail sent", "")
 
-    with system(SystemUse.WEBHOOKS):
+    with all_tenants_scope(BypassReason.WEBHOOKS):
         first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
         for one, status, error in ((first, 500, "The answer was 500."), (others[0], None, "it takes too long")):
             tried = {"tenant_id": acme.pk, "at": now, "ms": 5, "status": status, "error": error}
@@ -268,6 +268,6 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     ]
     change(WebhookDelivery, state="delivered")
     assert told()[1:] == [("3 webhooks delivered", "")]
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         Mail.objects.all_tenants().delete()  # as they are after 90 days
     assert told()[0] == ("Mail", "no longer on record")

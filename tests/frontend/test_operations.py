@@ -17,8 +17,8 @@ from billing.models import UsageQuarantine
 from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
 from millrace.apps.operations.models import Cordon, HealthEvent, MachineCost
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
 from tests.frontend.console import remembered
 from tests.frontend.screens.ops_health import speak
@@ -48,7 +48,7 @@ def operator(client: Client) -> User:
 
 @pytest.fixture
 def aside() -> UsageQuarantine:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         return UsageQuarantine.objects.create(
             received_at=datetime.now(UTC),
             stream_id="1-0",
@@ -210,7 +210,7 @@ def test_an_entry_says_before_and_after(client: Client) -> None:
 @pytest.mark.usefixtures("operator", "broker")
 def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable[..., str]) -> None:
     now = datetime.now(UTC)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         given = {"kind": "settler", "urgent": True, "opened_at": now - timedelta(hours=2)}
         HealthEvent.objects.create(subject="", title="No settler runs", closed_at=now, **given)
         HealthEvent.objects.create(subject="1", title="Another thing", **given)

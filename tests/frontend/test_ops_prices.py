@@ -17,8 +17,8 @@ from billing.pricing.price_book import NewPrice, Proposal, in_force, nano_per_mi
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rerating import last_month
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.frontend.console import PASSWORD, remembered
 from tests.seeing import Everybody
@@ -56,14 +56,14 @@ def put(*prices: NewPrice, **fields: Any) -> PriceVersion:
 
 
 def newest() -> PriceVersion:
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         found = PriceVersion.objects.select_related("book", "created_by").first()
     assert found is not None
     return found
 
 
 def drafts() -> int:
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         return PriceVersion.objects.count()
 
 
@@ -157,7 +157,7 @@ def test_the_difference_is_against_what_is_in_force(client, operator):
 
 def test_last_month_is_rated_again(client, operator, acme, use):
     put(price("m", "2"), effective_from=last_month()[0])
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         from billing.models import CompiledSheet
 
         sheet = CompiledSheet.objects.get(model="m")
@@ -182,7 +182,7 @@ def test_one_publishes_what_another_drafted(client, operator, second, acme):
     assert other.post(url, typed).status_code == 303
     assert other.post(url, typed).status_code == 422
     assert [row.actor for row in Everybody(AuditEntry).filter(verb="prices.publish")] == ["second@example.com"]
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         assert [one.nano_per_million for one in in_force(acme.pk, datetime.now(UTC))] == [3 * 10**9]
 
 

@@ -11,8 +11,8 @@ from billing.models import Budget, CreditGrant, Window
 from billing.pricing.price_book import in_force
 from frontend.core import impersonation
 from tenants import actions, invitations
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Invitation, Tenant, User
 from tests.frontend.console import PASSWORD, remembered
 from tests.seeing import Everybody, of, only_project
@@ -63,7 +63,7 @@ def test_a_budget_shows_how_full_it_is(client, operator, acme):
     budget = do_make_budget(acme, name="All", unit="money", period="lifetime", amount=10**10)
     trial = do_make_budget(acme, name="Trial", unit="money", period="lifetime", amount=1, mode="dry_run")
     begun = datetime(1970, 1, 1, tzinfo=UTC)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         for row, held in ((budget, 2 * 10**9), (trial, 0)):
             Window.objects.create(
                 tenant_id=acme.pk, budget_id=row.pk, unit="money", period_start=begun, used=7 * 10**15, held=held
@@ -90,7 +90,7 @@ def test_a_tenant_is_created_with_its_owner_invited(client, operator):
     sent = {"name": "Blue Whale Ltd", "slug": "", "email": "Boss@Example.com"}
     made = client.post("/ops/tenants/new", sent)
     assert made.status_code == 200
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().get(slug="blue-whale-ltd")
     (invited,) = of(Invitation, tenant)
     assert (invited.email, invited.role) == ("boss@example.com", "owner")
@@ -149,12 +149,12 @@ def test_another_book_is_assigned(client, operator, acme):
     from tests.billing import books
 
     books.sheet()
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         PriceBook.objects.create(name="partners")
         before = in_force(acme.pk, datetime.now(UTC))
     assert client.post(f"/ops/tenants/{acme.pk}/book", {"book": "none-such"}).status_code == 422
     assert client.post(f"/ops/tenants/{acme.pk}/book", {"book": "partners"}).status_code == 303
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         assert before
         assert in_force(acme.pk, datetime.now(UTC)) == []
 

@@ -18,8 +18,8 @@ from billing.models import BillingEntity, BillingProfile
 from frontend.tenant.overview import spend
 from millrace.conf.environment import platform_settings
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
 from tests.billing.books import sheet
 from tests.seeing import only_project
@@ -156,10 +156,10 @@ def test_a_budget_of_the_tenant_is_the_limit(client, acme, member, use):
 def test_a_full_budget_is_said_above_all(client, acme, member, use, monkeypatch):
     use(acme)
     budget = do_make_budget(acme, name="All", unit="money", period="month", amount=10**10)
-    full = spend.Standing(budget, None, spend.Money.nano(99 * 10**8), spend.Money(0), spend.Money.nano(10**10))
+    full = spend.OverviewStatus(budget, None, spend.Money.nano(99 * 10**8), spend.Money(0), spend.Money.nano(10**10))
     monkeypatch.setattr(spend, "hard_budgets", lambda visit: [full])
     assert "the hard limit is reached" in page_of(client)
-    half = spend.Standing(budget, None, spend.Money.nano(10**9), spend.Money(0), spend.Money.nano(10**10))
+    half = spend.OverviewStatus(budget, None, spend.Money.nano(10**9), spend.Money(0), spend.Money.nano(10**10))
     monkeypatch.setattr(spend, "hard_budgets", lambda visit: [half])
     days = tuple(Day((TODAY + timedelta(days=i)).date(), None, (i + 1) * 4 * 10**9, 0, 10**11) for i in range(5))
     monkeypatch.setattr(spend, "forecast_tenant", lambda *_: Forecast(10**11, 0, 10**11, days))
@@ -187,13 +187,13 @@ def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, mo
 def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, use, monkeypatch, name):
     """Spend, forecast and figures begin together, and the chart has a day for each of the forecast's."""
     zone, version = ZoneInfo(name), sheet()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.create(slug="far", name="Far", country="US", time_zone=name)
         BillingProfile.objects.create(tenant=acme, entity=entity, name="Acme", country="US")
     first = NOW.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     month, late = (first - timedelta(days=1)).replace(day=1), first - timedelta(hours=2)  # two hours before its end
     before = (month - timedelta(days=1)).replace(day=1)
-    with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         made = [(before - timedelta(days=1)).replace(day=1).date(), before.date(), month.date()]
         cursor.execute("SELECT billing_make_partitions(%s)", [made])
     counted = [month, *(month + timedelta(days=number) for number in range(20, 26)), late - timedelta(minutes=90)]

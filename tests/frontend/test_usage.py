@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 
-from billing.metering.usage import Question, sums, total
+from billing.metering.usage import UsageReport, sums, total
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
@@ -47,7 +47,7 @@ def read(client, query: str) -> list[dict[str, str]]:
 def test_each_group_adds_up_to_the_usage(client, acme, group):
     rows = read(client, f"group={group}")
     with tenant_scope(acme):
-        counts = total(sums(Question(acme.pk, start=datetime(2026, 1, 1, tzinfo=UTC))))
+        counts = total(sums(UsageReport(acme.pk, start=datetime(2026, 1, 1, tzinfo=UTC))))
     for column, name in (("uncached_tokens", "uncached"), ("cached_tokens", "cache_read"), ("output_tokens", "output")):
         assert sum(int(row[column]) for row in rows) == counts[name] > 0
     assert sum(Decimal(row["cost_usd"]) for row in rows).scaleb(15) == counts["cost_femto"] > 0

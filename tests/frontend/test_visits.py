@@ -23,7 +23,7 @@ from django.urls import include, path
 from frontend.core import command_palette
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import posted
-from frontend.core.page_context import FORM, Visit, operator_page, tenant_page
+from frontend.core.page_context import FORM, PageContext, operator_page, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.urls import urlpatterns as console
@@ -39,7 +39,7 @@ class Rename(forms.Form):
     name = forms.CharField(max_length=200, help_text="As people call it.")
 
 
-def _fail(visit: Visit) -> None:
+def _fail(visit: PageContext) -> None:
     raise RuntimeError("secret detail")
 
 
@@ -55,7 +55,7 @@ PANELS = Panels(
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def rename(visit: Visit) -> HttpResponse:
+def rename(visit: PageContext) -> HttpResponse:
     form = Rename(posted(visit))
     action = visit.request.get_full_path()
     shown: dict[str, Any] = {"action": action, "submit": "Rename", "back": visit.url("overview")}
@@ -67,12 +67,12 @@ def rename(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.BILLING_WRITE)
-def books(visit: Visit) -> HttpResponse:
+def books(visit: PageContext) -> HttpResponse:
     return show(visit, "frontend/search.html", "Books", panels=PANELS, found=(), typed="")
 
 
 @operator_page(methods=FORM, step_up=True)
-def grave(visit: Visit) -> HttpResponse:
+def grave(visit: PageContext) -> HttpResponse:
     return HttpResponse("done")
 
 
@@ -295,11 +295,11 @@ def test_panels_are_built_in_scopes_of_their_own(client, acme, monkeypatch):
     """One whose query fails leaves the next its transaction."""
     from django.db import connection
 
-    def spoil(visit: Visit) -> None:
+    def spoil(visit: PageContext) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT nothing_there")
 
-    def count(visit: Visit) -> None:
+    def count(visit: PageContext) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
 

@@ -24,7 +24,7 @@ from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
-    Job,
+    InferenceJob,
     UsageEvent,
     decode_job,
     encode,
@@ -86,7 +86,7 @@ class Worker:
     broker: redis.Redis
     replica: Replica
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-    claimed: list[tuple[Job, int]] = field(default_factory=list)
+    claimed: list[tuple[InferenceJob, int]] = field(default_factory=list)
     answered: list[UsageEvent] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -105,21 +105,21 @@ class Worker:
         found: Any = await self.broker.eval(claims.CLAIM, 1, key, attempt, self.replica.name, secrets.token_hex(8))  # type: ignore[misc]
         if found is not None:
             job = decode_job(found[0])
-            told = encode([Claimed(job.envelope.request_id, int(attempt), self.replica.name)])
+            told = encode([Claimed(job.billing_context.request_id, int(attempt), self.replica.name)])
             await self.broker.xadd(gateway_stream(job.gateway_id), {"e": told}, nomkstream=True)
             self.claimed.append((job, int(attempt)))
 
     def has_claimed(self, number: int) -> bool:
         """So many requests; one that was sent again counts once."""
-        return len({job.envelope.request_id for job, _ in self.claimed}) >= number
+        return len({job.billing_context.request_id for job, _ in self.claimed}) >= number
 
-    async def _answer(self, job: Job, attempt: int) -> None:
+    async def _answer(self, job: InferenceJob, attempt: int) -> None:
         """Half as long as it may be."""
-        name = job.envelope.request_id
+        name = job.billing_context.request_id
         usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
-        event = UsageEvent(job.envelope, attempt, "completed", "stop", usage, self.replica.name, 32)
+        event = UsageEvent(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
         end = End(name, attempt, 0, "stop", None, usage)
-        keys = [f"claim:{name}:{job.envelope.leg}", USAGE_STREAM, gateway_stream(job.gateway_id)]
+        keys = [f"claim:{name}:{job.billing_context.leg}", USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(request_log(name, attempt))
         await self.broker.eval(  # type: ignore[misc]
             claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60
@@ -155,7 +155,7 @@ async def house(
         "MILLRACE_REQUEST_SECONDS": str(longest),
         "HOUSE_LEASE": str(lease),
         "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
-        "HOUSE_RECALL": str(recall or budget_admission.RECALL_SECONDS),
+        "HOUSE_RECALL": str(recall or budget_admission.REVOKE_LEASES_SECONDS),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
     }
     started: dict[str, GatewayProcess] = {}

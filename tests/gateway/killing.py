@@ -8,25 +8,25 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from billing.budgets.budget_leases import SliceStore
-from millrace.gateway.admission.budget_admission import Treasury
+from billing.budgets.budget_leases import BudgetLeaseStore
+from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 # Step -> what is patched, and whether the process dies before it does anything or after it has.
 STEPS: dict[str, tuple[type, str, str]] = {
-    "windows opened": (SliceStore, "open_windows", "after"),
-    "lease asked for": (SliceStore, "lease", "before"),
-    "lease granted": (SliceStore, "lease", "after"),
-    "held": (Treasury, "take", "after"),
+    "windows opened": (BudgetLeaseStore, "open_windows", "after"),
+    "lease asked for": (BudgetLeaseStore, "lease", "before"),
+    "lease granted": (BudgetLeaseStore, "lease", "after"),
+    "held": (BudgetAdmission, "take", "after"),
     "dispatching": (Dispatcher, "_write", "before"),
     "dispatched": (Dispatcher, "_write", "after"),
     "ended": (EarlyReleases, "end", "before"),
-    "recalled": (Treasury, "_recalled", "before"),
-    "returning": (SliceStore, "give_back", "before"),
-    "returned": (SliceStore, "give_back", "after"),
-    "releasing": (SliceStore, "release_unused", "before"),
-    "released": (SliceStore, "release_unused", "after"),
+    "recalled": (BudgetAdmission, "_recalled", "before"),
+    "returning": (BudgetLeaseStore, "give_back", "before"),
+    "returned": (BudgetLeaseStore, "give_back", "after"),
+    "releasing": (BudgetLeaseStore, "release_unused", "before"),
+    "released": (BudgetLeaseStore, "release_unused", "after"),
 }
 
 

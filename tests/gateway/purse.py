@@ -14,16 +14,16 @@ from typing import Any
 import redis.asyncio as redis
 from psycopg_pool import AsyncConnectionPool
 
-from billing.budgets.budget_leases import SliceStore
-from inference_worker.contract.messages import Envelope, UsageEvent, encode
+from billing.budgets.budget_leases import BudgetLeaseStore
+from inference_worker.contract.messages import BillingContext, UsageEvent, encode
 from inference_worker.contract.request import TokenUsage
-from millrace.gateway.admission.admission import Demand, Terms
-from millrace.gateway.admission.budget_admission import Treasury
+from millrace.gateway.admission.admission import AdmissionGrant, AdmissionRequest
+from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
-from tenants.keys.snapshot import KeySnapshot, Limits
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
 MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
 REQUEST_SECONDS = 2.0
@@ -34,12 +34,12 @@ MEETING_SECONDS = 90.0  # less than a test may take: who waits in vain fails, an
 class Admitted:
     """A request that was let pass."""
 
-    demand: Demand
-    terms: Terms
+    demand: AdmissionRequest
+    terms: AdmissionGrant
 
     def event(self, verdict: str = "completed", **usage: int) -> UsageEvent:
         demand, terms, key = self.demand, self.terms, self.demand.key
-        envelope = Envelope(
+        billing_context = BillingContext(
             demand.admitted_at,
             demand.request_id,
             0,
@@ -54,15 +54,15 @@ class Admitted:
             terms.hold_tokens,
         )
         counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
-        return UsageEvent(envelope, 1, verdict, "stop", counts, "r", 32)
+        return UsageEvent(billing_context, 1, verdict, "stop", counts, "r", 32)
 
 
 @dataclass
 class Purse:
     """One gateway's treasury."""
 
-    treasury: Treasury
-    key: KeySnapshot
+    budget_admission: BudgetAdmission
+    key: ApiKeySnapshot
     name: str
     count: int = 0
 
@@ -71,16 +71,18 @@ class Purse:
         self.count += 1
         at, candidates = more.pop("at", time.time_ns() // 1000), more.pop("candidates", [Candidate(MODEL)])
         name = f"req_{self.name}_{self.count}"
-        demand = Demand(name, at, self.key, MODEL.name, candidates, prompt, max_tokens, **more)
+        demand = AdmissionRequest(name, at, self.key, MODEL.name, candidates, prompt, max_tokens, **more)
         try:
-            return Admitted(demand, await self.treasury.take(self.treasury.bill(demand), max_tokens or 4096))
-        except ApiError as fault:
-            return fault
+            return Admitted(
+                demand, await self.budget_admission.take(self.budget_admission.bill(demand), max_tokens or 4096)
+            )
+        except ApiError as exc:
+            return exc
 
     async def end(self, admitted: Admitted, **usage: int) -> UsageEvent:
         """Let a request end; its usage event, not settled yet."""
         event = admitted.event(**usage)
-        await self.treasury.early.end(event.envelope, admitted.terms, event.usage)
+        await self.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)
         return event
 
     async def admit_when_told(self, **asked: Any) -> Admitted | ApiError:
@@ -91,7 +93,7 @@ class Purse:
 
     async def all_is_back(self) -> None:
         """Wait until it neither leases nor has anything left to return."""
-        while self.treasury._leasing or self.treasury._unreturned:
+        while self.budget_admission._leasing or self.budget_admission._unreturned:
             await asyncio.sleep(0.01)
 
 
@@ -110,30 +112,32 @@ class Meeting:
                 come = int(await broker.get(f"{self.name}:{to}"))
 
 
-def key_of(tenant_id: int, project_id: int, key_id: int) -> KeySnapshot:
-    return KeySnapshot(key_id, tenant_id, project_id, "t", ("inference",), None, None, False, False, Limits(()), 1)
+def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:
+    return ApiKeySnapshot(
+        key_id, tenant_id, project_id, "t", ("inference",), None, None, False, False, LimitSnapshot(()), 1
+    )
 
 
 @asynccontextmanager
-async def purse(url: str, key: KeySnapshot, name: str = "gw-a") -> AsyncIterator[Purse]:
+async def purse(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> AsyncIterator[Purse]:
     """A gateway's money; it is not returned at the end: the gateway just dies."""
     broker = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
     async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
         await pool.wait(timeout=30)
-        store = SliceStore(pool, name, REQUEST_SECONDS)
-        treasury = Treasury(store, broker, broker)
-        await store.load_prices(treasury.prices)
-        treasury.polled(float("inf"))  # tests apply changes themselves
-        await treasury.start()
+        store = BudgetLeaseStore(pool, name, REQUEST_SECONDS)
+        budget_admission = BudgetAdmission(store, broker, broker)
+        await store.load_prices(budget_admission.prices)
+        budget_admission.polled(float("inf"))  # tests apply changes themselves
+        await budget_admission.start()
         await asyncio.sleep(0.05)  # it listens now, or when it is asked again
         try:
-            yield Purse(treasury, key, name)
+            yield Purse(budget_admission, key, name)
         finally:
-            await cancel_and_wait(treasury._tasks)
+            await cancel_and_wait(budget_admission._tasks)
             await broker.aclose()
 
 
-def admit_elsewhere(url: str, key: KeySnapshot, name: str, number: int, meeting: Meeting) -> Sequence[Any]:
+def admit_elsewhere(url: str, key: ApiKeySnapshot, name: str, number: int, meeting: Meeting) -> Sequence[Any]:
     """What becomes of so many requests at once in a process of its own: usage events of 500 tokens, or refusals."""
 
     async def run() -> list[Any]:

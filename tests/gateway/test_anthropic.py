@@ -18,13 +18,13 @@ from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenUsage
 from millrace.gateway.admission import rates
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.limit_status import Check, Standing
-from millrace.gateway.core.types import Breakpoint, Form, InferenceRequest, Tool
+from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, ResponseSpec, Tool
 from millrace.gateway.http.consumer import sse
 from millrace.gateway.protocols.anthropic.messages import MessagesBody, read_count, read_messages
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.dialects import ANTHROPIC
-from tenants.keys.snapshot import LimitSet
+from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import DAY, MINUTE
 from tests.gateway.test_parameters import ANY_JSON
 
@@ -185,8 +185,8 @@ def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], messages: l
     for reader in (read_messages, read_count):
         try:
             reader(msgspec.json.encode(body))
-        except ApiError as fault:
-            assert fault.status == 400
+        except ApiError as exc:
+            assert exc.status == 400
 
 
 # Out.
@@ -202,8 +202,8 @@ def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[
     return [*found, End("req_1", 1, len(found), reason, stop, USAGE)]
 
 
-def form(**options: Any) -> Form:
-    return Form("d", "req_1", "m", 123, 10, **options)
+def form(**options: Any) -> ResponseSpec:
+    return ResponseSpec("d", "req_1", "m", 123, 10, **options)
 
 
 def streamed(answer: list[AnswerEvent], **options: Any) -> list[Any]:
@@ -353,10 +353,10 @@ def test_faults(code: str, status: int, type_: str, class_: type[Exception]) -> 
 
 
 def test_limits_are_told_as_anthropics() -> None:
-    limits = LimitSet(id=1, scope="key")
+    limits = LimitSetSnapshot(id=1, scope="key")
 
-    def standing(counts: str, limit: int, level: int, period: tuple[int, int] = MINUTE) -> Standing:
-        return Standing(Check("k", 0, 0, limit, 0, period, limits, counts, counts), 0, level * period[0])
+    def standing(counts: str, limit: int, level: int, period: tuple[int, int] = MINUTE) -> LimitStatus:
+        return LimitStatus(LimitCheck("k", 0, 0, limit, 0, period, limits, counts, counts), 0, level * period[0])
 
     now = datetime(2026, 1, 1, tzinfo=UTC)
     found = [standing("requests", 10, 5), standing("requests", 100, 20, DAY), standing("input", 60, 6)]

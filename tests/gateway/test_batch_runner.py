@@ -15,18 +15,18 @@ import pytest
 import redis
 
 from millrace.apps.batches.storage import Storage
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.dispatch.stream_follower import Gone
-from millrace.gateway.lifecycle.batch_lines import Batch, Line
-from millrace.gateway.lifecycle.batch_runner import MOST_LOSSES, BatchRunner, NotNow
-from millrace.gateway.lifecycle.request_log import Trail
+from millrace.gateway.dispatch.stream_follower import StreamNotFound
+from millrace.gateway.lifecycle.batch_lines import BatchHeader, BatchLine
+from millrace.gateway.lifecycle.batch_runner import MAX_LOST_WORKERS, BatchRunner, NotNow
+from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import KeySnapshot, Limits
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
-KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
+KEY = ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
 BODY = {"model": "m", "prompt": "Hello"}
 
 
@@ -37,7 +37,7 @@ class Service:
         self.fault: Exception = RuntimeError()
         self.asked: list[Any] = []
 
-    async def begin(self, key: KeySnapshot, request: Any, dialect: str, request_id: str, trail: Any) -> None:
+    async def begin(self, key: ApiKeySnapshot, request: Any, dialect: str, request_id: str, trace: Any) -> None:
         self.asked.append((request.service_class.name, dialect, request_id))
         raise self.fault
 
@@ -47,18 +47,28 @@ class Bench:
         self.service, self.storage = Service(), Storage(folder)
         unused: Any = None
         prompts = PromptReader(Router({}), unused, unused, 2**20)
-        parts: Any = (unused, self.storage, unused, LiveRequests(), unused, self.service, unused, prompts, BodyMemory())
+        parts: Any = (
+            unused,
+            self.storage,
+            unused,
+            ActiveRequests(),
+            unused,
+            self.service,
+            unused,
+            prompts,
+            BodyMemory(),
+        )
         self.runner = BatchRunner(*parts)
 
     async def answer(
-        self, fault: Exception, key: KeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
+        self, fault: Exception, key: ApiKeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
     ) -> tuple[int, Any]:
         self.service.fault = fault
         url = "/v1/completions"
         text = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": BODY | body}).encode()
         with self.storage.writing("file-1") as file:
             file.write(text)
-        line = Line(Batch(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", losses, False)
+        line = BatchLine(BatchHeader(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", losses, False)
         status, answer = await self.runner._answer(line, key)
         return status, json.loads(answer)
 
@@ -78,7 +88,7 @@ async def test_what_passes_is_waited_for(bench: Bench) -> None:
     assert await bench.put_off(ApiError("server_is_overloaded", "", retry_after=3)) == (3, False)
     assert await bench.put_off(ApiError("model_loading", "")) == (1, False)
     assert await bench.put_off(redis.ConnectionError()) == (1, False)
-    assert await bench.put_off(ApiError("worker_lost", ""), losses=MOST_LOSSES - 2) == (1, True)
+    assert await bench.put_off(ApiError("worker_lost", ""), losses=MAX_LOST_WORKERS - 2) == (1, True)
     assert set(bench.service.asked) == {("BATCH", "openai.completion", "req_1")}
 
 
@@ -87,7 +97,7 @@ async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
         (await bench.answer(ApiError("quota_exceeded", "")), 429, "quota_exceeded"),
         (await bench.answer(ApiError("context_length_exceeded", "")), 400, "context_length_exceeded"),
         (await bench.answer(ApiError("not_served", "")), 500, "not_served"),
-        (await bench.answer(ApiError("worker_lost", ""), losses=MOST_LOSSES - 1), 503, "worker_lost"),
+        (await bench.answer(ApiError("worker_lost", ""), losses=MAX_LOST_WORKERS - 1), 503, "worker_lost"),
         (await bench.answer(RuntimeError("of ours")), 500, "internal_error"),
         (await bench.answer(RuntimeError(), stream=True), 400, "invalid_value"),
         (await bench.answer(RuntimeError(), nobody=1), 400, "unknown_parameter"),
@@ -111,7 +121,7 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line of another gateway, whose request ended, while the broker cannot be reached at first."""
-    faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), Gone()]
+    faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
 
     class Unreachable:
         def __init__(self, *_: object) -> None:
@@ -121,9 +131,9 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
             raise faults.pop(0)
             yield
 
-    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.Following", Unreachable)
+    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.StreamFollower", Unreachable)
     monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.FOLLOW_AGAIN_SECONDS", 0)
-    line = Line(Batch(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
+    line = BatchLine(BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
     with pytest.raises(NotNow):
         await bench.runner._answer(line, KEY)
     assert not faults
@@ -139,13 +149,13 @@ class Desk:
     def live(self) -> dict[str, SimpleNamespace]:
         return {"r1": SimpleNamespace(max_batch=8)}
 
-    async def batches(self) -> list[Batch]:
-        return [Batch(1, 1, 1, "openai", "/v1/completions", "file-1")]
+    async def batches(self) -> list[BatchHeader]:
+        return [BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1")]
 
-    async def claim(self, batch: Batch, most: int) -> list[Line]:
-        return [Line(batch, number, 0, 0, f"req_{number}", 0, True) for number in self.numbers]
+    async def claim(self, batch: BatchHeader, most: int) -> list[BatchLine]:
+        return [BatchLine(batch, number, 0, 0, f"req_{number}", 0, True) for number in self.numbers]
 
-    async def by_id(self, key_ids: Collection[int]) -> dict[int, KeySnapshot]:
+    async def by_id(self, key_ids: Collection[int]) -> dict[int, ApiKeySnapshot]:
         return {1: KEY}
 
 
@@ -153,11 +163,11 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk: Any = Desk([0])
-    parts: Any = (desk, Storage(tmp_path), desk, LiveRequests(), desk, Service(), desk, desk, BodyMemory())
+    parts: Any = (desk, Storage(tmp_path), desk, ActiveRequests(), desk, Service(), desk, desk, BodyMemory())
     runner = BatchRunner(*parts)
     begun: list[int] = []
 
-    async def run(line: Line, key: KeySnapshot | None) -> None:
+    async def run(line: BatchLine, key: ApiKeySnapshot | None) -> None:
         begun.append(line.number)
         await asyncio.Event().wait()
 
@@ -173,8 +183,8 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
     ended: list[dict[str, Any]] = []
 
     class Recorder:
-        def end(self, trail: Trail, status: str) -> None:
-            ended.append(msgspec.to_builtins(trail.record("gw", status, complete=True)))
+        def end(self, trace: RequestTrace, status: str) -> None:
+            ended.append(msgspec.to_builtins(trace.record("gw", status, complete=True)))
 
     class Kept:
         async def answer(self, *_: object) -> None: ...
@@ -186,7 +196,7 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
     with bench.storage.writing("file-1") as file:
         text = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}).encode()
         file.write(text)
-    line = Line(Batch(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
+    line = BatchLine(BatchHeader(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
     for bench.service.fault in (ApiError("rate_limit_exceeded", "", retry_after=7), ApiError("quota_exceeded", "")):
         await bench.runner._run(line, KEY)
     (record,) = ended  # what is only put off has none

@@ -14,8 +14,8 @@ import redis.asyncio as redis
 
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.admission.admission import Demand, LimitAdmission
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.admission.admission import AdmissionRequest, RateLimitAdmission
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalogue
@@ -35,7 +35,7 @@ from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, check_bounds, max_body_bytes, max_characters
 from millrace.gateway.protocols.prompts import tokenise
 from millrace.gateway.routing.router import Candidate, Router
-from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
 
 BODY_BYTES = 7_400_000
@@ -44,18 +44,18 @@ EMPTY_PARTS = [{"type": "text", "text": ""}] * 9000
 TOKEN = b"Bearer sk-mr-test"
 
 
-def key_of(tenant: int = 7, *sets: LimitSet, **fields: Any) -> KeySnapshot:
+def key_of(tenant: int = 7, *sets: LimitSetSnapshot, **fields: Any) -> ApiKeySnapshot:
     scopes = fields.pop("scopes", ("inference",))
-    return KeySnapshot(1, tenant, 1, "t", scopes, None, None, False, False, Limits(sets), 1, **fields)
+    return ApiKeySnapshot(1, tenant, 1, "t", scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
 
 
 class Keys:
     """In the key store's place."""
 
-    def __init__(self, key: KeySnapshot) -> None:
+    def __init__(self, key: ApiKeySnapshot) -> None:
         self._key = key
 
-    async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str) -> KeySnapshot:
+    async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str) -> ApiKeySnapshot:
         if headers.get(b"authorization") != TOKEN:
             raise ApiError("invalid_api_key", "Incorrect API key provided.")
         if scope not in self._key.scopes:
@@ -106,13 +106,13 @@ class Connection:
 def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What the consumers need of a gateway, where no request gets further than its body."""
 
-    async def standing(key: KeySnapshot) -> list[Any]:
+    async def standing(key: ApiKeySnapshot) -> list[Any]:
         return []
 
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
     found = SimpleNamespace(
         keys=Keys(key_of()),
-        live=LiveRequests(),
+        live=ActiveRequests(),
         settings=SimpleNamespace(max_body_bytes=2 * 2**20),
         metrics=SimpleNamespace(requests=counted),
         admission=SimpleNamespace(standing=standing),
@@ -274,7 +274,7 @@ class Charges:
         self.charged: list[int] = []
         self.refuse: ApiError | None = None
 
-    async def charge(self, key: KeySnapshot) -> None:
+    async def charge(self, key: ApiKeySnapshot) -> None:
         if self.refuse is not None:
             raise self.refuse
         self.charged.append(key.tenant_id)
@@ -474,8 +474,10 @@ async def test_a_body_beyond_the_bound_is_charged_and_not_received(
 
 
 async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: ServedModel) -> None:
-    key = key_of(7, LimitSet(1, "key", requests_per_day=3), LimitSet(2, "key", model="m", requests_per_day=3))
-    gate = LimitAdmission(broker)
+    key = key_of(
+        7, LimitSetSnapshot(1, "key", requests_per_day=3), LimitSetSnapshot(2, "key", model="m", requests_per_day=3)
+    )
+    gate = RateLimitAdmission(broker)
 
     async def level(number: int) -> int:
         held = await broker.get(f"limit:{{7}}:{number}:rd")
@@ -487,7 +489,7 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
 
     await gate.charge(key)
     assert (await level(1), await level(2)) == (1, 0)
-    ticket = await gate.admit(Demand("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
+    ticket = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
     assert (await level(1), await level(2)) == (1, 1)
     await ticket.close(None)  # it never ran: what was charged stays
     assert (await level(1), await level(2)) == (1, 0)
@@ -499,7 +501,7 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
     assert caught.value.retry_after
 
 
-def limits_of(key: KeySnapshot) -> Any:
-    from millrace.gateway.admission.limits import Cost, checks_of
+def limits_of(key: ApiKeySnapshot) -> Any:
+    from millrace.gateway.admission.limits import LimitCost, checks_of
 
-    return checks_of(key.tenant_id, key.limits.of("m"), Cost(1, 0, 0))
+    return checks_of(key.tenant_id, key.limits.of("m"), LimitCost(1, 0, 0))

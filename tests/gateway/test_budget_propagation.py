@@ -19,7 +19,7 @@ from billing.models import Budget
 from tenants import actions
 from tenants.models import Tenant
 from tenants.outbox import propagation
-from tenants.outbox.change_feed import GATEWAYS_KEY, presence_key
+from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
 from tests.gateway import test_money, test_money_processes
 from tests.gateway.house import House, house
 from tests.gateway.purse import Admitted
@@ -74,7 +74,7 @@ async def test_it_bounds_the_very_next_requests(
 
 
 async def is_settled(inside: House) -> bool:
-    answered = {event.envelope.request_id for event in inside.worker.answered}
+    answered = {event.billing_context.request_id for event in inside.worker.answered}
     return {each.request_id for each in await test_money_processes.settled_events()} >= answered
 
 
@@ -109,7 +109,7 @@ async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
 
 async def _live(broker: redis.asyncio.Redis) -> Any:
     for name in await broker.smembers(GATEWAYS_KEY):  # type: ignore[misc]
-        if await broker.exists(presence_key(name.decode())):
+        if await broker.exists(gateway_heartbeat_key(name.decode())):
             yield name.decode()
 
 
@@ -118,9 +118,9 @@ async def test_without_the_change_log_each_request_reads_its_budgets(gateway: An
     made = await sync_to_async(budget)(amount=100 * HOLD)
     mine = await gateway()
     await take_up(mine, 1)
-    mine.treasury.polled(float("-inf"))
+    mine.budget_admission.polled(float("-inf"))
     await sync_to_async(change)(made, amount=2 * HOLD)
-    mine.treasury.polled(float("-inf"))
+    mine.budget_admission.polled(float("-inf"))
     found = [await mine.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
     await sync_to_async(change)(made, amount=100 * HOLD)
@@ -144,7 +144,7 @@ def test_the_answer_names_gateways_that_have_not_applied_it(
     with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as valkey:
         valkey.flushdb()
         valkey.sadd(GATEWAYS_KEY, "gw-silent", "gw-gone")
-        valkey.set(presence_key("gw-silent"), b"", ex=60)
+        valkey.set(gateway_heartbeat_key("gw-silent"), b"", ex=60)
         answer = post()
         assert answer.status_code == 201, answer.content
         assert answer.json()["pending_gateways"] == ["gw-silent"]
@@ -153,7 +153,7 @@ def test_the_answer_names_gateways_that_have_not_applied_it(
         url = f"/api/budgets/{answer.json()['id']}"
         changed = client.patch(url, {"amount": 5}, content_type="application/json", headers=headers)
         assert changed.json()["pending_gateways"] == ["gw-silent"]
-        valkey.delete(presence_key("gw-silent"))
+        valkey.delete(gateway_heartbeat_key("gw-silent"))
         changed = client.patch(url, {"amount": 6}, content_type="application/json", headers=headers)
         assert changed.json()["pending_gateways"] == []
         assert "pending_gateways" not in client.get(url, headers=headers).json()

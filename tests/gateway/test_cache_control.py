@@ -14,7 +14,7 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.model_source import ensure_model
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.types import Form
+from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.anthropic.messages import read_count, read_messages
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.prompts import tokenise
@@ -49,7 +49,9 @@ class Calls:
         prompt = asyncio.run(tokenise(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
         counted = asyncio.run(tokenise(self._model, read_count(msgspec.json.encode(body))))
         usage = self._ask(prompt.ids, prompt.breakpoints)
-        told = MessagesWriter(Form("d", "req_1", "m", 1, 1), ANY).whole([End("req_1", 1, 0, "length", None, usage)])
+        told = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
+            [End("req_1", 1, 0, "length", None, usage)]
+        )
         classes, made = told["usage"], told["usage"]["cache_creation"]
         found = Told(
             classes["input_tokens"],

@@ -19,12 +19,12 @@ from inference_worker.contract.messages import (
     CORDONS_KEY,
     REPLICAS_KEY,
     USAGE_STREAM,
+    BillingContext,
     Claimed,
     End,
-    Envelope,
     Failed,
     Heartbeat,
-    Job,
+    InferenceJob,
     Released,
     StreamEvent,
     Tokens,
@@ -39,19 +39,19 @@ from inference_worker.contract.messages import (
     request_log,
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
-from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_presence, presence_key
+from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch import monitor, replicas
-from millrace.gateway.dispatch.dispatched_execution import Errand, Generation
+from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
-from millrace.gateway.dispatch.monitor import Watch
+from millrace.gateway.dispatch.monitor import DispatchMonitor
 
 GATEWAY = "gw-a"
 
 
-def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) -> Job:
-    envelope = Envelope(time.time_ns() // 1000, request_id, 0, tenant, 1, 1, "m")
-    return Job(envelope, GATEWAY, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
+def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) -> InferenceJob:
+    billing_context = BillingContext(time.time_ns() // 1000, request_id, 0, tenant, 1, 1, "m")
+    return InferenceJob(billing_context, GATEWAY, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
 
 
 def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -> bytes:
@@ -112,7 +112,7 @@ class Replica:
 @pytest_asyncio.fixture
 async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
     dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60, most_queued=3)
-    watching = Watch(dispatcher)
+    watching = DispatchMonitor(dispatcher)
     await dispatcher.start()
     await watching.start()
     yield dispatcher
@@ -132,9 +132,9 @@ async def serving(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.replicas.serving("m"))
 
 
-async def send(dispatcher: Dispatcher, job: Job, **errand: Any) -> Generation:
+async def send(dispatcher: Dispatcher, job: InferenceJob, **dispatch_request: Any) -> DispatchedExecution:
     """Submit a leg and wait until its claim is written."""
-    generation = dispatcher.submit(Errand(job, b"form", **errand))
+    generation = dispatcher.submit(DispatchRequest(job, b"form", **dispatch_request))
 
     async def written() -> bool:
         return generation.written or generation.queued
@@ -143,11 +143,11 @@ async def send(dispatcher: Dispatcher, job: Job, **errand: Any) -> Generation:
     return generation
 
 
-async def owned(generation: Generation, replica: str | None) -> bool:
+async def owned(generation: DispatchedExecution, replica: str | None) -> bool:
     return generation.owner == replica
 
 
-async def next_event(generation: Generation) -> Tokens | End | Failed:
+async def next_event(generation: DispatchedExecution) -> Tokens | End | Failed:
     async with asyncio.timeout(60):
         return await generation.next_event()
 
@@ -205,7 +205,7 @@ async def both_serve(dispatcher: Dispatcher) -> bool:
     return len(dispatcher.replicas.ready("m")) == 2
 
 
-async def stored(broker: redis.Redis, request_id: str) -> Job:
+async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:
     return decode_job(await broker.hget(claim_key(request_id, 0), "job"))  # type: ignore[misc]
 
 
@@ -323,9 +323,9 @@ async def test_a_suspected_replica_keeps_its_streams_and_gives_away_the_rest(
 
 async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: int) -> bool:
     """End an attempt as its worker does; False if it no longer counts."""
-    envelope = make_job(request_id).envelope
+    billing_context = make_job(request_id).billing_context
     usage = TokenUsage(2, output=1)
-    event = UsageEvent(envelope, attempt, "completed", "stop", usage, replica, 32)
+    event = UsageEvent(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), request_log(request_id, attempt)]
     args = [attempt, encode(event), encode([end]), encode(end), 60]
@@ -386,7 +386,7 @@ async def is_suspected(dispatcher: Dispatcher, replica: str) -> bool:
     return dispatcher.replicas.is_suspected(replica)
 
 
-async def moved_on(generation: Generation, attempt: int) -> bool:
+async def moved_on(generation: DispatchedExecution, attempt: int) -> bool:
     return generation.attempt > attempt and generation.target is not None
 
 
@@ -507,8 +507,8 @@ async def test_a_worker_that_says_nothing_does_not_outlive_the_deadline(
 # Queues and credits. A replica here has a batch of 8, so 9 credits.
 
 
-async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[Generation]:
-    return [dispatcher.submit(Errand(make_job(f"full_{n}", tenant=tenant), b"form")) for n in range(count)]
+async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[DispatchedExecution]:
+    return [dispatcher.submit(DispatchRequest(make_job(f"full_{n}", tenant=tenant), b"form")) for n in range(count)]
 
 
 async def test_nothing_is_sent_beyond_the_credits(
@@ -537,18 +537,18 @@ async def test_others_requests_count_against_the_credits(broker: redis.Redis, di
     busy.stall()
 
 
-async def all_written(generations: list[Generation]) -> bool:
+async def all_written(generations: list[DispatchedExecution]) -> bool:
     return all(generation.written for generation in generations)
 
 
-async def all_sent(generations: list[Generation]) -> bool:
+async def all_sent(generations: list[DispatchedExecution]) -> bool:
     return not any(generation.queued for generation in generations)
 
 
 async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> None:
     await fill(dispatcher)
-    first = [dispatcher.submit(Errand(make_job(f"a{n}", tenant=1), b"form")) for n in range(3)]
-    later = [dispatcher.submit(Errand(make_job(f"b{n}", tenant=2), b"form")) for n in range(2)]
+    first = [dispatcher.submit(DispatchRequest(make_job(f"a{n}", tenant=1), b"form")) for n in range(3)]
+    later = [dispatcher.submit(DispatchRequest(make_job(f"b{n}", tenant=2), b"form")) for n in range(2)]
     for n in range(3):
         await replica.claim(f"full_{n}")
         await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenUsage(2, output=16)))
@@ -566,7 +566,7 @@ async def test_a_tenants_queue_is_bounded_and_overload_is_told_early(dispatcher:
     await fill(dispatcher, 12)
     for refused in (
         lambda: dispatcher.require_room("m", 1),
-        lambda: dispatcher.submit(Errand(make_job("one_more"), b"form")),
+        lambda: dispatcher.submit(DispatchRequest(make_job("one_more"), b"form")),
     ):
         with pytest.raises(ApiError) as caught:
             refused()
@@ -635,7 +635,7 @@ async def two_serving(dispatcher: Dispatcher) -> bool:
 
 
 async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis, dispatcher: Dispatcher) -> None:
-    generation: Generation | None = None
+    generation: DispatchedExecution | None = None
     for attempt in (1, 2, 3):
         victim = Replica(broker, f"r{attempt}")
         await eventually(lambda: serving(dispatcher))
@@ -654,7 +654,7 @@ async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis
     assert await verdicts(broker) == ["failed"]
 
 
-async def targeted(generation: Generation, replica: str) -> bool:
+async def targeted(generation: DispatchedExecution, replica: str) -> bool:
     return generation.target == replica and generation.written
 
 
@@ -689,7 +689,7 @@ async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_w
 ) -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
     dispatcher.broker, kept = nobody, dispatcher.broker
-    failed = await next_event(dispatcher.submit(Errand(make_job(), b"form")))
+    failed = await next_event(dispatcher.submit(DispatchRequest(make_job(), b"form")))
     await asyncio.sleep(0.1)
     dispatcher.broker = kept
     await eventually(partial(broker.xlen, USAGE_STREAM))
@@ -706,11 +706,11 @@ async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatch
     """Nine fit: a batch of eight and one at hand."""
     batch = {"service_class": ServiceClass.BATCH}
     lines = [
-        dispatcher.submit(Errand(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
+        dispatcher.submit(DispatchRequest(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
         for n in range(12)
     ]
     assert [line.queued for line in lines] == [False] * 9 + [True] * 3
-    others = [dispatcher.submit(Errand(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
+    others = [dispatcher.submit(DispatchRequest(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
     assert [each.queued for each in others] == [False] * 9 + [True] * 2
     dispatcher.release(lines[0])
     assert lines[9].queued  # others come first
@@ -740,11 +740,11 @@ async def test_what_waits_for_a_cordoned_replica_goes_to_another(
     other.stall()
 
 
-async def queued(generation: Generation) -> bool:
+async def queued(generation: DispatchedExecution) -> bool:
     return generation.queued
 
 
-async def sent_to(generation: Generation, replica: str) -> bool:
+async def sent_to(generation: DispatchedExecution, replica: str) -> bool:
     return generation.target == replica
 
 
@@ -754,10 +754,10 @@ async def test_gateways_say_who_waits(broker: redis.Redis, dispatcher: Dispatche
     await send(dispatcher, make_job())
 
     async def told() -> bool:
-        payload = await broker.get(presence_key(GATEWAY))
-        presence = None if payload is None else decode_presence(payload)
+        payload = await broker.get(gateway_heartbeat_key(GATEWAY))
+        presence = None if payload is None else decode_gateway_heartbeat(payload)
         return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
 
     await eventually(told)
     assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
-    assert 0 < await broker.pttl(presence_key(GATEWAY)) <= 5000
+    assert 0 < await broker.pttl(gateway_heartbeat_key(GATEWAY)) <= 5000

@@ -14,7 +14,7 @@ from celery.contrib.testing.worker import start_worker
 from kombu import Exchange, Queue
 
 from inference_worker.contract.messages import replica_queue
-from millrace.gateway.dispatch.wakeups import DOORBELLS_A_TASK, GENERATE, DoorbellMaker
+from millrace.gateway.dispatch.wakeups import GENERATE, WAKEUPS_PER_TASK, WakeupBuilder
 
 QUEUE = replica_queue("r1")
 
@@ -42,7 +42,7 @@ def rung() -> Iterator[tuple[list[Any], threading.Event]]:
 
 def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
     calls, enough = rung
-    maker = DoorbellMaker()
+    maker = WakeupBuilder()
     doorbells = [(f"req_{n}", 0, 1) for n in range(20)]
     queue, messages = maker.make("r1", doorbells)
     assert queue == QUEUE
@@ -56,5 +56,5 @@ def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
                 break
             threading.Event().wait(0.05)
         assert not broker.hlen("unacked")
-    assert sorted(len(call) for call in calls) == [20 - DOORBELLS_A_TASK, DOORBELLS_A_TASK]
+    assert sorted(len(call) for call in calls) == [20 - WAKEUPS_PER_TASK, WAKEUPS_PER_TASK]
     assert sorted(tuple(bell) for call in calls for bell in call) == sorted(doorbells)

@@ -24,9 +24,9 @@ from billing.pricing.pricing import nano
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission import early_release
 from millrace.gateway.core.errors import ApiError
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-from tenants.keys.snapshot import KeySnapshot
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, Purse, purse
 from tests.gateway.test_money import COST, DOLLAR, HOLD, reap_all, see, take_up, tell, window
@@ -44,7 +44,7 @@ table, key, budget, url, gateway = (  # fixtures
 
 
 def early_rows() -> list[EarlyRelease]:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         return list(EarlyRelease.objects.all())
 
 
@@ -190,7 +190,7 @@ async def test_a_database_that_is_away_leaves_it_to_the_settlement(
         raise psycopg.OperationalError("the connection is lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mine.treasury._store, "release_unused", away)
+        patched.setattr(mine.budget_admission._store, "release_unused", away)
         event = await mine.end(admitted)
     assert (await sync_to_async(window)(made)).held == HOLD
     await sync_to_async(tell)(event)
@@ -205,7 +205,7 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
     await sync_to_async(budget)(amount=HOLD + COST)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
-    store, may_release = mine.treasury._store, asyncio.Event()
+    store, may_release = mine.budget_admission._store, asyncio.Event()
     real = store.release_unused
 
     async def slow(parts: Any) -> None:
@@ -251,7 +251,7 @@ async def test_a_rejection_without_a_reset_has_no_time_to_come_back(gateway: Any
 
 
 def test_the_migration_can_be_reversed_once_all_is_settled(
-    key: KeySnapshot, budget: Any, url: str, as_owner: Any
+    key: ApiKeySnapshot, budget: Any, url: str, as_owner: Any
 ) -> None:
     budget(amount=2 * HOLD)
 
@@ -330,7 +330,7 @@ async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
         event = admitted.event(**usage)
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
         if name == "end":  # else the gateway died before the release
-            await mine.treasury.early.end(event.envelope, admitted.terms, TokenUsage(**usage))
+            await mine.budget_admission.early.end(event.billing_context, admitted.terms, TokenUsage(**usage))
         model.ended.append((admitted, event, cost if name == "end" else admitted.terms.hold or 0))
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
@@ -355,11 +355,11 @@ async def _check(mine: Purse, model: Model, budget_id: int, operations: Sequence
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(OPERATIONS, min_size=4, max_size=24))
 def test_exactly_what_fits_is_admitted(
-    url: str, key: KeySnapshot, budget: Any, operations: list[tuple[Any, ...]]
+    url: str, key: ApiKeySnapshot, budget: Any, operations: list[tuple[Any, ...]]
 ) -> None:
     """At every step a request is admitted if used + reserved + its amount is within the limit, and only then: running
     requests reserve their amount, ended ones what they used, whether they are settled or not."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Budget.objects.all_tenants().update(active=False)
     made = budget(amount=3 * HOLD)
 

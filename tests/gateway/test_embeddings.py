@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
-from inference_worker.contract.messages import AnswerEvent, End, Envelope, Heartbeat, Job, Vectors
+from inference_worker.contract.messages import AnswerEvent, BillingContext, End, Heartbeat, InferenceJob, Vectors
 from inference_worker.contract.request import SamplingParams, TokenUsage
-from millrace.gateway.admission.admission import LimitAdmission
+from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Form, InferenceRequest
+from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.dispatch.placement import Placement
-from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.protocols.openai.embeddings import EmbeddingsWriter, read_embeddings
 from millrace.gateway.protocols.prompts import tokenise
 from tests.gateway.test_limits import key_set, make_demand, make_key
@@ -46,7 +46,7 @@ def read(**fields: Any) -> InferenceRequest:
 def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
     data = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
     request = read(input=["x"] * len(vectors), **asked)
-    form = Form("openai.embedding", "req_1", "m", 0, 7, asked=request.asked)
+    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, asked=request.asked)
     events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenUsage(7))]
     return EmbeddingsWriter(form, None).whole(events)  # type: ignore[arg-type]
 
@@ -69,8 +69,8 @@ def test_an_input_comes_in_four_shapes(given: Any, inputs: tuple[Any, ...]) -> N
 def test_any_other_is_refused_by_name(value: Any) -> None:
     try:
         assert all(read(input=value).inputs)
-    except ApiError as fault:
-        assert (fault.status, (fault.param or "")[:5]) == (400, "input")
+    except ApiError as exc:
+        assert (exc.status, (exc.param or "")[:5]) == (400, "input")
 
 
 def test_vectors_come_in_the_inputs_order() -> None:
@@ -93,7 +93,7 @@ def test_a_vector_that_is_cut_has_the_length_1_again(vector: list[float]) -> Non
 
 
 def test_who_comes_back_gets_all_at_the_end() -> None:
-    form = Form("openai.embedding", "req_1", "m", 0, 1, asked=read().asked)
+    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, asked=read().asked)
     writer = EmbeddingsWriter(form, None)  # type: ignore[arg-type]
     assert writer.stream(Vectors("req_1", 1, 0, struct.pack("<f", 1.0))) == []
     whole, done = writer.stream(End("req_1", 1, 1, "stop", None, TokenUsage(1)))
@@ -133,7 +133,7 @@ async def test_each_model_has_its_endpoint() -> None:
 
 
 async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: redis.Redis) -> None:
-    gate = LimitAdmission(broker)
+    gate = RateLimitAdmission(broker)
     key = make_key(key_set(tokens_per_minute=6000, max_prompt_tokens=5000))
     ticket = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))
     assert ticket.terms.max_tokens == 0
@@ -145,7 +145,7 @@ async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: r
 
 
 def test_nobody_is_preferred_for_what_is_cached_nowhere() -> None:
-    board = ReplicaBoard()
+    board = ReplicaRegistry()
     for beat in (1, 2):
         beats = {
             name: msgspec.msgpack.encode(Heartbeat(beat, "m", True, False, load, 0, 8, 0, 0))
@@ -155,8 +155,10 @@ def test_nobody_is_preferred_for_what_is_cached_nowhere() -> None:
     placement = Placement(board)
     placement.observe()
     for first in range(20):
-        envelope = Envelope(0, "req_1", 0, 1, 1, 1, "m")
-        job = Job(envelope, "gw", [first] * 100, SamplingParams(max_tokens=0), b"", 0.0, input_lengths=(50, 50))
+        billing_context = BillingContext(0, "req_1", 0, 1, 1, 1, "m")
+        job = InferenceJob(
+            billing_context, "gw", [first] * 100, SamplingParams(max_tokens=0), b"", 0.0, input_lengths=(50, 50)
+        )
         choice = placement.choose(job)
         assert choice is not None
         assert (choice.replica_id, choice.by) == ("idle", "load")

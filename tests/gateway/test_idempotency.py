@@ -12,11 +12,11 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from millrace.gateway.admission import idempotency
-from millrace.gateway.admission.idempotency import Answer, IdempotencyStore, Once, Replay
+from millrace.gateway.admission.idempotency import IdempotencyStore, IdempotentCall, Replay, StoredResponse
 from millrace.gateway.core.errors import ApiError
-from tenants.keys.snapshot import KeySnapshot, Limits
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
-KEY = KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(), 1)
+KEY = ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
 BODY = b"/v1/completions\0{}"
 
 
@@ -28,21 +28,23 @@ async def store(broker: redis.Redis) -> AsyncIterator[IdempotencyStore]:
     await store.stop()
 
 
-async def answer(once: Once, body: bytes = b"yes", request_id: str = "req_1") -> None:
+async def answer(once: IdempotentCall, body: bytes = b"yes", request_id: str = "req_1") -> None:
     once.began(200, [(b"content-type", b"text/plain")])
     once.sent(body)
     await once.keep(request_id)
     await once.end()
 
 
-async def refused(store: IdempotencyStore, name: bytes = b"n", sent: bytes = BODY, key: KeySnapshot = KEY) -> ApiError:
+async def refused(
+    store: IdempotencyStore, name: bytes = b"n", sent: bytes = BODY, key: ApiKeySnapshot = KEY
+) -> ApiError:
     with pytest.raises(ApiError) as fault:
         await store.begin(key, name, sent, "req_other")
     assert (fault.value.status, fault.value.code) == (409, "idempotency_conflict")
     return fault.value
 
 
-async def replayed(store: IdempotencyStore, name: bytes = b"n") -> Answer:
+async def replayed(store: IdempotencyStore, name: bytes = b"n") -> StoredResponse:
     with pytest.raises(Replay) as replay:
         await store.begin(KEY, name, BODY, "req_other")
     return replay.value.answer
@@ -52,10 +54,10 @@ async def test_of_many_at_once_one_does_it(store: IdempotencyStore, broker: redi
     other = IdempotencyStore(broker)  # another gateway's
     calls = [(store, other)[n % 2].begin(KEY, b"n", BODY, f"req_{n}") for n in range(50)]
     found = await asyncio.gather(*calls, return_exceptions=True)
-    (once,) = [each for each in found if isinstance(each, Once)]
+    (once,) = [each for each in found if isinstance(each, IdempotentCall)]
     assert all(isinstance(each, ApiError) and each.retry_after == 1 for each in found if each is not once)
     await answer(once)
-    assert await replayed(other) == Answer("req_1", 200, [(b"content-type", b"text/plain")], b"yes")
+    assert await replayed(other) == StoredResponse("req_1", 200, [(b"content-type", b"text/plain")], b"yes")
     assert (await refused(store, sent=BODY + b" ")).retry_after is None
 
 
@@ -114,7 +116,7 @@ async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeyp
 
 async def test_an_answer_too_long_is_not_kept_and_not_done_again(store: IdempotencyStore) -> None:
     once = await store.begin(KEY, b"n", BODY, "req_1")
-    once.sent(b"x" * idempotency.MOST_BYTES)
+    once.sent(b"x" * idempotency.MAX_RESPONSE_BYTES)
     await answer(once)
     assert (await refused(store)).retry_after is None
 
@@ -126,7 +128,7 @@ async def stored(broker: redis.Redis) -> int:
 async def test_the_oldest_answers_go_first(
     store: IdempotencyStore, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "MOST_TENANT_BYTES", 350_000)
+    monkeypatch.setattr(idempotency, "MAX_TENANT_BYTES", 350_000)
     for n in range(6):
         await answer(await store.begin(KEY, b"%d" % n, BODY, f"req_{n}"), os.urandom(100_000))
     assert await stored(broker) == 3
@@ -136,8 +138,10 @@ async def test_the_oldest_answers_go_first(
         await replayed(store, b"%d" % n)
     held = sum([await broker.strlen(name) for name in await broker.keys("idem:*:answer")])
     assert held == int(await broker.get("idem:{1}:sum") or 0) <= 350_000
-    assert 0 < await broker.ttl("idem:{1}:sum") <= idempotency.KEPT_SECONDS
-    assert all([0 < await broker.ttl(name) <= idempotency.KEPT_SECONDS for name in await broker.keys("idem:*")])
+    assert 0 < await broker.ttl("idem:{1}:sum") <= idempotency.IDEMPOTENCY_TTL_SECONDS
+    assert all(
+        [0 < await broker.ttl(name) <= idempotency.IDEMPOTENCY_TTL_SECONDS for name in await broker.keys("idem:*")]
+    )
 
 
 @pytest.mark.parametrize("name", [b"", b"x" * 256])

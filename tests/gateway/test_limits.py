@@ -15,41 +15,41 @@ import redis.asyncio as redis
 
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission import admission, limits, rates
-from millrace.gateway.admission.admission import Demand, LimitAdmission, LimitTicket
+from millrace.gateway.admission.admission import AdmissionRequest, RateLimitAdmission, RateLimitLease
 from millrace.gateway.admission.limits import counters_key
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
-from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 
 MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
 
 
-def make_key(*sets: LimitSet) -> KeySnapshot:
-    return KeySnapshot(1, 7, 1, "t", ("inference",), None, None, False, False, Limits(sets), 1)
+def make_key(*sets: LimitSetSnapshot) -> ApiKeySnapshot:
+    return ApiKeySnapshot(1, 7, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1)
 
 
 def make_demand(
-    key: KeySnapshot, request_id: str = "req_1", prompt: int = 10, max_tokens: int | None = 20, name: str = "m"
-) -> Demand:
-    return Demand(request_id, 0, key, name, [Candidate(MODEL)], prompt, max_tokens)
+    key: ApiKeySnapshot, request_id: str = "req_1", prompt: int = 10, max_tokens: int | None = 20, name: str = "m"
+) -> AdmissionRequest:
+    return AdmissionRequest(request_id, 0, key, name, [Candidate(MODEL)], prompt, max_tokens)
 
 
-def key_set(**limits: Any) -> LimitSet:
-    return LimitSet(1, "key", **limits)
+def key_set(**limits: Any) -> LimitSetSnapshot:
+    return LimitSetSnapshot(1, "key", **limits)
 
 
-def tenant_set(**limits: Any) -> LimitSet:
-    return LimitSet(2, "tenant", **limits)
+def tenant_set(**limits: Any) -> LimitSetSnapshot:
+    return LimitSetSnapshot(2, "tenant", **limits)
 
 
 @pytest.fixture
 def admit(broker: redis.Redis):
     """Admit a request; the ticket."""
-    gate = LimitAdmission(broker)
+    gate = RateLimitAdmission(broker)
     count = 0
 
-    async def admit(key: KeySnapshot, **demand: Any) -> LimitTicket:
+    async def admit(key: ApiKeySnapshot, **demand: Any) -> RateLimitLease:
         nonlocal count
         count += 1
         return await gate.admit(make_demand(key, f"req_{count}", **demand))
@@ -67,14 +67,14 @@ async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
     await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
 
 
-async def refused(admit: Any, key: KeySnapshot, **demand: Any) -> ApiError:
+async def refused(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await admit(key, **demand)
     return caught.value
 
 
-def header(ticket: LimitTicket | ApiError, name: str) -> str | None:
-    return dict(rates.headers(ticket.standings or [])).get(name.encode(), b"").decode() or None
+def header(ticket: RateLimitLease | ApiError, name: str) -> str | None:
+    return dict(rates.headers(ticket.limit_statuses or [])).get(name.encode(), b"").decode() or None
 
 
 async def test_what_fits_passes_and_the_next_is_told_when_to_come_back(admit: Any) -> None:
@@ -151,7 +151,7 @@ async def test_what_was_not_used_comes_back(admit: Any) -> None:
 
 async def test_cache_reads_cost_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
-    gate = LimitAdmission(broker, cache_read_percent=25)
+    gate = RateLimitAdmission(broker, cache_read_percent=25)
     await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
     ticket = await gate.admit(make_demand(key, "b", prompt=0 + 1))
     assert header(ticket, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
@@ -161,7 +161,7 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
     monkeypatch.setattr(limits, "LEASE_MS", 2000)
     monkeypatch.setattr(admission, "RENEW_SECONDS", 0.1)
     key = make_key(key_set(concurrency=2))
-    living, dead = LimitAdmission(broker), LimitAdmission(broker)
+    living, dead = RateLimitAdmission(broker), RateLimitAdmission(broker)
     await living.start()
     kept = await living.admit(make_demand(key, "kept"))
     await dead.admit(make_demand(key, "lost"))  # its gateway never renews it
@@ -182,7 +182,7 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
 async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "RENEW_SECONDS", 0.05)
     key = make_key(key_set(concurrency=1))
-    gate = LimitAdmission(broker)
+    gate = RateLimitAdmission(broker)
     await gate.start()
     await gate.admit(make_demand(key, "a"))
     await broker.flushdb()
@@ -205,10 +205,10 @@ async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
 
 async def test_models_have_limits_of_their_own(admit: Any) -> None:
     key = make_key(
-        LimitSet(1, "key", requests_per_day=10),
-        LimitSet(2, "key", model="m", requests_per_day=1),
-        LimitSet(3, "key", model="other", requests_per_day=0),
-        LimitSet(4, "key", model="alias", requests_per_day=2),
+        LimitSetSnapshot(1, "key", requests_per_day=10),
+        LimitSetSnapshot(2, "key", model="m", requests_per_day=1),
+        LimitSetSnapshot(3, "key", model="other", requests_per_day=0),
+        LimitSetSnapshot(4, "key", model="alias", requests_per_day=2),
     )
     await admit(key)
     assert "the model 'm'" in (await refused(admit, key)).message
@@ -216,7 +216,7 @@ async def test_models_have_limits_of_their_own(admit: Any) -> None:
 
 
 async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
-    dry = LimitSet(5, "project", dry_run=True, requests_per_day=2, max_prompt_tokens=50, tokens_per_day=10_000)
+    dry = LimitSetSnapshot(5, "project", dry_run=True, requests_per_day=2, max_prompt_tokens=50, tokens_per_day=10_000)
     key = make_key(key_set(requests_per_day=5), dry)
     for _ in range(4):
         await admit(key)
@@ -259,7 +259,7 @@ async def test_a_lower_limit_is_kept_from_now_on(admit: Any) -> None:
 
 
 async def test_standing_takes_nothing(broker: redis.Redis) -> None:
-    gate, key = LimitAdmission(broker), make_key(key_set(requests_per_day=2, concurrency=1))
+    gate, key = RateLimitAdmission(broker), make_key(key_set(requests_per_day=2, concurrency=1))
     await gate.admit(make_demand(key))
     for _ in range(3):
         assert dict(rates.headers(await gate.standing(key)))[b"x-ratelimit-remaining-requests"] == b"1"
@@ -268,7 +268,7 @@ async def test_standing_takes_nothing(broker: redis.Redis) -> None:
 
 async def test_without_the_broker_nothing_passes() -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
-    gate = LimitAdmission(nobody)
+    gate = RateLimitAdmission(nobody)
     with pytest.raises(ApiError) as caught:
         await gate.admit(make_demand(make_key(key_set(concurrency=1))))
     assert (caught.value.status, caught.value.retry_after) == (503, 1)
@@ -283,14 +283,14 @@ def test_durations() -> None:
 def test_every_limit_of_a_set_is_kept_somewhere() -> None:
     """A limit added to the snapshot and forgotten here would be none."""
     plain = {"id", "scope", "model", "dry_run"}
-    named = {field.name for field in msgspec.structs.fields(LimitSet)} - plain
-    full = replace_all(LimitSet(1, "key", dry_run=True), named - {"long_queue"}, 5)
+    named = {field.name for field in msgspec.structs.fields(LimitSetSnapshot)} - plain
+    full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_queue"}, 5)
     full = msgspec.structs.replace(full, long_queue=1)
-    checked = {check.name for check in limits.checks_of(1, [full], limits.Cost(1, 1, 1))}
+    checked = {check.name for check in limits.checks_of(1, [full], limits.LimitCost(1, 1, 1))}
     assert checked == named - {"long_queue"}
 
 
-def replace_all(set_: LimitSet, names: set[str], value: int) -> LimitSet:
+def replace_all(set_: LimitSetSnapshot, names: set[str], value: int) -> LimitSetSnapshot:
     return msgspec.structs.replace(set_, **dict.fromkeys(names, value))
 
 
@@ -304,19 +304,21 @@ def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
 
     async def rounds() -> list[int]:
         client: redis.Redis = redis.Redis.from_url(url)
-        gate = LimitAdmission(client)
+        gate = RateLimitAdmission(client)
         passed = []
         for number in range(ROUNDS):
-            set_ = LimitSet(number, "tenant", requests_per_day=LIMIT, tokens_per_day=LIMIT * 30, concurrency=LIMIT)
-            key = make_key(set_, LimitSet(1000 + number, "key", requests_per_day=1000))
+            set_ = LimitSetSnapshot(
+                number, "tenant", requests_per_day=LIMIT, tokens_per_day=LIMIT * 30, concurrency=LIMIT
+            )
+            key = make_key(set_, LimitSetSnapshot(1000 + number, "key", requests_per_day=1000))
             barrier.wait(30)
             results: list[object] = []
             for start in range(0, TRIED, AT_ONCE):
                 names = [f"{name}-{number}-{n}" for n in range(start, start + AT_ONCE)]
                 tried = (gate.admit(make_demand(key, name)) for name in names)
                 results += await asyncio.gather(*tried, return_exceptions=True)
-            assert all(isinstance(r, LimitTicket) or (isinstance(r, ApiError) and r.status == 429) for r in results)
-            passed.append(sum(isinstance(result, LimitTicket) for result in results))
+            assert all(isinstance(r, RateLimitLease) or (isinstance(r, ApiError) and r.status == 429) for r in results)
+            passed.append(sum(isinstance(result, RateLimitLease) for result in results))
         await client.aclose()
         return passed
 

@@ -15,13 +15,13 @@ from psycopg.conninfo import make_conninfo
 
 from billing.actions.budgets import do_make_budget
 from billing.budgets import alerts
-from billing.metering.ingest import Message, settle
+from billing.metering.ingest import UsageMessage, settle
 from billing.models import BudgetAlert, Window
 from inference_worker.contract.messages import encode
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.isolation import db_roles
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.models import Tenant, User
 from tests.billing.books import sheet
 from tests.gateway.purse import Admitted, Purse, key_of, purse
@@ -36,7 +36,7 @@ class House(NamedTuple):
 
     tenant: Tenant
     ana: User
-    keys: dict[str, KeySnapshot]
+    keys: dict[str, ApiKeySnapshot]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_all_their_keys_share_it_and_others_do_not(house: House, gateway: 
         assert isinstance(await others.admit(), Admitted)
     window = await sync_to_async(only_window)()
     assert (window.budget_id, window.held) == (budget.pk, 2 * HOLD)
-    events = [Message(f"{place}-0", encode(each.event())) for place, each in enumerate((first, second), start=1)]
+    events = [UsageMessage(f"{place}-0", encode(each.event())) for place, each in enumerate((first, second), start=1)]
     await sync_to_async(settle)(events)
     window = await sync_to_async(only_window)()
     assert (window.used, window.held) == (2 * COST * 10**6, 0)

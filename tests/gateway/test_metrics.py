@@ -17,8 +17,8 @@ from inference_worker.contract import metric_families as families
 from inference_worker.contract.messages import Heartbeat, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.replicas import ReplicaBoard
-from millrace.gateway.http.endpoints.health import Metrics
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
+from millrace.gateway.http.endpoints.health import MetricsEndpoint
 from tests.engine.fakes import fake_engine, request, run
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -32,9 +32,9 @@ def engine_snapshot(max_tokens: int = 4) -> MetricsSnapshot:
     return engine.metrics.snapshot()
 
 
-def board_of(**replicas: Heartbeat) -> ReplicaBoard:
+def board_of(**replicas: Heartbeat) -> ReplicaRegistry:
     """A board on which these have been seen alive, their heartbeats come over the broker."""
-    board = ReplicaBoard(lambda: 0.0)
+    board = ReplicaRegistry(lambda: 0.0)
     for beat in (1, 2):
         told = {name.encode(): encode(heartbeat_with(heartbeat, beat)) for name, heartbeat in replicas.items()}
         board.update(told)
@@ -49,7 +49,7 @@ def heartbeat(metrics: MetricsSnapshot | None, model: str = "m") -> Heartbeat:
     return Heartbeat(0, model, True, False, 3, 2, 8, 10, 4, metrics)
 
 
-def scrape(board: ReplicaBoard) -> dict[str, Metric]:
+def scrape(board: ReplicaRegistry) -> dict[str, Metric]:
     parsed = list(text_string_to_metric_families(GatewayMetrics(board).render().decode()))
     assert len({metric.name for metric in parsed}) == len(parsed)
     return {metric.name: metric for metric in parsed}
@@ -151,7 +151,7 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
         if message["type"] == "http.response.body" and not message.get("more_body"):
             waiting.put_nowait({"type": "http.disconnect"})
 
-    await Metrics.as_asgi()(scope, waiting.get, send)
+    await MetricsEndpoint.as_asgi()(scope, waiting.get, send)
     return answer[0]["status"], b"".join(message.get("body", b"") for message in answer[1:])
 
 

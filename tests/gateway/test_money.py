@@ -17,7 +17,7 @@ from django.db import connection
 from psycopg.conninfo import make_conninfo
 
 from billing.budgets import budget_leases, reservations
-from billing.metering.ingest import Message, Outcome, settle
+from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.reconciler import reconcile
 from billing.models import Adjustment, Budget, Correction, Window
 from inference_worker.contract.messages import encode
@@ -27,9 +27,9 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from tenants import actions
 from tenants.isolation import db_roles
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-from tenants.keys.snapshot import KeySnapshot
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
 from tests.balance import assert_books_balance
 from tests.billing.books import sheet
 from tests.gateway.purse import Admitted, Meeting, Purse, admit_elsewhere, key_of, purse
@@ -52,7 +52,7 @@ def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def key() -> KeySnapshot:
+def key() -> ApiKeySnapshot:
     """A key of a tenant, and a price list."""
     sheet()
     project = only_project(actions.do_create_tenant("acme", "Acme"))
@@ -72,11 +72,11 @@ def database_url() -> str:
 
 
 @pytest.fixture
-def budget(key: KeySnapshot) -> Callable[..., int]:
+def budget(key: ApiKeySnapshot) -> Callable[..., int]:
     """Set a budget; its id. A dollar a month for the tenant, if nothing else is said."""
 
     def budget(**fields: Any) -> int:
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             given = {"tenant_id": key.tenant_id, "name": "b", "unit": "money", "period": "month", "amount": DOLLAR}
             return Budget.objects.create(**(given | fields)).pk
 
@@ -84,21 +84,21 @@ def budget(key: KeySnapshot) -> Callable[..., int]:
 
 
 @pytest_asyncio.fixture
-async def gateway(url: str, key: KeySnapshot) -> AsyncIterator[Callable[..., Any]]:
+async def gateway(url: str, key: ApiKeySnapshot) -> AsyncIterator[Callable[..., Any]]:
     """Start a gateway's treasury."""
     async with AsyncExitStack() as running:
 
-        async def start(name: str = "gw-a", of: KeySnapshot = key) -> Purse:
+        async def start(name: str = "gw-a", of: ApiKeySnapshot = key) -> Purse:
             return await running.enter_async_context(purse(url, of, name))
 
         yield start
     await sync_to_async(lambda: connection.close())()
 
 
-def tell(*events: Any) -> Outcome:
+def tell(*events: Any) -> SettleResult:
     """Settle events, or messages."""
     payloads = [each if isinstance(each, bytes) else encode(each) for each in events]
-    return settle([Message(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
+    return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
 
 
 def window(budget_id: int) -> Window:
@@ -112,7 +112,7 @@ def check_invariants() -> None:
 
 def reap_all() -> int:
     """Let every lease have ended long ago."""
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_slice SET reap_at = now() - interval '1 hour' WHERE open")
     return reservations.reap(datetime.now(UTC))
 
@@ -135,7 +135,9 @@ async def test_worked_example_6_what_is_not_used_goes_back(gateway: Any, budget:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_worked_example_7_exactly_ten_of_a_hundred_pass(key: KeySnapshot, budget: Any, url: str, rounds: int) -> None:
+def test_worked_example_7_exactly_ten_of_a_hundred_pass(
+    key: ApiKeySnapshot, budget: Any, url: str, rounds: int
+) -> None:
     """Three gateway processes, a hundred requests at once, several times, each with a budget of its own."""
     spawn = multiprocessing.get_context("spawn")
     counts = {"a": 34, "b": 33, "c": 33}
@@ -155,7 +157,7 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(key: KeySnapshot, budget
             after = window(made)
             assert (after.used, after.held) == (132_000_000 * 10**6, 0)
             check_invariants()
-            with system(SystemUse.COMMAND):
+            with all_tenants_scope(BypassReason.COMMAND):
                 Budget.objects.all_tenants().update(active=False)
 
 
@@ -168,7 +170,7 @@ async def take_up(mine: Purse, number: int) -> list[Admitted]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways wait longer for what they recall: a busy machine may be slower than what is promised."""
-    monkeypatch.setattr(budget_admission, "RECALL_SECONDS", 10.0)
+    monkeypatch.setattr(budget_admission, "REVOKE_LEASES_SECONDS", 10.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -218,7 +220,7 @@ async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
 
 async def deafen(stopped: Purse) -> None:
     """As good as stopped: it neither hears recalls nor returns anything."""
-    await cancel_and_wait(stopped.treasury._tasks)
+    await cancel_and_wait(stopped.budget_admission._tasks)
 
 
 async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
@@ -248,11 +250,11 @@ async def test_worked_example_8_a_shorter_answer_where_the_budget_says_so(gatewa
     await sync_to_async(tell)(with_less.event("failed", uncached=0))
 
     def clamp() -> None:
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             Budget.objects.all_tenants().filter(pk=made).update(clamp=True)
 
     await sync_to_async(clamp)()
-    mine.treasury.forget()
+    mine.budget_admission.forget()
     assert (await mine.admit(max_tokens=4096)).terms.max_tokens == 1333
     await see()
 
@@ -309,7 +311,7 @@ async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, b
     await see()
 
 
-async def test_all_windows_or_none(gateway: Any, budget: Any, key: KeySnapshot) -> None:
+async def test_all_windows_or_none(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
     wide = await sync_to_async(budget)(name="wide")
     narrow = await sync_to_async(budget)(name="narrow", unit="tokens", period="day", amount=14_000, key_id=key.key_id)
     calls = await sync_to_async(budget)(
@@ -364,20 +366,22 @@ async def test_a_new_period_is_a_new_row_and_takes_over_what_was_not_used(gatewa
     await see()
 
 
-async def test_a_model_without_a_price_is_refused(gateway: Any, key: KeySnapshot) -> None:
+async def test_a_model_without_a_price_is_refused(gateway: Any, key: ApiKeySnapshot) -> None:
     mine = await gateway()
-    mine.treasury.prices = type(mine.treasury.prices)()
+    mine.budget_admission.prices = type(mine.budget_admission.prices)()
     refused = await mine.admit()
     assert (refused.status, refused.code) == (503, "model_not_priced")
     assert (b"x-should-retry", b"false") in refused.headers()
 
 
-async def test_a_budget_set_later_counts_from_the_next_change_on(gateway: Any, budget: Any, key: KeySnapshot) -> None:
+async def test_a_budget_set_later_counts_from_the_next_change_on(
+    gateway: Any, budget: Any, key: ApiKeySnapshot
+) -> None:
     mine = await gateway()
     (before,) = await take_up(mine, 1)
     assert before.terms.slice_id is None
     made = await sync_to_async(budget)(amount=HOLD)
-    mine.treasury.forget()
+    mine.budget_admission.forget()
     await take_up(mine, 1)
     assert (await mine.admit()).code == "budget_exceeded"
     await sync_to_async(tell)(before.event())
@@ -410,7 +414,7 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
     assert report.windows == 1
 
     def meddle() -> None:
-        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+        with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
             cursor.execute("UPDATE billing_window SET held = held + 5, used = used - 7")
 
     before = await sync_to_async(window)(made)
@@ -426,7 +430,7 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
     assert (await sync_to_async(reconcile)()).is_clean
 
     def meddle_with_slices(tokens: int, requests: int) -> None:
-        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+        with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
             cursor.execute(
                 """UPDATE billing_slice SET settled_tokens = settled_tokens + %s,
                 settled_requests = settled_requests + %s WHERE id = %s""",

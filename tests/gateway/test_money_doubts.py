@@ -14,19 +14,19 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from billing.budgets import budget_leases, reservations
-from billing.budgets.budget_leases import Amount
+from billing.budgets.budget_leases import ReservedAmount
 from billing.models import Budget, Slice, Window
-from billing.pricing.pricing import Component, PriceSheet, Rate, Tier
+from billing.pricing.pricing import Component, Rate, RateCard, Tier
 from millrace.gateway.admission import budget_admission
-from millrace.gateway.admission.admission import Demand
-from millrace.gateway.admission.cost_estimate import Bill
+from millrace.gateway.admission.admission import AdmissionRequest
+from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-from tenants.keys.snapshot import KeySnapshot
-from tenants.outbox.change_feed import Change
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.outbox.change_feed import ChangeEvent
 from tests.gateway import test_money
 from tests.gateway.purse import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
@@ -44,13 +44,13 @@ table, key, budget, url, gateway, patient = (  # fixtures
 
 
 def change(budget_id: int, **fields: Any) -> None:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Budget.objects.all_tenants().filter(pk=budget_id).update(**fields)
 
 
 async def told_of_changes(*gateways: Purse) -> None:
     for each in gateways:
-        each.treasury.drop([Change(1, "limits", each.key.tenant_id, None)])
+        each.budget_admission.drop([ChangeEvent(1, "limits", each.key.tenant_id, None)])
         await each.all_is_back()
 
 
@@ -68,7 +68,7 @@ async def eventually_held(budget_id: int, amount: int) -> None:
 def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
     """Whichever of them answers: it costs no more than what was held."""
     prices = tuple(
-        PriceSheet(
+        RateCard(
             version,
             None,
             "m",
@@ -78,8 +78,8 @@ def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
         )
         for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
     )
-    demand = Demand("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
-    assert Bill(demand, prices[::order]).amount(4096).money == 10 * HOLD
+    demand = AdmissionRequest("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
+    assert CostEstimate(demand, prices[::order]).amount(4096).money == 10 * HOLD
 
 
 # Periods.
@@ -124,10 +124,10 @@ async def test_what_was_rolled_over_cannot_be_spent_where_it_came_from_too(gatew
     made = await sync_to_async(budget)(period="day", amount=3 * HOLD, rollover_cap=2 * HOLD)
     mine = await gateway()
     await take_up(mine, 1)
-    mine.treasury.forget()
+    mine.budget_admission.forget()
     found = [await mine.admit(at=noon(1)) for _ in range(6)]
     assert [isinstance(each, Admitted) for each in found] == [True] * 5 + [False]
-    mine.treasury.forget()
+    mine.budget_admission.forget()
     assert (await mine.admit()).code == "budget_exceeded"
     assert [each.carried for each in await sync_to_async(windows)(made)] == [-2 * HOLD, 2 * HOLD]
     await see()
@@ -201,8 +201,8 @@ async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(ga
     await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
-    (path,) = mine.treasury._paths.values()
-    await mine.treasury._recalled(set(path.ids))
+    (path,) = mine.budget_admission._paths.values()
+    await mine.budget_admission._recalled(set(path.ids))
     await take_up(mine, 2)
     newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
     assert [(each.money, each.requests) for each in newest[-2:]] == [(HOLD, 1)] * 2
@@ -275,8 +275,8 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
-    mine.treasury.forget()  # the next one must lease
-    store = mine.treasury._store
+    mine.budget_admission.forget()  # the next one must lease
+    store = mine.budget_admission._store
     ask = store._ask
     goes_on = asyncio.Event()
 
@@ -293,17 +293,17 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
     assert isinstance(await mine.admit(), Admitted)
     goes_on.set()
-    mine.treasury.forget()
+    mine.budget_admission.forget()
     await mine.all_is_back()
     assert await sync_to_async(held)(made) == 2 * HOLD
     await see()
 
 
-def another_with_a_cent() -> KeySnapshot:
+def another_with_a_cent() -> ApiKeySnapshot:
     """A key of another tenant, whose budget has no room for a request."""
     project = only_project(actions.do_create_tenant("other", "Other"))
     made, _ = actions.do_create_api_key(project, "k")
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Budget.objects.create(tenant_id=project.tenant_id, name="b", unit="money", period="month", amount=10**7)
     return key_of(project.tenant_id, project.pk, made.pk)
 
@@ -315,7 +315,7 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=HOLD)
     mine = await gateway()
-    store = mine.treasury._store
+    store = mine.budget_admission._store
     ask = store._ask
     may_answer = asyncio.Event()
 
@@ -347,15 +347,15 @@ async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
-    store = mine.treasury._store
+    store = mine.budget_admission._store
     ask = store._ask
 
     async def fail(query: Any, parameters: Any) -> Any:
         raise psycopg.OperationalError("away")
 
     store._ask = fail  # type: ignore[method-assign]
-    mine.treasury._paths[next(iter(mine.treasury._paths))].slice.until = time.monotonic() - 10
-    mine.treasury.forget()
+    mine.budget_admission._paths[next(iter(mine.budget_admission._paths))].slice.until = time.monotonic() - 10
+    mine.budget_admission.forget()
     await asyncio.sleep(1.2)
     assert await sync_to_async(held)(made) > HOLD
     store._ask = ask  # type: ignore[method-assign]
@@ -366,7 +366,7 @@ async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any,
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     (first,) = await take_up(mine, 1)
-    store = mine.treasury._store
+    store = mine.budget_admission._store
     ask = store._ask
     begun = asyncio.Event()
 
@@ -376,9 +376,9 @@ async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any,
         return await ask(query, parameters)
 
     store._ask = slow  # type: ignore[method-assign]
-    mine.treasury.forget()
+    mine.budget_admission.forget()
     await begun.wait()
-    await mine.treasury.stop()
+    await mine.budget_admission.stop()
     assert await sync_to_async(held)(made) == HOLD
     await sync_to_async(tell)(first.event())
     assert await sync_to_async(held)(made) == 0
@@ -387,11 +387,11 @@ async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any,
 async def test_a_period_that_is_forgotten_meanwhile_keeps_no_slice(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    store = mine.treasury._store
+    store = mine.budget_admission._store
     lease = store.lease
 
     async def forget_first(*given: Any) -> Any:
-        mine.treasury._paths.clear()
+        mine.budget_admission._paths.clear()
         return await lease(*given)
 
     store.lease = forget_first  # type: ignore[method-assign]
@@ -403,20 +403,20 @@ async def test_each_slice_goes_back_once_however_often_it_is_said(gateway: Any, 
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
-    (path,) = mine.treasury._paths.values()
-    leased, store = path.slice, mine.treasury._store
+    (path,) = mine.budget_admission._paths.values()
+    leased, store = path.slice, mine.budget_admission._store
     assert leased is not None
     for _ in range(3):
         await store.give_back([leased])
         assert await sync_to_async(held)(made) == HOLD
-    untouched = await store.lease(path, Amount(HOLD, 1, 1), Amount(HOLD, 1, 1), None)
-    assert isinstance(untouched, budget_leases.Slice)
+    untouched = await store.lease(path, ReservedAmount(HOLD, 1, 1), ReservedAmount(HOLD, 1, 1), None)
+    assert isinstance(untouched, budget_leases.BudgetLease)
     for _ in range(3):
         await store.give_back([untouched])
         assert await sync_to_async(held)(made) == HOLD
     # Nor after the reaper took it back, whose fence moved on.
-    again = await store.lease(path, Amount(HOLD, 1, 1), Amount(HOLD, 1, 1), None)
-    assert isinstance(again, budget_leases.Slice)
+    again = await store.lease(path, ReservedAmount(HOLD, 1, 1), ReservedAmount(HOLD, 1, 1), None)
+    assert isinstance(again, budget_leases.BudgetLease)
     await sync_to_async(reap_all)()
     await store.give_back([again])
     assert await sync_to_async(held)(made) == 0

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from billing.budgets import reservations
 from billing.models import Budget, Window
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-from tenants.keys.snapshot import KeySnapshot
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, Purse, purse
 from tests.gateway.test_money import HOLD, check_invariants, reap_all, tell
@@ -48,7 +48,7 @@ class Killed(BaseException):
 class World:
     """Gateways that come and go, requests that end in any order, and a settler."""
 
-    def __init__(self, url: str, key: KeySnapshot, chance: random.Random, running: AsyncExitStack) -> None:
+    def __init__(self, url: str, key: ApiKeySnapshot, chance: random.Random, running: AsyncExitStack) -> None:
         self.url, self.key, self.chance, self.running = url, key, chance, running
         self.gateways: list[Purse] = []
         self.flying: list[Admitted] = []
@@ -92,8 +92,8 @@ class World:
         if event.verdict == "failed":  # it had ended well, and then its caller got an error
             event = admitted.event(uncached=10_000, output=min(admitted.terms.max_tokens, 500))
         if self.chance.random() < 0.5:
-            gateway.treasury.early.contend(admitted.terms.windows)
-        await gateway.treasury.early.end(event.envelope, admitted.terms, event.usage)
+            gateway.budget_admission.early.contend(admitted.terms.windows)
+        await gateway.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)
 
     async def end(self) -> None:
         """Some end, are released and not settled, some of them twice; then their messages come in any order."""
@@ -107,7 +107,7 @@ class World:
         self.told += events
         if self.chance.random() < 0.5:  # the settlement and the release of the same, at the same time
             windows = {window for each in ended for window in each.terms.windows}
-            releases = [gateway.treasury.early.release(windows) for gateway in self.gateways]
+            releases = [gateway.budget_admission.early.release(windows) for gateway in self.gateways]
             await asyncio.gather(sync_to_async(tell_in_a_thread, thread_sensitive=False)(*events), *releases)
 
     async def settle_what_was_told(self) -> None:
@@ -125,7 +125,7 @@ class World:
     async def break_database(self) -> None:
         """One step's answer is lost, or the step itself."""
         gateway = self.chance.choice(self.gateways)
-        store = gateway.treasury._store
+        store = gateway.budget_admission._store
         ask, before = store._ask, self.chance.random() < 0.5
 
         async def broken(query: Any, parameters: Any) -> Any:
@@ -162,7 +162,7 @@ OFTEN = ("admit", "admit", "admit", "settle", "settle", "end", "end", "settle_wh
 STEPS = (*OFTEN, "lose", "forget_requests", "break_database", "kill_settler", "reap")
 
 
-async def live(url: str, key: KeySnapshot, made: int, steps: Sequence[str], seed: int) -> None:
+async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], seed: int) -> None:
     async with AsyncExitStack() as running:
         world = World(url, key, random.Random(seed), running)
         for _ in range(3):
@@ -198,7 +198,7 @@ def run(life: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_long_life(url: str, key: KeySnapshot, budget: Any, seed: int) -> None:
+def test_a_long_life(url: str, key: ApiKeySnapshot, budget: Any, seed: int) -> None:
     chance = random.Random(seed)
     made = budget(amount=LIMIT)
     budget(name="quota", unit="tokens", period="day", amount=10**9)
@@ -207,7 +207,7 @@ def test_a_long_life(url: str, key: KeySnapshot, budget: Any, seed: int) -> None
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=5, max_size=25), seed=st.integers(0, 2**32))
-def test_any_life(url: str, key: KeySnapshot, budget: Any, steps: list[str], seed: int) -> None:
-    with system(SystemUse.COMMAND):  # every life has a budget of its own
+def test_any_life(url: str, key: ApiKeySnapshot, budget: Any, steps: list[str], seed: int) -> None:
+    with all_tenants_scope(BypassReason.COMMAND):  # every life has a budget of its own
         Budget.objects.all_tenants().update(active=False)
     run(live(url, key, budget(amount=LIMIT), steps, seed))

@@ -19,8 +19,8 @@ from django.db import connection
 
 from billing.metering.reconciler import reconcile
 from billing.models import Correction, Reconciliation, Slice, Window
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tests.gateway import test_money
 from tests.gateway.purse import Admitted, purse
 from tests.gateway.test_money import HOLD, check_invariants, see, take_up, tell, window
@@ -71,7 +71,7 @@ def run(job: str, words: str = "") -> None:
 
 
 def change(sql: str) -> None:
-    with system(SystemUse.COMMAND), connection.cursor() as cursor:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(sql)
 
 
@@ -126,7 +126,7 @@ def test_reconcilers_reapers_and_the_settler_do_not_disturb_each_other(key: Any,
     async def admit() -> list[Admitted]:
         async with purse(url, key) as mine:
             found = [await mine.admit() for _ in range(120)]
-            await mine.treasury.stop()
+            await mine.budget_admission.stop()
             return [each for each in found if isinstance(each, Admitted)]
 
     admitted = asyncio.run(admit())

@@ -83,7 +83,7 @@ async def hold_of_one(inside: House) -> int:
     answer = await gateway.ask_until_told()
     assert answer is not None
     assert answer.status_code == 200, answer.text
-    return int(inside.worker.answered[-1].envelope.hold or 0)
+    return int(inside.worker.answered[-1].billing_context.hold or 0)
 
 
 async def all_know(budget: Budget, hold: int, *gateways: GatewayProcess) -> None:
@@ -210,7 +210,7 @@ def settled_events() -> list[UsageEvent]:
 
 
 async def all_settled(inside: House) -> None:
-    answered = {event.envelope.request_id for event in inside.worker.answered}
+    answered = {event.billing_context.request_id for event in inside.worker.answered}
 
     async def settled() -> bool:
         return {each.request_id for each in await settled_events()} >= answered
@@ -275,7 +275,7 @@ async def test_a_stopped_gateway_delays_and_never_denies(
         d.signal(signal.SIGCONT)
         assert await passes(await d.ask_until_told(1))
         await all_settled(inside)
-        assert inside.worker.answered[-1].envelope.slice_id != its.pk
+        assert inside.worker.answered[-1].billing_context.slice_id != its.pk
         await eventually(lambda: is_held_by_none(its.pk))
         await see()
 
@@ -286,7 +286,7 @@ async def stop_with_a_slice(inside: House, gateway: GatewayProcess) -> Slice:
         assert await passes(await gateway.ask_until_told())
         await all_settled(inside)
         gateway.signal(signal.SIGSTOP)
-        found = await slice_of(inside.worker.answered[-1].envelope.slice_id)
+        found = await slice_of(inside.worker.answered[-1].billing_context.slice_id)
         if found.open and found.money:
             return found
         gateway.signal(signal.SIGCONT)

@@ -18,7 +18,7 @@ import yaml
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Form, Writer
+from millrace.gateway.core.types import ResponseSpec, Writer
 from millrace.gateway.http.endpoints import batches, files, message_batches, outcomes
 from millrace.gateway.protocols.anthropic.messages import CountBody, MessagesBody
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
@@ -46,7 +46,7 @@ BODIES = [
     ("BatchBody", batches.BatchBody, "openai", "CreateBatchRequest"),
     ("MessagesBody", MessagesBody, "anthropic", "CreateMessageParams"),
     ("CountBody", CountBody, "anthropic", "CountMessageTokensParams"),
-    ("MessageBatchBody", message_batches.BatchBody, "anthropic", "CreateMessageBatchParams"),
+    ("MessageBatchBody", message_batches.MessageBatchBody, "anthropic", "CreateMessageBatchParams"),
     ("OutcomeBody", outcomes.OutcomeBody, None, ""),
 ]
 # Operation of OpenAI's examples -> the schema of ours that each must match.
@@ -174,7 +174,7 @@ EVENTS: list[AnswerEvent] = [
     End("req_1", 1, 2, "stop", None, TokenUsage(uncached=2, output=2)),
 ]
 ASKED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').asked
-FORM = Form("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], asked=ASKED)
+FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], asked=ASKED)
 ANY: Any = None
 
 

@@ -361,6 +361,6 @@ def test_nothing_but_a_400_comes_of_nonsense(fields: dict[str, Any], likely: dic
     for read, own in ((read_chat, {"messages": HELLO}), (read_completion, {"prompt": "Hello"})):
         try:
             read(msgspec.json.encode({"model": "m", **own} | fields | likely))
-        except ApiError as fault:
-            assert fault.status == 400
-            assert set(fault.body()["error"]) == {"message", "type", "param", "code"}
+        except ApiError as exc:
+            assert exc.status == 400
+            assert set(exc.body()["error"]) == {"message", "type", "param", "code"}

@@ -7,15 +7,15 @@ from collections import Counter
 import msgspec
 import pytest
 
-from inference_worker.contract.messages import Envelope, Heartbeat, Job, encode
+from inference_worker.contract.messages import BillingContext, Heartbeat, InferenceJob, encode
 from inference_worker.contract.request import SamplingParams, ServiceClass
 from millrace.gateway.dispatch import placement
-from millrace.gateway.dispatch.placement import AFFINITY_TOKENS, Choice, Placement
-from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.dispatch.placement import AFFINITY_TOKENS, Placement, PlacementChoice
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 
-def make_job(prompt: list[int], salt: bytes = b"salt") -> Job:
-    return Job(Envelope(0, "req", 0, 1, 1, 1, "m"), "gw", prompt, SamplingParams(), salt, 0.0)
+def make_job(prompt: list[int], salt: bytes = b"salt") -> InferenceJob:
+    return InferenceJob(BillingContext(0, "req", 0, 1, 1, 1, "m"), "gw", prompt, SamplingParams(), salt, 0.0)
 
 
 def prompt(start: int, length: int = AFFINITY_TOKENS + 10) -> list[int]:
@@ -24,7 +24,7 @@ def prompt(start: int, length: int = AFFINITY_TOKENS + 10) -> list[int]:
 
 class Fleet:
     def __init__(self, *names: str) -> None:
-        self.board = ReplicaBoard()
+        self.board = ReplicaRegistry()
         self.placement = Placement(self.board)
         self.names = list(names)
         self.beat = 0
@@ -43,7 +43,7 @@ class Fleet:
         self.board.update(beats)
         self.placement.observe()
 
-    def send(self, job: Job) -> Choice:
+    def send(self, job: InferenceJob) -> PlacementChoice:
         choice = self.placement.choose(job)
         assert choice is not None
         self.placement.sent(choice.replica_id)
@@ -95,7 +95,7 @@ def test_a_popular_start_spills_over(fleet: Fleet) -> None:
 def test_short_prompts_go_where_there_is_least_to_do(fleet: Fleet) -> None:
     fleet.beats(a=3, b=1, c=2, d=3)
     choice = fleet.placement.choose(make_job([1, 2, 3]))
-    assert choice == Choice("b", "load", 1, 17)
+    assert choice == PlacementChoice("b", "load", 1, 17)
 
 
 def test_nobody_is_sent_more_than_its_credits(fleet: Fleet) -> None:
@@ -127,7 +127,7 @@ def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
         for _ in range(18):
             fleet.placement.sent(name, batch=True)
     assert fleet.placement.choose(line) is None
-    assert fleet.placement.choose(make_job([1])) == Choice("a", "load", 0, 18)
+    assert fleet.placement.choose(make_job([1])) == PlacementChoice("a", "load", 0, 18)
     for name in fleet.names:
         fleet.placement.claimed(name, batch=True)
     fleet.batch = 1
@@ -162,7 +162,7 @@ def test_it_is_known_where_a_start_was_computed(fleet: Fleet, monkeypatch: pytes
 
 
 def test_only_so_many_starts_are_remembered(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "MOST_WARM", 2)
+    monkeypatch.setattr(placement, "MAX_REMEMBERED_PREFIXES", 2)
     jobs = [make_job(prompt(n)) for n in range(3)]
     for job in jobs:
         choice = fleet.send(job)

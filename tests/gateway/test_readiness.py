@@ -13,7 +13,7 @@ from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, encode
 from millrace.conf.environment import PlatformSettings
 from millrace.gateway.app import Gateway
-from millrace.gateway.dispatch.monitor import Watch
+from millrace.gateway.dispatch.monitor import DispatchMonitor
 
 CHECK = "model m"
 
@@ -27,7 +27,7 @@ async def gateway() -> AsyncIterator[Gateway]:
     await gateway.patient_broker.aclose()
 
 
-async def look(watch: Watch, broker: redis.Redis, beat: int) -> None:
+async def look(watch: DispatchMonitor, broker: redis.Redis, beat: int) -> None:
     """One look of the watch, after a heartbeat of each of two replicas."""
     for name in ("r1", "r2"):
         payload = encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0))
@@ -36,7 +36,7 @@ async def look(watch: Watch, broker: redis.Redis, beat: int) -> None:
 
 
 async def test_an_exit_counts_before_the_watch_has_seen_it(broker: redis.Redis, gateway: Gateway) -> None:
-    watch = Watch(gateway.dispatcher)
+    watch = DispatchMonitor(gateway.dispatcher)
     for beat in (1, 2):
         await look(watch, broker, beat)
     assert (await gateway.readiness())[CHECK] == "ok"
@@ -49,7 +49,7 @@ async def test_an_exit_counts_before_the_watch_has_seen_it(broker: redis.Redis, 
 
 
 async def test_a_suspected_replica_is_not_ready(broker: redis.Redis, gateway: Gateway) -> None:
-    watch = Watch(gateway.dispatcher)
+    watch = DispatchMonitor(gateway.dispatcher)
     for beat in (1, 2):
         await look(watch, broker, beat)
     replicas = gateway.dispatcher.replicas

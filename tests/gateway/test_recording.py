@@ -17,29 +17,29 @@ from django.db import connection
 
 from inference_worker.contract.request import SamplingParams
 from millrace.apps.records.models import RequestContent, RequestRecord
-from millrace.gateway.admission.admission import LimitAdmission, Terms
-from millrace.gateway.admission.limits import Cost, checks_of
+from millrace.gateway.admission.admission import AdmissionGrant, RateLimitAdmission
+from millrace.gateway.admission.limits import LimitCost, checks_of
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.limit_status import Standing
-from millrace.gateway.core.request_db import Rows
+from millrace.gateway.core.limit_status import LimitStatus
+from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.lifecycle import request_log
-from millrace.gateway.lifecycle.request_log import Recorder, Trail
-from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
+from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.gateway.test_batch_runner import KEY
 from tests.seeing import Everybody
 
-LIMIT = LimitSet(7, "key", requests_per_minute=3, tokens_per_day=1000)
-TRIAL = LimitSet(8, "tenant", dry_run=True, max_prompt_tokens=5)
+LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)
+TRIAL = LimitSetSnapshot(8, "tenant", dry_run=True, max_prompt_tokens=5)
 
 
 def request(model: str = "m", **changes: Any) -> InferenceRequest:
     return InferenceRequest(model, "Hello", SamplingParams(), **changes)
 
 
-def standings(refused: str = "") -> list[Standing]:
-    checks = checks_of(1, [LIMIT, TRIAL], Cost(1, 10, 20))
-    return [Standing(check, 400 * (check.name == refused), check.cost * check.period[0]) for check in checks]
+def limit_statuses(refused: str = "") -> list[LimitStatus]:
+    checks = checks_of(1, [LIMIT, TRIAL], LimitCost(1, 10, 20))
+    return [LimitStatus(check, 400 * (check.name == refused), check.cost * check.period[0]) for check in checks]
 
 
 def call(said: Sequence[str] = (), **terms: Any) -> Any:
@@ -51,21 +51,23 @@ def call(said: Sequence[str] = (), **terms: Any) -> Any:
         why=why,
         prompt=SimpleNamespace(ids=[1] * 10),
         candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
-        ticket=SimpleNamespace(standings=standings(), terms=Terms(20, 5, hold=300, windows=[4, 9], **terms)),
+        ticket=SimpleNamespace(
+            limit_statuses=limit_statuses(), terms=AdmissionGrant(20, 5, hold=300, windows=[4, 9], **terms)
+        ),
         first_at=time.monotonic() + 1,
         said={index: [text] for index, text in enumerate(said)},
     )
 
 
-def told(trail: Trail, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(trail.record("gw-1", status, complete=complete)))
+def told(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(trace.record("gw-1", status, complete=complete)))
 
 
 def test_an_answered_request_tells_its_story() -> None:
-    trail = Trail(KEY, "req_1", "completions")
-    trail.asked(request(stream=True), b"{}")
-    trail.calls.append(call())
-    record = told(trail)
+    trace = RequestTrace(KEY, "req_1", "completions")
+    trace.asked(request(stream=True), b"{}")
+    trace.calls.append(call())
+    record = told(trace)
     assert (record["asked"], record["served"], record["stream"], record["verdict"]) == ("m", "m1", True, "completed")
     assert [(each["name"], each["limit"], each["left"]) for each in record["limits"]] == [
         ("requests_per_minute", 3, 2),
@@ -78,13 +80,13 @@ def test_an_answered_request_tells_its_story() -> None:
     assert (record["hold_nano"], record["price_version"], record["windows"]) == (300, 5, [4, 9])
     assert (record["prompt_tokens"], record["max_tokens"]) == (10, 20)
     assert 900 < record["ttft_ms"] <= 1100
-    assert trail.content() is None
+    assert trace.content() is None
 
 
 def test_several_prompts_are_one_record() -> None:
-    trail = Trail(KEY, "req_1", "completions")
-    trail.calls += [call(), call()]
-    record = told(trail)
+    trace = RequestTrace(KEY, "req_1", "completions")
+    trace.calls += [call(), call()]
+    record = told(trace)
     assert (record["prompts"], record["prompt_tokens"], record["hold_nano"]) == (2, 20, 600)
 
 
@@ -105,15 +107,15 @@ def test_several_prompts_are_one_record() -> None:
     ],
 )
 def test_how_it_ended(status: str, code: str, complete: bool, verdict: str) -> None:
-    trail = Trail(KEY, "req_1", "messages")
-    trail.fault = ApiError(code, "") if code else None
-    assert told(trail, status, complete=complete)["verdict"] == verdict
+    trace = RequestTrace(KEY, "req_1", "messages")
+    trace.fault = ApiError(code, "") if code else None
+    assert told(trace, status, complete=complete)["verdict"] == verdict
 
 
 async def test_the_limit_that_bound_is_named(broker: Any) -> None:
-    admission = LimitAdmission(broker)
-    tight = LimitSet(9, "project", model="m", requests_per_minute=1)
-    key = msgspec.structs.replace(KEY, limits=Limits((tight,)))
+    admission = RateLimitAdmission(broker)
+    tight = LimitSetSnapshot(9, "project", model="m", requests_per_minute=1)
+    key = msgspec.structs.replace(KEY, limits=LimitSnapshot((tight,)))
     demand: Any = SimpleNamespace(
         key=key,
         request_id="req_1",
@@ -128,9 +130,9 @@ async def test_the_limit_that_bound_is_named(broker: Any) -> None:
     await admission.admit(demand)
     with pytest.raises(ApiError) as refused:
         await admission.admit(demand)
-    trail = Trail(key, "req_1", "completions")
-    trail.fault = refused.value
-    record = told(trail, "429")
+    trace = RequestTrace(key, "req_1", "completions")
+    trace.fault = refused.value
+    record = told(trace, "429")
     assert record["bound"].pop("reset_ms") > 50_000
     assert record["bound"] == {
         **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},
@@ -143,8 +145,8 @@ async def test_the_limit_that_bound_is_named(broker: Any) -> None:
 
 
 @pytest_asyncio.fixture
-async def rows(transactional_db: None) -> AsyncIterator[Rows]:
-    rows = Rows(await sync_to_async(_url)())
+async def rows(transactional_db: None) -> AsyncIterator[TenantConnectionPool]:
+    rows = TenantConnectionPool(await sync_to_async(_url)())
     await rows.open()
     yield rows
     await rows.close()
@@ -176,16 +178,16 @@ class Lost:
 everything = sync_to_async(lambda model: list(Everybody(model).order_by("request_id")))
 
 
-async def test_records_come_to_the_database_once(rows: Rows) -> None:
+async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> None:
     lost: Any = Lost()
-    recorder = Recorder(rows, "gw-1", lost)
+    recorder = RequestLogWriter(rows, "gw-1", lost)
     for number in range(3):
-        trail = Trail(KEY, f"req_{number}", "completions")
-        trail.asked(request("mine\0"), None)
-        trail.calls.append(call())
-        recorder.end(trail, "200")
+        trace = RequestTrace(KEY, f"req_{number}", "completions")
+        trace.asked(request("mine\0"), None)
+        trace.calls.append(call())
+        recorder.end(trace, "200")
         if number == 2:
-            recorder.end(trail, "200")  # as if the database had taken it, and could not say so
+            recorder.end(trace, "200")  # as if the database had taken it, and could not say so
     before = datetime.now(UTC)
     await recorder.flush()
     found: list[RequestRecord] = await everything(RequestRecord)
@@ -199,16 +201,18 @@ async def test_records_come_to_the_database_once(rows: Rows) -> None:
     assert len(await everything(RequestRecord)) == 3
 
 
-async def test_contents_are_kept_only_where_that_is_wished(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log, "MOST_CONTENT", 20)
+async def test_contents_are_kept_only_where_that_is_wished(
+    rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_CONTENT_CHARACTERS", 20)
     lost: Any = Lost()
-    recorder = Recorder(rows, "gw-1", lost)
-    keeps: KeySnapshot = msgspec.structs.replace(KEY, keep_content_days=2)
+    recorder = RequestLogWriter(rows, "gw-1", lost)
+    keeps: ApiKeySnapshot = msgspec.structs.replace(KEY, keep_content_days=2)
     for key, name in ((KEY, "req_0"), (keeps, "req_1"), (keeps, "req_2")):
-        trail = Trail(key, name, "completions")
-        trail.asked(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))
-        trail.calls.append(call(["four", "\0an answer that is too long"]))
-        recorder.end(trail, "200")
+        trace = RequestTrace(key, name, "completions")
+        trace.asked(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))
+        trace.calls.append(call(["four", "\0an answer that is too long"]))
+        recorder.end(trace, "200")
     await recorder.flush()
     first, second = await everything(RequestContent)
     assert (first.request_id, first.body, first.truncated) == ("req_1", '{"prompt": "\\u0000"}', True)
@@ -217,15 +221,17 @@ async def test_contents_are_kept_only_where_that_is_wished(rows: Rows, monkeypat
     assert lost.count == 0
 
 
-async def test_while_the_database_is_away_the_newest_are_kept(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log, "MOST", 3)
+async def test_while_the_database_is_away_the_newest_are_kept(
+    rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_PENDING_RECORDS", 3)
     lost: Any = Lost()
-    nowhere = Rows("postgresql://nobody@127.0.0.1:1/none")
+    nowhere = TenantConnectionPool("postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setattr("millrace.gateway.core.request_db.WAIT_SECONDS", 0.1)
     await nowhere.open()
-    recorder = Recorder(nowhere, "gw-1", lost)
+    recorder = RequestLogWriter(nowhere, "gw-1", lost)
     for number in range(5):
-        recorder.end(Trail(KEY, f"req_{number}", "completions"), "200")
+        recorder.end(RequestTrace(KEY, f"req_{number}", "completions"), "200")
     await recorder.flush()
     assert lost.count == 2
     await nowhere.close()
@@ -234,26 +240,26 @@ async def test_while_the_database_is_away_the_newest_are_kept(rows: Rows, monkey
     assert [row.request_id for row in await everything(RequestRecord)] == ["req_2", "req_3", "req_4"]
 
 
-async def test_what_the_database_refuses_is_no_reason_to_stop(rows: Rows) -> None:
+async def test_what_the_database_refuses_is_no_reason_to_stop(rows: TenantConnectionPool) -> None:
     lost: Any = Lost()
-    recorder = Recorder(rows, "gw-1", lost)
-    recorder.end(Trail(KEY, "x" * 65, "completions"), "200")  # longer than any request's name
+    recorder = RequestLogWriter(rows, "gw-1", lost)
+    recorder.end(RequestTrace(KEY, "x" * 65, "completions"), "200")  # longer than any request's name
     await recorder.flush()
-    recorder.end(Trail(KEY, "req_1", "completions"), "200")
+    recorder.end(RequestTrace(KEY, "req_1", "completions"), "200")
     await recorder.flush()
     assert [row.request_id for row in await everything(RequestRecord)] == ["req_1"]
     assert lost.count == 1
 
 
-async def test_it_writes_by_itself_and_at_its_end(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_writes_by_itself_and_at_its_end(rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.05)
     lost: Any = Lost()
-    recorder = Recorder(rows, "gw-1", lost)
+    recorder = RequestLogWriter(rows, "gw-1", lost)
     await recorder.start()
-    recorder.end(Trail(KEY, "req_1", "completions"), "200")
+    recorder.end(RequestTrace(KEY, "req_1", "completions"), "200")
     async with asyncio.timeout(60):
         while not await everything(RequestRecord):
             await asyncio.sleep(0.02)
-    recorder.end(Trail(KEY, "req_2", "completions"), "200")
+    recorder.end(RequestTrace(KEY, "req_2", "completions"), "200")
     await recorder.stop()
     assert len(await everything(RequestRecord)) == 2

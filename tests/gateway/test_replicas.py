@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference_worker.contract.messages import REPLICA_LOST_SECONDS, REPLICA_SUSPECT_SECONDS, Heartbeat, encode
-from millrace.gateway.dispatch.replicas import FORGET_SECONDS, ReplicaBoard
+from millrace.gateway.dispatch.replicas import FORGET_SECONDS, ReplicaRegistry
 
 
 class Clock:
@@ -21,15 +21,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def board(clock: Clock) -> ReplicaBoard:
-    return ReplicaBoard(clock)
+def board(clock: Clock) -> ReplicaRegistry:
+    return ReplicaRegistry(clock)
 
 
 def beat(n: int, *, ready: bool = True, draining: bool = False, model: str = "m") -> bytes:
     return encode(Heartbeat(n, model, ready, draining, 0, 0, 8, 10, 0))
 
 
-def test_it_works(board: ReplicaBoard) -> None:
+def test_it_works(board: ReplicaRegistry) -> None:
     assert board.update({b"r": beat(1)}) == set()
     assert board.serving("m") == []  # it may be a dead process' last word
     board.update({b"r": beat(2)})
@@ -37,7 +37,7 @@ def test_it_works(board: ReplicaBoard) -> None:
     assert board.serving("other") == []
 
 
-def test_silence_is_suspicion_and_then_loss_once(board: ReplicaBoard, clock: Clock) -> None:
+def test_silence_is_suspicion_and_then_loss_once(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += REPLICA_SUSPECT_SECONDS
@@ -60,7 +60,7 @@ def test_silence_is_suspicion_and_then_loss_once(board: ReplicaBoard, clock: Clo
     assert board.live() == {}
 
 
-def test_a_heartbeat_ends_suspicion(board: ReplicaBoard, clock: Clock) -> None:
+def test_a_heartbeat_ends_suspicion(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += REPLICA_LOST_SECONDS - 0.1
@@ -71,7 +71,7 @@ def test_a_heartbeat_ends_suspicion(board: ReplicaBoard, clock: Clock) -> None:
     assert board.serving("m")
 
 
-def test_a_gateway_that_was_stopped_itself_suspects_nobody(board: ReplicaBoard, clock: Clock) -> None:
+def test_a_gateway_that_was_stopped_itself_suspects_nobody(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += 60
@@ -80,7 +80,7 @@ def test_a_gateway_that_was_stopped_itself_suspects_nobody(board: ReplicaBoard, 
     assert board.serving("m")
 
 
-def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaBoard) -> None:
+def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaRegistry) -> None:
     board.update({b"r": beat(1), b"s": beat(1)})
     board.update({b"r": beat(2), b"s": beat(2)})
     assert board.update({b"s": beat(3)}, exited=[b"r"]) == {"r"}
@@ -88,7 +88,7 @@ def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaBoard) -> None
     assert list(board.ready("m")) == ["s"]
 
 
-def test_an_exited_replica_does_not_return_with_a_heartbeat_that_was_on_its_way(board: ReplicaBoard) -> None:
+def test_an_exited_replica_does_not_return_with_a_heartbeat_that_was_on_its_way(board: ReplicaRegistry) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     assert board.update({b"r": beat(3)}, exited=[b"r"]) == {"r"}
@@ -97,12 +97,12 @@ def test_an_exited_replica_does_not_return_with_a_heartbeat_that_was_on_its_way(
     assert board.live() == {}
 
 
-def test_a_gateway_that_starts_later_finds_an_exit(board: ReplicaBoard) -> None:
+def test_a_gateway_that_starts_later_finds_an_exit(board: ReplicaRegistry) -> None:
     board.update({}, exited=[b"r"])
     assert board.is_dead("r")
 
 
-def test_one_that_speaks_again_is_back(board: ReplicaBoard, clock: Clock) -> None:
+def test_one_that_speaks_again_is_back(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     clock.now += REPLICA_LOST_SECONDS + 0.1
     board.update({b"r": beat(1)})
@@ -112,12 +112,12 @@ def test_one_that_speaks_again_is_back(board: ReplicaBoard, clock: Clock) -> Non
     assert board.serving("m")
 
 
-def test_one_that_left_is_gone_at_once(board: ReplicaBoard) -> None:
+def test_one_that_left_is_gone_at_once(board: ReplicaRegistry) -> None:
     board.update({b"r": beat(1)})
     assert board.update({}) == {"r"}
 
 
-def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaBoard, clock: Clock) -> None:
+def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaRegistry, clock: Clock) -> None:
     assert not board.is_dead("r")
     clock.now += REPLICA_SUSPECT_SECONDS - 0.1
     assert not board.is_dead("r")
@@ -129,7 +129,7 @@ def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaBoard, cl
     assert board.is_dead("r")
 
 
-def test_nobody_dies_of_our_own_deafness(board: ReplicaBoard, clock: Clock) -> None:
+def test_nobody_dies_of_our_own_deafness(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += 60  # the broker was away
@@ -138,14 +138,14 @@ def test_nobody_dies_of_our_own_deafness(board: ReplicaBoard, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("state", [{"ready": False}, {"draining": True}])
-def test_one_that_takes_nothing_is_not_serving(board: ReplicaBoard, state: dict[str, bool]) -> None:
+def test_one_that_takes_nothing_is_not_serving(board: ReplicaRegistry, state: dict[str, bool]) -> None:
     board.update({b"r": beat(1, **state)})
     board.update({b"r": beat(2, **state)})
     assert board.serving("m") == []
     assert set(board.live()) == {"r"}
 
 
-def test_the_long_dead_are_forgotten(board: ReplicaBoard, clock: Clock) -> None:
+def test_the_long_dead_are_forgotten(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     clock.now += REPLICA_LOST_SECONDS + 1
     board.update({b"r": beat(1)})
@@ -154,7 +154,7 @@ def test_the_long_dead_are_forgotten(board: ReplicaBoard, clock: Clock) -> None:
     assert board.forgotten() == ["r"]
 
 
-def test_what_one_that_left_has_in_the_broker_is_removed_once(board: ReplicaBoard, clock: Clock) -> None:
+def test_what_one_that_left_has_in_the_broker_is_removed_once(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1), b"s": beat(1)})
     board.update({})
     clock.now += FORGET_SECONDS
@@ -165,12 +165,12 @@ def test_what_one_that_left_has_in_the_broker_is_removed_once(board: ReplicaBoar
     assert board.forgotten() == []
 
 
-def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaBoard) -> None:
+def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaRegistry) -> None:
     board.update({b"r": b"\xc1"})
     assert board.live() == {}
 
 
-def test_a_cordoned_worker_gets_no_new_work_and_lives(board: ReplicaBoard) -> None:
+def test_a_cordoned_worker_gets_no_new_work_and_lives(board: ReplicaRegistry) -> None:
     for n in (1, 2):
         board.update({b"m-0.aa": beat(n), b"m-1.bb": beat(n)}, [b"m-0"])
     assert list(board.ready("m")) == ["m-1.bb"]

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, StructuredSpec, TokenUsage
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Form, InferenceRequest, Tool
+from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Tool
 from millrace.gateway.protocols.dialects import RESPONSES
 from millrace.gateway.protocols.responses.body import ResponseBody, read_response
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
@@ -127,8 +127,8 @@ def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
 def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], items: list[Any]) -> None:
     try:
         read(**{"input": items, **fields})
-    except ApiError as fault:
-        assert fault.status == 400
+    except ApiError as exc:
+        assert exc.status == 400
 
 
 # Out.
@@ -142,9 +142,9 @@ def events(text: str, reason: Any = "stop") -> list[AnswerEvent]:
     return [*found, End("req_1", 1, len(found), reason, None, USAGE)]
 
 
-def form(**fields: Any) -> Form:
+def form(**fields: Any) -> ResponseSpec:
     request = read(**fields)
-    return Form("d", "req_1", "m", 123, 6, tools=[tool.name for tool in request.tools], asked=request.asked)
+    return ResponseSpec("d", "req_1", "m", 123, 6, tools=[tool.name for tool in request.tools], asked=request.asked)
 
 
 def streamed(answer: list[AnswerEvent], **fields: Any) -> list[Any]:

@@ -19,9 +19,9 @@ from psycopg_pool import AsyncConnectionPool
 
 from millrace.conf.environment import platform_settings
 from millrace.gateway.auth import authentication, revocation
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
-from millrace.gateway.auth.revocation import ChangeWatcher
+from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.endpoints import websocket
@@ -39,16 +39,16 @@ class Watched:
     """A gateway's key store with its watcher, and a key that it serves."""
 
     def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
-        self.live = LiveRequests()
+        self.live = ActiveRequests()
         self.keys = KeyStore(broker, database, platform_settings().key_peppers)
-        self.watcher = ChangeWatcher(database, broker, self.keys, self.live, gateway_id="gw-test")
+        self.watcher = ChangeFeedReader(database, broker, self.keys, self.live, gateway_id="gw-test")
 
     async def fault(self, secret: str) -> str | None:
         """Why the key may not be used; None if it may."""
         try:
             await self.keys.authenticate({b"x-api-key": secret.encode()}, "inference", "10.1.2.3")
-        except ApiError as fault:
-            return fault.code
+        except ApiError as exc:
+            return exc.code
         return None
 
 
@@ -187,7 +187,7 @@ async def test_without_polls_every_request_asks_the_database(
     async def hang(self: Any) -> None:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(ChangeWatcher, "_poll", hang)
+    monkeypatch.setattr(ChangeFeedReader, "_poll", hang)
     await asyncio.sleep(authentication.FRESH_SECONDS + 0.3)
     await sync_to_async(actions.do_revoke_api_key)(key)
     assert await watched.fault(secret) == "invalid_api_key"

@@ -28,34 +28,34 @@ from inference_worker.contract.request import SamplingParams, ServiceClass, Stru
 from inference_worker.worker.shared_pins import PIN
 from millrace.conf.environment import platform_settings
 from millrace.gateway.admission import rates
-from millrace.gateway.admission.admission import LimitAdmission
+from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
-from millrace.gateway.dispatch.jobs import JobMaker
+from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.monitor import Watch
-from millrace.gateway.dispatch.stream_follower import Following
-from millrace.gateway.dispatch.stream_subscribers import Readers
+from millrace.gateway.dispatch.monitor import DispatchMonitor
+from millrace.gateway.dispatch.stream_follower import StreamFollower
+from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.http.endpoints.inference import ChatCompletions
 from millrace.gateway.lifecycle import service as service_module
-from millrace.gateway.lifecycle.service import Call, InferenceService
+from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
 from millrace.gateway.protocols.openai import completions
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import KeySnapshot, Limits, LimitSet
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
 from tests.gateway.test_dispatch import GATEWAY, Replica, eventually
 
 MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
-LIMIT = LimitSet(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
+LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
 
 
-def make_key(*sets: LimitSet, **policies: Any) -> KeySnapshot:
+def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
     parsed = {name: parse(body, version=3) for name, body in policies.items()}
-    return KeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, Limits(sets), 1, None, parsed)
+    return ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
 
 
 class Gate:
@@ -64,43 +64,43 @@ class Gate:
     def __init__(self, broker: redis.Redis) -> None:
         self.broker = broker
         self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60)
-        self.admission = LimitAdmission(broker)
+        self.admission = RateLimitAdmission(broker)
         self.disk = DiskWatch(platform_settings())
         self.service = InferenceService(
             Router(MODELS),
             self.admission,
             self.dispatcher,
             GatewayMetrics(self.dispatcher.replicas),
-            LiveRequests(),
-            Readers(broker),
-            JobMaker(GATEWAY, "secret", 60),
+            ActiveRequests(),
+            StreamSubscribers(broker),
+            InferenceJobBuilder(GATEWAY, "secret", 60),
             self.disk,
         )
         self.count = 0
 
-    async def begin(self, key: KeySnapshot, model: str, prompt: int = 10, max_tokens: int = 20) -> Call:
+    async def begin(self, key: ApiKeySnapshot, model: str, prompt: int = 10, max_tokens: int = 20) -> ActiveRequest:
         self.count += 1
         request = InferenceRequest(model, [1] * prompt, SamplingParams(), max_tokens)
         call = await self.service.begin(key, request, completions.DIALECT, f"req_{self.count}")
         await eventually(partial(self.written, call))
         return call
 
-    async def written(self, call: Call) -> bool:
+    async def written(self, call: ActiveRequest) -> bool:
         return call.generation.written
 
-    async def left(self, key: KeySnapshot) -> tuple[str, str]:
+    async def left(self, key: ApiKeySnapshot) -> tuple[str, str]:
         """Requests and tokens that the key's limits leave."""
         left = dict(rates.headers(await self.admission.standing(key)))
         return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
 
-    async def why(self, call: Call) -> dict[str, Any]:
+    async def why(self, call: ActiveRequest) -> dict[str, Any]:
         return dict(msgspec.json.decode(await self.broker.get(why_key(call.request_id))))
 
 
 @pytest_asyncio.fixture
 async def gate(broker: redis.Redis) -> AsyncIterator[Gate]:
     gate = Gate(broker)
-    watching = Watch(gate.dispatcher)
+    watching = DispatchMonitor(gate.dispatcher)
     await gate.dispatcher.start()
     await watching.start()
     yield gate
@@ -129,12 +129,12 @@ async def serving(gate: Gate, model: str) -> bool:
     return bool(gate.dispatcher.replicas.serving(model))
 
 
-async def whole(gate: Gate, call: Call) -> list[Tokens | End]:
+async def whole(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
     async with asyncio.timeout(60):
         return [event async for event in gate.service.events(call)]
 
 
-def end(call: Call, usage: TokenUsage, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
+def end(call: ActiveRequest, usage: TokenUsage, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
     return End(call.request_id, attempt, seq, reason, None, usage)
 
 
@@ -165,7 +165,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
 
     await eventually(second_leg)
     job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
-    assert (job.envelope.leg, job.envelope.model) == (1, "b")
+    assert (job.billing_context.leg, job.billing_context.model) == (1, "b")
     assert await gate.broker.hget(claim_key(call.request_id, 0), "leg") == b"1"  # type: ignore[misc]
     assert await b.claim(call.request_id, 2, leg=1)
     # Its attempts go on counting, so that the first leg's log is not mixed up with it.
@@ -256,13 +256,13 @@ async def test_a_fault_of_ours_after_admission_takes_nothing(
     def fail(_: object) -> bytes:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(service_module, "encode_form", fail)
+    monkeypatch.setattr(service_module, "encode_response_spec", fail)
     with pytest.raises(RuntimeError, match="broken"):
         await gate.begin(make_key(LIMIT), "a")
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
     ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
     told = decode_usage(fields[b"e"])
-    assert (told.envelope.request_id, told.verdict, told.finish_reason) == ("req_1", "cancelled", "never_ran")
+    assert (told.billing_context.request_id, told.verdict, told.finish_reason) == ("req_1", "cancelled", "never_ran")
 
 
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
@@ -297,7 +297,7 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
     assert "concurrency" in caught.value.message
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.envelope.request_id, each.verdict) for each in told] == [("req_several", "failed")]
+    assert [(each.billing_context.request_id, each.verdict) for each in told] == [("req_several", "failed")]
     gate.service.let_go(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
@@ -380,7 +380,7 @@ async def test_a_fault_of_ours_is_never_billed(
 ) -> None:
     """Whether the leg runs on, has ended well, or its claim is gone already when the answer cannot be written."""
     consumer: Any = ChatCompletions()
-    consumer.scope, consumer.headers, consumer.trail, consumer.once, consumer.key_died = {}, {}, None, None, None
+    consumer.scope, consumer.headers, consumer.trace, consumer.once, consumer.key_died = {}, {}, None, None, None
     consumer.request_id, name = "req_1", claim_key("req_1", 0)
     monkeypatch.setattr(ChatCompletions, "gateway", SimpleNamespace(service=gate.service))
 
@@ -399,7 +399,7 @@ async def test_a_fault_of_ours_is_never_billed(
     with pytest.raises(RuntimeError, match="broken"):
         await answering
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.envelope.request_id, each.attempt, each.verdict, each.finish_reason) for each in told] == [
+    assert [(each.billing_context.request_id, each.attempt, each.verdict, each.finish_reason) for each in told] == [
         ("req_1", 1, "failed", "internal_error")
     ]
     await gate.service.drain()
@@ -428,7 +428,7 @@ async def test_who_resumes_what_nobody_would_ring_for_gives_its_hold_back(gate: 
     call = await gate.begin(make_key(LIMIT), "a")
     await gate.broker.delete(gateway_stream(GATEWAY))  # as that of a gateway that died
     with pytest.raises(ApiError) as caught:
-        await anext(Following(gate.dispatcher, call.request_id, 1).events())
+        await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
     assert caught.value.code == "worker_lost"
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.verdict, told.finish_reason) == ("cancelled", "never_ran")
@@ -445,9 +445,9 @@ async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> Non
 
 
 async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(service_module, "READERLESS_SECONDS", 0.5)
-    readers, key = Readers(gate.broker), make_key(LIMIT)
+    readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
     gate.service.let_go(call, means_to_return=True)
@@ -465,7 +465,7 @@ async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monk
 
 
 async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis) -> None:
-    readers = Readers(broker)
+    readers = StreamSubscribers(broker)
     await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
     await broker.xadd("gw:gw-x", {"e": b""})  # that gateway lives, and its client reads
     await readers.mark("req_1", "one")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols import tools
-from millrace.gateway.protocols.tools import CallArguments, CallStart, Text, ToolCallParser
+from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, ToolCallParser
 
 NAMES = ("weather", "time")
 Found = list[tuple[str, str]]  # (name, arguments) of calls and ("", words), in order
@@ -92,7 +92,7 @@ def test_how_the_text_is_cut_does_not_matter(text: str, cuts: list[int]) -> None
 
 def test_arguments_are_told_as_they_come() -> None:
     parser = ToolCallParser(NAMES)
-    assert parser.push("Hm <tool_call>") == [Text("Hm")]
+    assert parser.push("Hm <tool_call>") == [AnswerText("Hm")]
     assert parser.push('{"name": "weather", "argum') == []
     assert parser.push('ents": {"city"') == [CallStart(0, "weather"), CallArguments(0, '{"city"')]
     assert parser.push(': "Pa') == [CallArguments(0, ': "Pa')]

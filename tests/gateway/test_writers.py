@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import ServiceClass, TokenLogprobs, TokenUsage
-from millrace.gateway.core.types import Form
+from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
 TOKENIZER: Any = None  # only asked for log-probabilities
@@ -36,8 +36,8 @@ USAGE = {
 }
 
 
-def form(**options: bool) -> Form:
-    return Form("d", "req_1", "m", 123, 10, **options)
+def form(**options: bool) -> ResponseSpec:
+    return ResponseSpec("d", "req_1", "m", 123, 10, **options)
 
 
 def streamed(writer: OpenAIWriter) -> list[Any]:
@@ -137,7 +137,7 @@ SEVERAL: list[AnswerEvent] = [
 
 @pytest.mark.parametrize("writer", [ChatWriter, CompletionWriter])
 def test_several_answers(writer: type[OpenAIWriter]) -> None:
-    two = Form("d", "req_1", "m", 123, 10, n=2)
+    two = ResponseSpec("d", "req_1", "m", 123, 10, n=2)
     choices = [chunk["choices"][0] for chunk in chunks_of(writer(two, TOKENIZER), SEVERAL)]
     texts = {0: "", 1: ""}
     for choice in choices:
@@ -154,7 +154,7 @@ def test_several_answers(writer: type[OpenAIWriter]) -> None:
 def test_answers_that_end_together_all_end() -> None:
     """After its end was written again by a worker that replays, a request's log may lack its answers' own ends."""
     events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenUsage(uncached=10, output=2))]
-    chunks = chunks_of(ChatWriter(Form("d", "req_1", "m", 123, 10, n=2), TOKENIZER), events)
+    chunks = chunks_of(ChatWriter(ResponseSpec("d", "req_1", "m", 123, 10, n=2), TOKENIZER), events)
     ends = {c["choices"][0]["index"]: c["choices"][0]["finish_reason"] for c in chunks if c["choices"]}
     assert ends == {0: "length", 1: "length"}
 
@@ -204,7 +204,7 @@ def test_log_probabilities_of_a_completion() -> None:
 def test_an_echo_comes_first_with_its_log_probabilities() -> None:
     first = msgspec.structs.replace(LOGPROBS[0], prompt_logprobs=[logprob(1, -3.0, (1, -3.0))])
     events = [first, *LOGPROBS[1:]]
-    echo = Form("d", "req_1", "m", 123, 2, echo=[[0, 1]])
+    echo = ResponseSpec("d", "req_1", "m", 123, 2, echo=[[0, 1]])
     choice = CompletionWriter(echo, SPELLING).whole(events)["choices"][0]
     assert choice["text"] == "<s>HiHié"
     assert choice["logprobs"]["tokens"][:3] == ["<s>", "Hi", "Hi"]
@@ -216,7 +216,7 @@ def test_an_echo_comes_first_with_its_log_probabilities() -> None:
 
 
 def test_each_of_several_prompts_is_echoed_by_its_own_answers() -> None:
-    two = Form("d", "req_1", "m", 123, 10, prompts=2, echo=[[1], [2, 3]])
+    two = ResponseSpec("d", "req_1", "m", 123, 10, prompts=2, echo=[[1], [2, 3]])
     first, second = CompletionWriter(two, SPELLING).whole(SEVERAL)["choices"]
     assert (first["text"], second["text"]) == ("Hibc", "éa")
 
@@ -225,7 +225,7 @@ def test_a_tool_call() -> None:
     text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": [1]}}\n</tool_call>'
     events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
     events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
-    tools = Form("d", "req_1", "m", 123, 2, tools=["f"])
+    tools = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"])
     choice = ChatWriter(tools, TOKENIZER).whole(events)["choices"][0]
     (call,) = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
@@ -248,7 +248,7 @@ def test_no_words_beside_a_call_are_null_and_a_call_cut_off_ends_by_its_length()
         Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),
         End("req_1", 1, 1, "length", None, TokenUsage(uncached=2, output=1)),
     ]
-    choice = ChatWriter(Form("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).whole(events)["choices"][0]
+    choice = ChatWriter(ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).whole(events)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x'
 
@@ -258,5 +258,5 @@ def test_no_words_beside_a_call_are_null_and_a_call_cut_off_ends_by_its_length()
     [(ServiceClass.PRIORITY, "priority"), (ServiceClass.FLEX, "flex"), (ServiceClass.BATCH, "default")],
 )
 def test_the_answer_carries_its_tier(service_class: ServiceClass, tier: str) -> None:
-    asked = Form("d", "req_1", "m", 123, 2, service_class=service_class)
+    asked = ResponseSpec("d", "req_1", "m", 123, 2, service_class=service_class)
     assert ChatWriter(asked, TOKENIZER).whole(EVENTS)["service_tier"] == tier

@@ -75,8 +75,8 @@ def _serve() -> None:
         name, args, kwargs = _receive(source)
         try:
             result: object = getattr(kernels.triton, name)(*args, **kwargs)
-        except Exception as fault:  # noqa: BLE001 (it belongs to the caller, who raises it)
-            result = fault
+        except Exception as exc:  # noqa: BLE001 (it belongs to the caller, who raises it)
+            result = exc
         _send(sink, (result, args, kwargs))
 
 

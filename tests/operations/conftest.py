@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from inference_worker.contract import metric_families as families
-from inference_worker.contract.messages import BEAT_KEPT_MS, REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
+from inference_worker.contract.messages import HEARTBEAT_TTL_MS, REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 
 MACHINE = Machine("0.1.0", "cpu", 4, "bfloat16", 8192, 32)
@@ -60,6 +60,6 @@ def speak(broker: redis.Redis) -> Callable[..., None]:
 
     def speak(replica_id: str, age_ms: int = 0, **changes: Any) -> None:
         broker.hset(REPLICAS_KEY, replica_id, encode(heartbeat(**changes)))
-        broker.set(beat_key(replica_id), "", px=BEAT_KEPT_MS - age_ms)
+        broker.set(beat_key(replica_id), "", px=HEARTBEAT_TTL_MS - age_ms)
 
     return speak

@@ -12,7 +12,7 @@ from django.db import connection
 from inference_worker.contract.messages import CORDONS_KEY
 from millrace.apps.operations import tasks
 from millrace.apps.operations.cordons import do_cordon, do_uncordon
-from millrace.apps.operations.fleet_status import State, read_board
+from millrace.apps.operations.fleet_status import ReplicaState, read_fleet_status
 from millrace.apps.operations.models import Cordon
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
@@ -27,15 +27,15 @@ def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     do_cordon("m-0", why="a new kernel")
     assert broker.hgetall(CORDONS_KEY) == {b"m-0": b"cordon"}
     do_cordon("m-1", drain=True)
-    assert [(one.worker, one.state) for one in read_board().replicas] == [
-        ("m-0", State.CORDONED),
-        ("m-1", State.DRAINING),
+    assert [(one.worker, one.state) for one in read_fleet_status().replicas] == [
+        ("m-0", ReplicaState.CORDONED),
+        ("m-1", ReplicaState.DRAINING),
     ]
     speak("m-1.bb")
-    assert read_board().replicas[1].state == State.DRAINED
+    assert read_fleet_status().replicas[1].state == ReplicaState.DRAINED
     do_uncordon("m-0")
     do_uncordon("m-1")
-    assert {one.state for one in read_board().replicas} == {State.READY}
+    assert {one.state for one in read_fleet_status().replicas} == {ReplicaState.READY}
     assert Everybody(Cordon).count() == 0
     entries = Everybody(AuditEntry).order_by("id")
     assert [(entry.verb, entry.object_name, entry.tenant_id) for entry in entries] == [
@@ -103,6 +103,6 @@ def test_a_silent_replica_and_one_of_another_version(broker: redis.Redis, speak:
     speak("m-1.bb", age_ms=2600)
     speak("m-2.cc", ready=False)
     broker.hset("replicas", "m-3.dd", b"\xc1")
-    states = {one.worker: one.state for one in read_board().replicas}
-    assert states == {"m-0": State.READY, "m-1": State.SILENT, "m-2": State.STARTING}
-    assert 2600 <= (read_board().replicas[1].age_ms or 0) < 3600
+    states = {one.worker: one.state for one in read_fleet_status().replicas}
+    assert states == {"m-0": ReplicaState.READY, "m-1": ReplicaState.SILENT, "m-2": ReplicaState.STARTING}
+    assert 2600 <= (read_fleet_status().replicas[1].age_ms or 0) < 3600

@@ -17,16 +17,16 @@ from billing.metering import status
 from billing.models import Reconciliation, UsageQuarantine, Window
 from inference_worker.contract.messages import encode
 from millrace.apps.operations import health, tasks
-from millrace.apps.operations.fleet_status import read_board
-from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, Presence, Waiting, presence_key
-from millrace.apps.operations.health import Concern, Kind
+from millrace.apps.operations.fleet_status import read_fleet_status
+from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, GatewayHeartbeat, QueueDepth, gateway_heartbeat_key
+from millrace.apps.operations.health import HealthIssue, Kind
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.apps.records.models import RequestRecord
 from millrace.conf.environment import platform_settings
 from millrace.devserver.processes import ProcessFile, ProcessState
 from tenants.actions import do_create_tenant, do_suspend_tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Mail, Tenant, WebhookEndpoint
 from tests.billing.books import sheet
 from tests.seeing import Everybody
@@ -42,7 +42,7 @@ def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
         speak(f"{spec.name}-0.aa", model=spec.name)
         sheet(spec.name)
     settled(broker)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Reconciliation.objects.create(at=NOW, windows=3)
 
 
@@ -53,12 +53,12 @@ def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
     broker.set(status.STATUS_KEY, status.encode(said))
 
 
-def found() -> list[Concern]:
+def found() -> list[HealthIssue]:
     _, concerns = health.look()
     return concerns
 
 
-def only() -> Concern:
+def only() -> HealthIssue:
     (one,) = found()
     return one
 
@@ -90,10 +90,10 @@ def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -
 def test_who_waits_long(broker: redis.Redis) -> None:
     broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
     longest = platform_settings().queue_seconds * 1000
-    batch = Waiting("m", True, 900, 10 * longest)
+    batch = QueueDepth("m", True, 900, 10 * longest)
     for waited, kinds in ((longest // 3, []), (longest // 2, [Kind.QUEUE])):
-        told = Presence(5, (Waiting("m", False, 4, waited), batch))
-        broker.set(presence_key("gw-1"), encode(told), ex=5)
+        told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
+        broker.set(gateway_heartbeat_key("gw-1"), encode(told), ex=5)
         assert [one.kind for one in found()] == kinds
     assert only().title == "4 requests wait for m, the first for 15 s"
     assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}
@@ -104,7 +104,7 @@ def test_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise redis.ConnectionError
 
-    monkeypatch.setattr("millrace.apps.operations.health.read_board", away)
+    monkeypatch.setattr("millrace.apps.operations.health.read_fleet_status", away)
     assert (only().kind, only().urgent) == (Kind.BROKER, True)
 
 
@@ -130,7 +130,7 @@ def spender(used: int, mode: str) -> Tenant:
     tenant = do_create_tenant("acme", "Acme")
     for name, percent in (("month", used), ("day", max(used - 1, 90) if used >= 90 else used)):
         budget = do_make_budget(tenant, name=name, unit="money", period="month", amount=10**9, mode=mode)
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             Window.objects.create(
                 tenant_id=tenant.pk,
                 budget_id=budget.pk,
@@ -145,7 +145,7 @@ def spender(used: int, mode: str) -> Tenant:
 
 @pytest.mark.usefixtures("well")
 def test_quarantine_and_reconciliation() -> None:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         for number in range(3):
             UsageQuarantine.objects.create(
                 received_at=NOW,
@@ -168,7 +168,7 @@ def test_quarantine_and_reconciliation() -> None:
 
 @pytest.mark.usefixtures("well")
 def test_reconciliation_that_does_not_run() -> None:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Reconciliation.objects.update(at=NOW - timedelta(minutes=21))
     assert (only().kind, only().subject) == (Kind.RECONCILIATION, "late")
 
@@ -206,10 +206,10 @@ def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Call
 @pytest.mark.usefixtures("well")
 def test_slow_and_failing_models() -> None:
     objective = platform_settings().ttft_objective_ms
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         rows = [record(number, ttft_ms=objective + 1, verdict="completed") for number in range(19)]
         RequestRecord.objects.all_tenants().bulk_create(rows)
-        assert health.concerns(read_board()) == []  # too few to say anything
+        assert health.concerns(read_fleet_status()) == []  # too few to say anything
         RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, verdict="failed")])
     assert [(one.kind, one.subject) for one in found()] == [(Kind.FAILURES, "m"), (Kind.OBJECTIVE, "m")]
 
@@ -223,10 +223,10 @@ def record(number: int, **fields: Any) -> RequestRecord:
 @pytest.mark.usefixtures("well")
 def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
     tenant = do_create_tenant("acme", "Acme")
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         Mail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", text="…")
         Cordon.objects.create(worker="m-0", by="ops@example.com")
-        assert health.concerns(read_board()) == []
+        assert health.concerns(read_fleet_status()) == []
         Mail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
         Cordon.objects.update(since=NOW - timedelta(hours=2))
     assert [(one.kind, one.subject) for one in found()] == [(Kind.CORDON, "m-0"), (Kind.MAIL, "")]
@@ -235,10 +235,10 @@ def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
 @pytest.mark.usefixtures("well")
 def test_a_webhook_that_fails() -> None:
     tenant = do_create_tenant("acme", "Acme")
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=NOW)
         endpoint.save(force_insert=True)
-        assert health.concerns(read_board()) == []
+        assert health.concerns(read_fleet_status()) == []
         endpoint.failing_since = NOW - timedelta(hours=3)
         endpoint.save()
     assert (only().kind, only().tenant) == (Kind.WEBHOOK, tenant)

@@ -20,12 +20,12 @@ import redis
 
 from millrace.devserver import data_dir
 from millrace.devserver.postgres import Postgres
-from millrace.devserver.program import Program, ServiceError, User
-from millrace.devserver.state_file import Kept
+from millrace.devserver.program import Program, ServiceError, UnixUser
+from millrace.devserver.state_file import ServiceState
 from millrace.devserver.valkey import ONCE, Valkey
 from tenants.isolation import db_roles
 
-NOBODY = User(65534, 65534)
+NOBODY = UnixUser(65534, 65534)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what only root does, only root can test")
 
 
@@ -65,7 +65,7 @@ def test_the_platforms_role_owns_its_database_and_is_no_superuser(state_dir: Pat
         assert ask(server.owner_url, "SHOW listen_addresses") == "127.0.0.1"
         assert ask(server.superuser_url, "SHOW unix_socket_directories") == ""
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            ask(server.owner_url.replace(":" + Kept(state_dir, "postgres")["password"], ":wrong"), "SELECT 1")
+            ask(server.owner_url.replace(":" + ServiceState(state_dir, "postgres")["password"], ":wrong"), "SELECT 1")
 
 
 def test_roles_are_made_once_and_bound_as_they_should_be(state_dir: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_server_left_running_is_ended_before_the_next_starts(state_dir: Path) 
 def test_a_port_that_somebody_took_is_replaced(state_dir: Path, kind: type[Postgres] | type[Valkey]) -> None:
     server = kind(state_dir)
     server.prepare()
-    kept = Kept(state_dir, "postgres" if kind is Postgres else "valkey")
+    kept = ServiceState(state_dir, "postgres" if kind is Postgres else "valkey")
     with socket.create_server(("127.0.0.1", int(kept["port"]))), running(server.prepare(), state_dir) as process:
         assert f":{kept['port']}/" not in server.url
         assert process.poll() is None
@@ -142,7 +142,7 @@ def test_an_interrupted_first_start_is_made_good(state_dir: Path) -> None:
     folder = server.folder
     (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
     (folder / "data.new" / "PG_VERSION").unlink()
-    values = Kept(state_dir, "postgres")._path
+    values = ServiceState(state_dir, "postgres")._path
     values.write_text(values.read_text().replace('"initialised": "yes"', '"initialised": ""'))
     with running(server.prepare(), state_dir):
         assert ask(server.owner_url, "SELECT 1") == 1
@@ -192,7 +192,7 @@ def test_root_runs_a_copy_of_a_program_out_of_the_users_reach(
 
 
 def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
-    stranger = User(54321, 54321)
+    stranger = UnixUser(54321, 54321)
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     root = Path(tempfile.mkdtemp())
@@ -224,7 +224,7 @@ def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(state_dir: Path
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
         assert (settings["maxmemory-policy"], settings["bind"]) == ("noeviction", "127.0.0.1")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=int(Kept(state_dir, "valkey")["port"]), retry=ONCE).ping()
+            redis.Redis(port=int(ServiceState(state_dir, "valkey")["port"]), retry=ONCE).ping()
         client.close()
     with running(server.prepare(), state_dir) as process:
         assert redis.Redis.from_url(server.url).get("kept") == b"7"
@@ -258,7 +258,9 @@ def _serve_as_user(state: Path, results: Any) -> None:
     server, broker = Postgres(state, durable=False), Valkey(state)
     with running(server.prepare(), state), running(broker.prepare(), state):
         client = redis.Redis.from_url(broker.url)
-        results.put((ask(server.owner_url, "SELECT current_user"), client.ping(), Kept(state, "postgres")["folder"]))
+        results.put(
+            (ask(server.owner_url, "SELECT current_user"), client.ping(), ServiceState(state, "postgres")["folder"])
+        )
 
 
 @as_root

@@ -15,8 +15,8 @@ from millrace.apps.records.models import RequestContent, RequestRecord
 from millrace.apps.records.selectors import BadCursor, Filters
 from millrace.apps.records.tasks import sweep
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.billing.books import make_months, price, take_back, use
 from tests.seeing import Everybody, of
@@ -41,11 +41,11 @@ def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
         return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
 
 
-def names(page: selectors.Page) -> list[str]:
+def names(page: selectors.RequestPage) -> list[str]:
     return [row.record.request_id for row in page.rows]
 
 
-def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.Page:
+def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.RequestPage:
     with tenant_scope(tenant):
         return selectors.requests_page(Filters(tenant.pk, **filters), cursor, size)
 
@@ -112,7 +112,7 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
     (event,) = of(UsageEvent, acme)
     with tenant_scope(acme):
         budget = Budget.objects.create(tenant=acme, name="All", unit="money", period="month", amount=10**9)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         window = Window.objects.create(tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=NOW)
     record(acme, 0, request_id=event.request_id, windows=[window.pk], hold_nano=91_440_000)
     replay = record(acme, -1, replay_of=event.request_id)
@@ -262,7 +262,7 @@ def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
 
 
 def test_records_are_removed_when_they_are_old_or_their_tenant_is_gone(acme, monkeypatch):
-    monkeypatch.setattr("millrace.apps.records.tasks.AT_ONCE", 2)
+    monkeypatch.setattr("millrace.apps.records.tasks.DELETE_BATCH_SIZE", 2)
     for number in range(5):
         record(acme, number, at=NOW - timedelta(days=29 + number / 2))
     gone = actions.do_create_tenant("gone", "Gone")

@@ -12,18 +12,18 @@ import redis
 
 from billing.models import Budget, Window
 from millrace.apps.records.dry_runs import (
-    MOST_REQUESTS,
-    Scope,
+    MAX_REQUESTS,
+    DryRunScope,
     budget_would_refuse,
     limits_would_refuse,
     refused_counts,
 )
-from millrace.apps.records.limiting_factor import Bound, binding, effective
-from millrace.gateway.admission.limits import Cost, LimitStore, checks_of, counters_key
+from millrace.apps.records.limiting_factor import LimitingFactor, binding, effective
+from millrace.gateway.admission.limits import LimitCost, LimitStore, checks_of, counters_key
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
-from tenants.keys.snapshot import LimitSet as Compiled
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.keys.snapshot import LimitSetSnapshot as Compiled
 from tenants.models import ApiKey, LimitSet, Project, Tenant, User
 from tests.billing.books import make_months, price, use
 from tests.seeing import of
@@ -71,7 +71,7 @@ def week(acme) -> Tenant:
 )
 def test_what_a_budget_would_have_refused(week, unit, period, amount, refused):
     with tenant_scope(week):
-        tried = budget_would_refuse(Scope(week.pk), unit, period, amount, now=NOW)
+        tried = budget_would_refuse(DryRunScope(week.pk), unit, period, amount, now=NOW)
     assert (tried.requests, tried.complete) == (21, True)
     assert tried.refused == expected(unit, period, amount) == refused
 
@@ -94,25 +94,29 @@ def expected(unit: str, period: str, amount: int) -> int:
 
 def test_what_the_month_had_used_before_counts(week):
     with tenant_scope(week):
-        tried = budget_would_refuse(Scope(week.pk), "money", "month", 19 * DOLLAR, days=1, now=NOW)
+        tried = budget_would_refuse(DryRunScope(week.pk), "money", "month", 19 * DOLLAR, days=1, now=NOW)
     assert (tried.requests, tried.refused) == (5, 2)  # sixteen before, then three fit
 
 
 def test_only_whose_it_would_be(week):
     with tenant_scope(week):
-        assert budget_would_refuse(Scope(week.pk, key_id=1), "money", "day", 0, now=NOW).refused == 21
-        for scope in (Scope(week.pk, key_id=2), Scope(week.pk, project_id=2), Scope(week.pk, member_id=9)):
+        assert budget_would_refuse(DryRunScope(week.pk, key_id=1), "money", "day", 0, now=NOW).refused == 21
+        for scope in (
+            DryRunScope(week.pk, key_id=2),
+            DryRunScope(week.pk, project_id=2),
+            DryRunScope(week.pk, member_id=9),
+        ):
             assert budget_would_refuse(scope, "money", "day", 0, now=NOW).requests == 0
-        assert budget_would_refuse(Scope(week.pk), "money", "day", 0, days=1, now=NOW).requests == 5
+        assert budget_would_refuse(DryRunScope(week.pk), "money", "day", 0, days=1, now=NOW).requests == 5
 
 
 def test_no_more_is_looked_at_than_is_bounded(week, monkeypatch):
-    monkeypatch.setattr("millrace.apps.records.dry_runs.MOST_REQUESTS", 4)
-    assert MOST_REQUESTS > 4
+    monkeypatch.setattr("millrace.apps.records.dry_runs.MAX_REQUESTS", 4)
+    assert MAX_REQUESTS > 4
     with tenant_scope(week):
-        tried = budget_would_refuse(Scope(week.pk), "requests", "day", 0, now=NOW)
+        tried = budget_would_refuse(DryRunScope(week.pk), "requests", "day", 0, now=NOW)
         assert (tried.requests, tried.refused, tried.complete) == (4, 4, False)
-        (tried,) = limits_would_refuse(Scope(week.pk), {"requests_per_minute": 0}, now=NOW).values()
+        (tried,) = limits_would_refuse(DryRunScope(week.pk), {"requests_per_minute": 0}, now=NOW).values()
         assert (tried.requests, tried.refused, tried.complete) == (4, 4, False)
 
 
@@ -125,20 +129,20 @@ def test_what_limits_would_have_refused(acme):
         **{"max_prompt_tokens": 99, "max_output_tokens": 50, "input_tokens_per_day": 250},
     }
     with tenant_scope(acme):
-        tried = limits_would_refuse(Scope(acme.pk), limits, now=NOW)
+        tried = limits_would_refuse(DryRunScope(acme.pk), limits, now=NOW)
     assert {name: each.refused for name, each in tried.items()} == {
         **{"requests_per_minute": 0, "tokens_per_minute": 2, "requests_per_day": 1, "concurrency": 0},
         **{"max_prompt_tokens": 6, "max_output_tokens": 0, "input_tokens_per_day": 4},
     }
     with tenant_scope(acme), pytest.raises(KeyError):
-        limits_would_refuse(Scope(acme.pk), {"long_queue": 1}, now=NOW)
+        limits_would_refuse(DryRunScope(acme.pk), {"long_queue": 1}, now=NOW)
 
 
 def test_what_was_counted(acme, broker):
     broker.hset(counters_key(acme.pk, NOW), mapping={"refused:7:concurrency": 2, "dry:7:concurrency": 3})
     broker.hset(counters_key(acme.pk, NOW - timedelta(days=6)), mapping={"dry:7:concurrency": 4})
     broker.hset(counters_key(acme.pk, NOW - timedelta(days=8)), mapping={"dry:7:concurrency": 50})
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         for day, refused in ((0, 5), (1, 6), (30, 70)):
             at = NOW - timedelta(days=day)
             Window.objects.create(tenant_id=acme.pk, budget_id=9, unit="money", period_start=at, refused=refused)
@@ -158,7 +162,7 @@ def key(acme) -> ApiKey:
     return made
 
 
-def of_key(tenant: Tenant, key: ApiKey) -> tuple[Bound, ...]:
+def of_key(tenant: Tenant, key: ApiKey) -> tuple[LimitingFactor, ...]:
     with tenant_scope(tenant):
         return binding(tenant.pk, [key])[key.pk]
 
@@ -185,7 +189,7 @@ async def take(set_: Compiled, tenant_id: int, times: int) -> None:
     client = asynchronous.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
     store = LimitStore(client)
     for number in range(times):
-        checks = checks_of(tenant_id, [set_], Cost(1, 10, 20))
+        checks = checks_of(tenant_id, [set_], LimitCost(1, 10, 20))
         await store.take(tenant_id, f"req_{number}", checks)
     await client.aclose()
 
@@ -208,7 +212,7 @@ def test_budgets_bind_too_with_what_their_period_leaves(acme, key, broker):
         spent = Budget.objects.create(**common, name="Spent", amount=100, raise_amount=5, raise_until=now)
         Budget.objects.create(**common, name="Soft", amount=1, mode="soft")
         Budget.objects.create(**common, name="Whole", amount=10, member=key.created_by)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         fields = {"tenant_id": acme.pk, "budget_id": spent.pk, "unit": "money", "carried": 20}
         ends = now + timedelta(days=1)
         Window.objects.create(

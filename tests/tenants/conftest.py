@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
+from tenants.isolation.db_roles import BypassReason
 from tenants.keys import snapshot
 
 
@@ -34,11 +34,11 @@ def hashed():
 def row():
     """What the data plane would read of a key."""
 
-    def row(secret: str) -> snapshot.KeySnapshot:
-        from tenants.isolation.scopes import system
+    def row(secret: str) -> snapshot.ApiKeySnapshot:
+        from tenants.isolation.scopes import all_tenants_scope
         from tenants.models import KeySnapshot  # here: this file is read before Django is set up
 
-        with system(SystemUse.KEY_LOOKUP):
+        with all_tenants_scope(BypassReason.KEY_LOOKUP):
             return KeySnapshot.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
 
     return row

@@ -84,7 +84,7 @@ def test_create_api_key_works(project, row):
     assert len(secret) == len("sk-mr-") + 43
     assert key.prefix == secret[:12]
     assert secret not in repr(Everybody(ApiKey).values())
-    assert row(secret) == snapshot.KeySnapshot(
+    assert row(secret) == snapshot.ApiKeySnapshot(
         key_id=key.pk,
         tenant_id=project.tenant_id,
         project_id=project.pk,
@@ -94,7 +94,7 @@ def test_create_api_key_works(project, row):
         expires_at=4102444800123456,
         revoked=False,
         suspended=False,
-        limits=snapshot.Limits(),
+        limits=snapshot.LimitSnapshot(),
         version=1,
     )
 

@@ -17,7 +17,7 @@ from tenants import actions
 from tenants.isolation.db_roles import SYSTEM
 from tenants.models import ChangeLog
 from tenants.outbox import change_feed
-from tenants.outbox.change_feed import Change, Cursor
+from tenants.outbox.change_feed import ChangeEvent, Cursor
 from tenants.tasks import sweep
 from tests.seeing import Everybody, only_project
 
@@ -41,7 +41,7 @@ class Follower:
         self._raw = raw
         self.cursor = Cursor(*raw.execute(change_feed.NOW).fetchone())
 
-    def poll(self) -> list[Change]:
+    def poll(self) -> list[ChangeEvent]:
         return self.cursor.take(self._raw.execute(change_feed.POLL, [self.cursor.horizon]).fetchall())
 
 

@@ -55,8 +55,8 @@ def at_once(*acts: Callable[[], Any]) -> list[Any]:
         try:
             start.wait()
             return act()
-        except ActionRefused as fault:
-            return fault
+        except ActionRefused as exc:
+            return exc
         finally:
             connection.close()
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from tenants.keys import snapshot
-from tenants.routing_policies.policy import Facts, Policy, decide, parse
+from tenants.routing_policies.policy import Policy, RoutingFacts, decide, parse
 
 
-def facts(**changes: Any) -> Facts:
-    plain = Facts("req_1", 1, 100, False, False, datetime(2026, 11, 21, 12, 0, tzinfo=UTC))  # a Saturday
-    return Facts(**{name: changes.get(name, getattr(plain, name)) for name in Facts.__dataclass_fields__})
+def facts(**changes: Any) -> RoutingFacts:
+    plain = RoutingFacts("req_1", 1, 100, False, False, datetime(2026, 11, 21, 12, 0, tzinfo=UTC))  # a Saturday
+    return RoutingFacts(**{name: changes.get(name, getattr(plain, name)) for name in RoutingFacts.__dataclass_fields__})
 
 
 def models(body: dict[str, Any], **changes: Any) -> tuple[str, ...] | None:
@@ -123,7 +123,9 @@ def test_what_is_wrong_is_named(body: dict[str, Any], place: str) -> None:
 
 def test_a_snapshot_carries_it_whole() -> None:
     policy = parse(when(hours={"start": "09:00", "end": "10:00"}, keys=[1]), version=4)
-    key = snapshot.KeySnapshot(1, 1, 1, "t", (), None, None, False, False, snapshot.Limits(), 1, None, {"fast": policy})
+    key = snapshot.ApiKeySnapshot(
+        1, 1, 1, "t", (), None, None, False, False, snapshot.LimitSnapshot(), 1, None, {"fast": policy}
+    )
     assert snapshot.decode(snapshot.encode(key)) == key
     assert msgspec.structs.asdict(snapshot.decode(snapshot.encode(key)).policies["fast"])["version"] == 4
     assert isinstance(snapshot.decode(snapshot.encode(key)).policies["fast"], Policy)

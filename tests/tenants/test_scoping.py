@@ -11,8 +11,8 @@ from django.db import DatabaseError, connection, transaction
 from psycopg.sql import SQL, Composed, Identifier
 
 from tenants.actions import do_create_api_key, do_create_project, do_create_tenant
-from tenants.isolation.db_roles import APP, SYSTEM, SystemUse
-from tenants.isolation.scopes import TenantManager, UnscopedQueryError, current_scope, system, tenant_scope
+from tenants.isolation.db_roles import APP, SYSTEM, BypassReason
+from tenants.isolation.scopes import TenantManager, UnscopedQueryError, all_tenants_scope, current_scope, tenant_scope
 from tenants.models import ApiKey, Membership, Project, Tenant, User
 from tests.seeing import only_project
 
@@ -60,7 +60,7 @@ def test_it_rejects_other_tenants(acme, other):
         assert not Project.objects.for_tenant(acme).filter(pk=theirs.pk).exists()
         with pytest.raises(UnscopedQueryError):
             Project.objects.for_tenant(other)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         assert Project.objects.all_tenants().count() == 2
         assert Project.objects.for_tenant(other).get() == theirs
 
@@ -125,10 +125,12 @@ def test_every_table_of_tenants_rows_is_protected():
 
 
 def test_a_forgotten_filter_returns_no_foreign_row(acme, other, event):
-    from billing.metering.ingest import Message, settle
+    from billing.metering.ingest import UsageMessage, settle
     from inference_worker.contract.messages import encode
 
-    settle([Message("1-0", encode(event(tenant_id=other.pk))), Message("2-0", encode(event(tenant_id=acme.pk)))])
+    settle(
+        [UsageMessage("1-0", encode(event(tenant_id=other.pk))), UsageMessage("2-0", encode(event(tenant_id=acme.pk)))]
+    )
     filled = set()
     for name in {"tenants_tenant", *tables()} - OPERATORS:
         column = "id" if name == "tenants_tenant" else "tenant_id"
@@ -136,7 +138,7 @@ def test_a_forgotten_filter_returns_no_foreign_row(acme, other, event):
         assert ask(select) == [], name
         with tenant_scope(acme):
             assert {tenant for (tenant,) in ask(select)} <= {acme.pk}, name
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             if len(ask(select)) == 2:
                 filled.add(name)
     assert {"tenants_tenant", "tenants_project", "tenants_membership", "tenants_auditentry"} < filled
@@ -163,7 +165,7 @@ def test_foreign_rows_cannot_be_changed_or_made(acme, other):
 def test_a_keys_project_is_its_tenants(acme, other):
     key, _ = do_create_api_key(only_project(acme), "k")
     theirs = only_project(other)
-    with pytest.raises(DatabaseError, match="project_id_of_tenant"), system(SystemUse.COMMAND):
+    with pytest.raises(DatabaseError, match="project_id_of_tenant"), all_tenants_scope(BypassReason.COMMAND):
         connection.cursor().execute("UPDATE tenants_apikey SET project_id = %s WHERE id = %s", [theirs.pk, key.pk])
 
 
@@ -175,13 +177,13 @@ def test_scopes_nest_and_end(acme, other):
     assert roles() in [(APP, None), (APP, "")]
     with tenant_scope(acme):
         assert roles() == (APP, str(acme.pk))
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             assert roles() == (SYSTEM, "")
             with tenant_scope(other):
                 assert roles() == (APP, str(other.pk))
             assert roles() == (SYSTEM, "")
         assert roles() == (APP, str(acme.pk))
-        with pytest.raises(RuntimeError), system(SystemUse.COMMAND):
+        with pytest.raises(RuntimeError), all_tenants_scope(BypassReason.COMMAND):
             raise RuntimeError("undone")
         assert roles() == (APP, str(acme.pk))
     assert roles() == (APP, "")
@@ -193,10 +195,14 @@ def test_scopes_end_with_their_transaction(acme):
     with tenant_scope(acme):
         pass
     assert roles() in [(APP, None), (APP, "")]
-    with pytest.raises(RuntimeError), system(SystemUse.COMMAND):
+    with pytest.raises(RuntimeError), all_tenants_scope(BypassReason.COMMAND):
         raise RuntimeError("undone")
     assert roles() in [(APP, None), (APP, "")]
-    with pytest.raises(RuntimeError, match="durable"), transaction.atomic(), system(SystemUse.COMMAND, durable=True):
+    with (
+        pytest.raises(RuntimeError, match="durable"),
+        transaction.atomic(),
+        all_tenants_scope(BypassReason.COMMAND, durable=True),
+    ):
         pass
     assert current_scope() is None
 

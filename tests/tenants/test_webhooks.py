@@ -25,8 +25,8 @@ from tenants.actions.webhooks import (
     do_send_test_event,
     do_update_endpoint,
 )
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import (
     AuditEntry,
     Mail,
@@ -37,7 +37,7 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
-from tenants.tasks import EVENTS_KEPT, send_webhooks, sweep
+from tenants.tasks import EVENT_RETENTION, send_webhooks, sweep
 from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.outbox import enqueue
@@ -75,7 +75,7 @@ def tell(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> Web
 
 def later(*, hours: float = 25) -> None:
     """Let what waits for its next try, or for another's lease to end, be due."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         rows = WebhookDelivery.objects.all_tenants()
         for row in rows:
             row.next_at -= timedelta(hours=hours)
@@ -208,7 +208,7 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant,
     endpoint, _ = do_create_endpoint(tenant, url)
     tell(tenant)
     sending.send_all()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         WebhookEndpoint.objects.all_tenants().update(failing_since=datetime.now(UTC) - timedelta(days=4))
     later()
     tell(tenant, "another")
@@ -247,7 +247,7 @@ def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
     sending.send_all()
     assert is_genuine(old, receiver.received[0])
     assert is_genuine(new, receiver.received[0])
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         WebhookEndpoint.objects.all_tenants().update(old_until=datetime.now(UTC))
     do_send_test_event(endpoint)
     sending.send_all()
@@ -342,8 +342,8 @@ def test_old_events_are_forgotten(tenant, server):
     do_send_test_event(do_create_endpoint(tenant, server[1])[0])
     sending.send_all()
     tell(tenant)
-    with system(SystemUse.COMMAND):
-        WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENTS_KEPT)
+    with all_tenants_scope(BypassReason.COMMAND):
+        WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENT_RETENTION)
     sweep()
     assert [event.kind for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
     assert of(WebhookAttempt, tenant) == []
@@ -435,10 +435,10 @@ def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, se
     slow = sending._claim(datetime.now(UTC))
     later(hours=0.1)
     other = sending._claim(datetime.now(UTC))
-    sending._note(slow, sending.Answer(500, 1, "slow"), datetime.now(UTC))
+    sending._note(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
     assert only_delivery(tenant).leased_until == other.delivery.leased_until
-    sending._note(other, sending.Answer(200, 1), datetime.now(UTC))
-    sending._note(slow, sending.Answer(500, 1, "slow"), datetime.now(UTC))
+    sending._note(other, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    sending._note(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
     assert only_delivery(tenant).state == "delivered"
     assert len(of(WebhookAttempt, tenant)) == 3
 
@@ -448,7 +448,7 @@ def test_one_that_was_deleted_meanwhile(tenant, server):
     tell(tenant)
     claimed = sending._claim(datetime.now(UTC))
     do_delete_endpoint(endpoint)
-    assert not sending._note(claimed, sending.Answer(200, 1), datetime.now(UTC))
+    assert not sending._note(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
     assert of(WebhookAttempt, tenant) == []
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from inference_worker.contract.messages import Envelope, Job, UsageEvent, claim_key, encode
+from inference_worker.contract.messages import BillingContext, InferenceJob, UsageEvent, claim_key, encode
 from inference_worker.contract.request import SamplingParams, TokenUsage
 
 
@@ -23,22 +23,24 @@ def broker() -> Iterator[redis.Redis]:
 
 def make_job(
     request_id: str = "req_1", *, leg: int = 0, gateway_id: str = "gw-a", deadline: float | None = None
-) -> Job:
-    envelope = Envelope(1_000_000, request_id, leg, tenant_id=1, project_id=2, key_id=3, model="m")
+) -> InferenceJob:
+    billing_context = BillingContext(1_000_000, request_id, leg, tenant_id=1, project_id=2, key_id=3, model="m")
     seconds = time.time() + 60 if deadline is None else deadline
-    return Job(envelope, gateway_id, [1, 2, 3], SamplingParams(max_tokens=4), b"salt", seconds)
+    return InferenceJob(billing_context, gateway_id, [1, 2, 3], SamplingParams(max_tokens=4), b"salt", seconds)
 
 
-def make_usage(job: Job, attempt: int = 1, verdict: str = "completed", output: int = 2) -> UsageEvent:
-    return UsageEvent(job.envelope, attempt, verdict, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32)
+def make_usage(job: InferenceJob, attempt: int = 1, verdict: str = "completed", output: int = 2) -> UsageEvent:
+    return UsageEvent(
+        job.billing_context, attempt, verdict, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
+    )
 
 
 @pytest.fixture
-def queued(broker: redis.Redis) -> Callable[[Job], str]:
+def queued(broker: redis.Redis) -> Callable[[InferenceJob], str]:
     """Write a job's claim record as a gateway does; its key."""
 
-    def write(job: Job) -> str:
-        key = claim_key(job.envelope.request_id, job.envelope.leg)
+    def write(job: InferenceJob) -> str:
+        key = claim_key(job.billing_context.request_id, job.billing_context.leg)
         broker.hset(key, mapping={"attempt": 1, "state": "queued", "job": encode(job), "tenant": 1})
         return key
 

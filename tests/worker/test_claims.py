@@ -12,7 +12,7 @@ import redis
 from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
-    Job,
+    InferenceJob,
     decode_job,
     decode_usage,
     encode,
@@ -21,7 +21,7 @@ from inference_worker.contract.messages import (
 )
 from tests.worker.conftest import make_job, make_usage
 
-Queued = Callable[[Job], str]
+Queued = Callable[[InferenceJob], str]
 
 
 def claim(broker: redis.Redis, key: str, attempt: int, replica: str) -> bytes | None:
@@ -33,13 +33,13 @@ def give_up(broker: redis.Redis, key: str, attempt: int, replica: str) -> int | 
     return broker.eval(claims.GIVE_UP, 1, key, attempt, replica)  # type: ignore[no-any-return]
 
 
-def finish(broker: redis.Redis, key: str, job: Job, attempt: int) -> bytes | None:
-    name = job.envelope.request_id
+def finish(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> bytes | None:
+    name = job.billing_context.request_id
     keys = [key, USAGE_STREAM, gateway_stream(job.gateway_id), request_log(name, attempt)]
     return broker.eval(claims.FINISH, 4, *keys, attempt, encode(make_usage(job, attempt)), b"batch", b"end", 60)  # type: ignore[no-any-return]
 
 
-def fail(broker: redis.Redis, key: str, job: Job, attempt: int) -> int | bytes:
+def fail(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> int | bytes:
     usage = encode(make_usage(job, attempt, "failed", 0))
     return broker.eval(claims.FAIL, 2, key, USAGE_STREAM, attempt, usage)  # type: ignore[no-any-return]
 

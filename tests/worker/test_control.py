@@ -18,7 +18,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import RequestFault
 from inference_worker.worker.control import Control
-from inference_worker.worker.engine_client import Live
+from inference_worker.worker.engine_client import ActiveJob
 from tests.worker.conftest import make_job
 
 
@@ -26,20 +26,20 @@ class RecordingEngine:
     """Holds legs and notes what is asked of it."""
 
     def __init__(self) -> None:
-        self.legs: list[Live] = []
-        self.cancelled: list[tuple[Live, RequestFault | None]] = []
+        self.legs: list[ActiveJob] = []
+        self.cancelled: list[tuple[ActiveJob, RequestFault | None]] = []
 
-    def submit(self, live: Live) -> None:
+    def submit(self, live: ActiveJob) -> None:
         self.legs.append(live)
 
-    def cancel(self, live: Live, failure: RequestFault | None = None) -> None:
+    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
         self.cancelled.append((live, failure))
         self.legs.remove(live)
 
-    def hand_over(self, live: Live) -> None:
+    def hand_over(self, live: ActiveJob) -> None:
         self.legs.remove(live)
 
-    def live(self) -> list[Live]:
+    def live(self) -> list[ActiveJob]:
         return list(self.legs)
 
     def stats(self) -> None: ...
@@ -86,7 +86,11 @@ def test_its_beats_are_news_and_end_with_it(broker: redis.Redis, engine: Recordi
 
 @pytest.mark.usefixtures("control")
 def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis, engine: RecordingEngine) -> None:
-    wanted, other, newer = Live(make_job("req_1"), 1), Live(make_job("req_2"), 1), Live(make_job("req_3"), 2)
+    wanted, other, newer = (
+        ActiveJob(make_job("req_1"), 1),
+        ActiveJob(make_job("req_2"), 1),
+        ActiveJob(make_job("req_3"), 2),
+    )
     for live in (wanted, other, newer):
         engine.submit(live)
     channel = control_channel("r")
@@ -99,7 +103,7 @@ def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis,
 
 def test_a_cancel_that_comes_before_its_leg_is_remembered(broker: redis.Redis, control: Control) -> None:
     """The leg is claimed, and not yet given to the engine."""
-    early, other = Live(make_job("req_1"), 1), Live(make_job("req_1"), 2)
+    early, other = ActiveJob(make_job("req_1"), 1), ActiveJob(make_job("req_1"), 2)
     wait_until(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
     wait_until(lambda: control.was_cancelled(early))
     assert not control.was_cancelled(other)
@@ -110,7 +114,7 @@ def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
     broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]
 ) -> None:
     wait_until(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
-    live, superseded, failed, running = (Live(make_job(f"req_{number}"), 1) for number in range(1, 5))
+    live, superseded, failed, running = (ActiveJob(make_job(f"req_{number}"), 1) for number in range(1, 5))
     broker.hset(queued(live.job), mapping={"state": "running", "cancel": 1})
     broker.hset(queued(superseded.job), mapping={"state": "queued", "attempt": 2})
     broker.hset(queued(failed.job), mapping={"state": "failed"})  # its replica was lost by silence
@@ -125,7 +129,7 @@ def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
 
 @pytest.mark.usefixtures("control")
 def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
-    late, on_time = Live(make_job("req_1", deadline=time.time() + 0.2), 1), Live(make_job("req_2"), 1)
+    late, on_time = ActiveJob(make_job("req_1", deadline=time.time() + 0.2), 1), ActiveJob(make_job("req_2"), 1)
     engine.submit(late)
     engine.submit(on_time)
     wait_until(lambda: engine.cancelled)
@@ -139,7 +143,7 @@ def test_a_drained_worker_hands_its_legs_over_and_a_cordoned_one_keeps_them(
     broker: redis.Redis, engine: RecordingEngine
 ) -> None:
     control = Control(broker, "m-0.1f", engine, heartbeat)  # type: ignore[arg-type]
-    engine.submit(Live(make_job("req_1"), 1))
+    engine.submit(ActiveJob(make_job("req_1"), 1))
     broker.hset(CORDONS_KEY, "m-0", "cordon")
     time.sleep(1.2)
     assert engine.legs

@@ -55,7 +55,7 @@ def test_others_are_served_while_a_form_is_compiled(harness: Harness, grammars: 
     held = harness.submit("req_1", structured=FORM)
     harness.submit("req_2", max_tokens=2)
     harness.steps(2)
-    assert [harness.next()[0].job.envelope.request_id for _ in range(2)] == ["req_2", "req_2"]
+    assert [harness.next()[0].job.billing_context.request_id for _ in range(2)] == ["req_2", "req_2"]
     assert harness.client.live() == [held]
     grammars.allowed.set()
     live, fault = harness.next()
@@ -94,5 +94,5 @@ def test_a_leg_cancelled_while_its_form_is_compiled_ends_at_once(harness: Harnes
     grammars.allowed.set()
     harness.submit("req_2", max_tokens=1)
     harness.steps(1)
-    assert harness.next()[0].job.envelope.request_id == "req_2"  # and nothing more of the first
+    assert harness.next()[0].job.billing_context.request_id == "req_2"  # and nothing more of the first
     assert harness.client.live() == []

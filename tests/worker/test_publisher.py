@@ -24,7 +24,7 @@ from inference_worker.contract.messages import (
     End,
     Failed,
     Finished,
-    Job,
+    InferenceJob,
     Released,
     StreamEvent,
     Tokens,
@@ -46,13 +46,13 @@ from inference_worker.contract.request import (
     TokenLogprobs,
     TokenUsage,
 )
-from inference_worker.worker.engine_client import Delivery, HandedOver, Live
+from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.worker import connect
 from millrace.devserver.valkey import Valkey, accepts
 from tests.worker.conftest import make_job, make_usage
 
-Queued = Callable[[Job], str]
+Queued = Callable[[InferenceJob], str]
 USAGE = TokenUsage(uncached=2, cache_read=1, output=2)
 
 
@@ -76,16 +76,16 @@ def new_publisher(
     return Publisher(broker, journal, replica_id="r", block_size=32, on_broken=on_broken, **seconds)
 
 
-def begin(broker: redis.Redis, queued: Queued, job: Job) -> Live:
+def begin(broker: redis.Redis, queued: Queued, job: InferenceJob) -> ActiveJob:
     broker.eval(claims.CLAIM, 1, queued(job), 1, "r")
-    return Live(job, 1)
+    return ActiveJob(job, 1)
 
 
-def tokens(live: Live, *ids: int) -> Delivery:
+def tokens(live: ActiveJob, *ids: int) -> Delivery:
     return live, RequestOutput(live.engine_id, list(ids), "".join(f"<{i}>" for i in ids))
 
 
-def last(live: Live, *ids: int) -> Delivery:
+def last(live: ActiveJob, *ids: int) -> Delivery:
     text = "".join(f"<{i}>" for i in ids)
     return live, RequestOutput(live.engine_id, list(ids), text, finish_reason="stop", usage=USAGE)
 
@@ -120,7 +120,7 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     assert isinstance(end, End)
     assert end.usage == USAGE
     (usage,) = usage_events(broker)
-    assert (usage.usage, usage.verdict, usage.envelope) == (USAGE, "completed", live.job.envelope)
+    assert (usage.usage, usage.verdict, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
     assert 0 < broker.ttl(request_log("req_1", 1)) <= 50
 
 
@@ -216,7 +216,7 @@ def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publ
 
 def test_a_leg_handed_over_goes_back_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
-    publisher.deliver([(live, HandedOver())])
+    publisher.deliver([(live, Requeued())])
     assert live.ended.wait(60)
     assert gateway_events(broker) == [Released("req_1", 2)]
     assert broker.hmget(claim_key("req_1", 0), "attempt", "state") == [b"2", b"queued"]
@@ -288,7 +288,7 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
         journal = Journal(tmp_path / "journal")
         publisher = new_publisher(connect(server.url), journal)
         try:
-            live = Live(make_job(), 1)
+            live = ActiveJob(make_job(), 1)
             publisher.deliver([last(live, 1)])
             assert live.ended.wait(60)
             (usage,) = usage_events(broker)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inference_worker.contract.messages import Envelope, Job
+from inference_worker.contract.messages import BillingContext, InferenceJob
 from inference_worker.contract.metric_families import GENERATION_TOKENS, ITL
 from inference_worker.contract.request import (
     CacheBreakpoint,
@@ -20,7 +20,7 @@ from inference_worker.contract.request import (
     SamplingParams,
     ServiceClass,
 )
-from inference_worker.worker.engine_client import Delivery, HandedOver, Live, ResidentEngine, is_last
+from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued, ResidentEngine, is_last
 from tests.engine.fakes import fake_engine
 
 
@@ -44,10 +44,12 @@ class Harness:
 
     def submit(
         self, name: str, prompt: int = 20, max_tokens: int = 5, n: int = 1, tenant: int = 1, **terms: Any
-    ) -> Live:
-        envelope = Envelope(1, name, 0, tenant, 1, 1, "m")
+    ) -> ActiveJob:
+        billing_context = BillingContext(1, name, 0, tenant, 1, 1, "m")
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, n=n)
-        live = Live(Job(envelope, "gw", list(range(prompt)), params, b"salt", time.time() + 60, **terms), 1)
+        live = ActiveJob(
+            InferenceJob(billing_context, "gw", list(range(prompt)), params, b"salt", time.time() + 60, **terms), 1
+        )
         self.client.submit(live)
         return live
 
@@ -197,7 +199,7 @@ def test_an_unbegun_leg_can_be_handed_over_and_a_begun_one_goes_on(harness: Harn
         harness.client.hand_over(live)
     harness.steps(3)
     outcomes = [harness.next() for _ in range(3)]
-    assert (waiting, HandedOver()) in outcomes
+    assert (waiting, Requeued()) in outcomes
     ended = [o for live, o in outcomes if live is begun and isinstance(o, RequestOutput) and o.finish_reason]
     assert [output.finish_reason for output in ended] == ["length"]
 

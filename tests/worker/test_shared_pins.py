@@ -18,7 +18,7 @@ from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,
-    Job,
+    InferenceJob,
     UsageEvent,
     claim_key,
     decode_event,
@@ -31,7 +31,7 @@ from inference_worker.contract.request import CacheBreakpoint, TokenUsage
 from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.models.model_source import ensure_model
 from inference_worker.worker import shared_pins
-from inference_worker.worker.engine_client import Live
+from inference_worker.worker.engine_client import ActiveJob
 from inference_worker.worker.worker import Worker, model_spec, new_replica_id
 from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine
 from tests.worker.conftest import make_job, make_usage
@@ -39,7 +39,7 @@ from tests.worker.conftest import make_job, make_usage
 BLOCK, FIVE, HOUR = 16, 300, 3600
 PROMPT = distinct(100, 1)
 WRITTEN, READ = TokenUsage(4, 0, 96, output=1), TokenUsage(4, 96, output=1)
-Queued = Callable[[Job], str]
+Queued = Callable[[InferenceJob], str]
 
 
 class Replicas:
@@ -63,39 +63,39 @@ class Replicas:
         worker.drain()
         worker.close()
 
-    def job(self, prompt: list[int], *points: tuple[int, int], tenant: int = 1, tokens: int = 1) -> Job:
+    def job(self, prompt: list[int], *points: tuple[int, int], tenant: int = 1, tokens: int = 1) -> InferenceJob:
         self._count += 1
         job = make_job(f"req_{self._count}")
         return msgspec.structs.replace(
             job,
-            envelope=msgspec.structs.replace(job.envelope, tenant_id=tenant),
+            billing_context=msgspec.structs.replace(job.billing_context, tenant_id=tenant),
             prompt_token_ids=prompt,
             params=replace(job.params, max_tokens=tokens, temperature=0.0, ignore_eos=True),
             cache_salt=f"of tenant {tenant}".encode(),
             breakpoints=tuple(CacheBreakpoint(*point) for point in points),
         )
 
-    def queue(self, job: Job) -> tuple[str, int, int]:
+    def queue(self, job: InferenceJob) -> tuple[str, int, int]:
         """A doorbell for the job."""
-        self.broker.hset(self._queued(job), "tenant", job.envelope.tenant_id)
-        return job.envelope.request_id, 0, 1
+        self.broker.hset(self._queued(job), "tenant", job.billing_context.tenant_id)
+        return job.billing_context.request_id, 0, 1
 
     def ask(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
         """What the caller is told, which is what is billed."""
         job = self.job(prompt, *points, tenant=tenant)
         worker.serve([self.queue(job)])
         event = self.billed(job)
-        last = decode_event(self.broker.lrange(request_log(job.envelope.request_id, 1), -1, -1)[0])
+        last = decode_event(self.broker.lrange(request_log(job.billing_context.request_id, 1), -1, -1)[0])
         assert isinstance(last, End)
         assert last.usage == event.usage
         assert event.verdict == "completed"
         return event.usage
 
-    def billed(self, job: Job) -> UsageEvent:
+    def billed(self, job: InferenceJob) -> UsageEvent:
         (event,) = self._events(job)
         return event
 
-    def is_billed(self, job: Job) -> bool:
+    def is_billed(self, job: InferenceJob) -> bool:
         return bool(self._events(job))
 
     def is_pinned(self) -> bool:
@@ -105,9 +105,9 @@ class Replicas:
             time.sleep(0.01)
         return bool(told)
 
-    def _events(self, job: Job) -> list[UsageEvent]:
+    def _events(self, job: InferenceJob) -> list[UsageEvent]:
         events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
-        return [each for each in events if each.envelope.request_id == job.envelope.request_id]
+        return [each for each in events if each.billing_context.request_id == job.billing_context.request_id]
 
     def pass_time(self, seconds: int, tenant: int = 1) -> None:
         """By what the broker knows of."""
@@ -296,7 +296,7 @@ def test_a_look_up_that_fails_costs_a_write_and_is_logged_once(
 def test_over_the_cap_nothing_is_pinned_nor_billed_as_written(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_pins, "MOST_PINS", 8)
+    monkeypatch.setattr(shared_pins, "MAX_PINS", 8)
     one, two = replicas.start("one"), replicas.start("two")
     assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
     job = replicas.job(distinct(100, 2), (96, FIVE))
@@ -327,12 +327,12 @@ class Legs:
     def __init__(self, broker: redis.Redis, queued: Queued) -> None:
         self._broker, self._queued = broker, queued
 
-    def begin(self, name: str) -> Live:
+    def begin(self, name: str) -> ActiveJob:
         job = make_job(name)
         self._broker.eval(claims.CLAIM, 1, self._queued(job), 1, "r")
-        return Live(job, 1)
+        return ActiveJob(job, 1)
 
-    def pin(self, live: Live, pins: dict[bytes, int]) -> None:
+    def pin(self, live: ActiveJob, pins: dict[bytes, int]) -> None:
         keys = shared_pins.pin_keys(live)
         self._broker.eval(shared_pins.PIN, 2, *keys, *shared_pins.pin_args(live, pins))
 
@@ -341,19 +341,19 @@ class Legs:
         assert count == self._broker.zcard(pins_key(1))
         return [{"m": FIVE, "h": HOUR, "-": 0}[letter] for letter in letters.decode()]
 
-    def fail(self, live: Live, *whatever: str) -> None:
+    def fail(self, live: ActiveJob, *whatever: str) -> None:
         usage = encode(make_usage(live.job, 1, "failed", 0))
         self._broker.eval(claims.FAIL, 2, self.key(live), USAGE_STREAM, 1, usage, *whatever)
 
-    def finish(self, live: Live) -> None:
+    def finish(self, live: ActiveJob) -> None:
         keys = [self.key(live), USAGE_STREAM, "gw", "log"]
         self._broker.eval(claims.FINISH, 4, *keys, 1, encode(make_usage(live.job)), b"batch", b"end", 60)
 
-    def give_up(self, live: Live) -> None:
+    def give_up(self, live: ActiveJob) -> None:
         self._broker.eval(claims.GIVE_UP, 1, self.key(live), 1, "r")
 
-    def key(self, live: Live) -> str:
-        return claim_key(live.job.envelope.request_id, 0)
+    def key(self, live: ActiveJob) -> str:
+        return claim_key(live.job.billing_context.request_id, 0)
 
 
 @pytest.fixture
@@ -371,7 +371,9 @@ def test_as_many_blocks_as_a_long_prompt_has(legs: Legs, broker: redis.Redis) ->
 
 
 @pytest.mark.parametrize("ends", [Legs.fail, Legs.give_up])
-def test_a_leg_that_is_not_billed_takes_along_what_it_pinned(legs: Legs, ends: Callable[[Legs, Live], None]) -> None:
+def test_a_leg_that_is_not_billed_takes_along_what_it_pinned(
+    legs: Legs, ends: Callable[[Legs, ActiveJob], None]
+) -> None:
     before, lost = legs.begin("req_1"), legs.begin("req_2")
     legs.pin(before, {b"a": FIVE})
     legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})

@@ -11,8 +11,8 @@ from billing.actions.drafts import do_draft
 from billing.amounts import dollars
 from billing.invoicing.runs import invoice_months
 from billing.models import Period
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
@@ -33,7 +33,7 @@ class Command(BaseCommand):
             raise CommandError("--draft: name a --month.")
         only = None if tenant is None else _tenant(tenant)
         if draft:
-            with system(SystemUse.COMMAND):
+            with all_tenants_scope(BypassReason.COMMAND):
                 periods = list(Period.objects.filter(label=month).order_by("pk"))
             for invoice in [row for period in periods for row in do_draft(period, only)]:
                 self.stdout.write(f"{invoice.tenant.slug}: {invoice.kind} of {dollars(invoice.total)}, {invoice}")
@@ -46,7 +46,7 @@ class Command(BaseCommand):
 
 
 def _tenant(slug: str) -> Tenant:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         found = Tenant.objects.all_tenants().filter(slug=slug).first()
     if found is None:
         raise CommandError(f"There is no tenant {slug!r}.")

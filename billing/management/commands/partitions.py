@@ -15,8 +15,8 @@ from billing.metering.archives import ArchiveDamagedError, manifest_path
 from billing.metering.partitions import TABLE, existing_partitions, partition_name
 from billing.models import UsageArchive, UsageQuarantine
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 
 class Command(BaseCommand):
@@ -45,11 +45,11 @@ class Command(BaseCommand):
             else:
                 done = do_restore(options["file"])
                 self.stdout.write(f"{done.month}: {done.usage.rows} events are in the database again.")
-        except (Conflict, ArchiveDamagedError) as fault:
-            raise CommandError(str(fault)) from fault
+        except (Conflict, ArchiveDamagedError) as exc:
+            raise CommandError(str(exc)) from exc
 
     def _list(self) -> None:
-        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+        with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
             lines = {
                 name.removeprefix(f"{TABLE}_").replace("_", "-"): _counted(cursor, name)
                 for name in existing_partitions()

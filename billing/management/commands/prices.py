@@ -18,8 +18,8 @@ from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.rerating import Comparison, last_month, preview
 from millrace.conf.environment import platform_settings
 from tenants.actions.common import ActionRefused
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 _SHOWN = 20  # of each list of what an import left out
@@ -54,8 +54,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             getattr(self, f"_{options['verb']}")(options)
-        except ActionRefused as fault:
-            raise CommandError(str(fault)) from fault
+        except ActionRefused as exc:
+            raise CommandError(str(exc)) from exc
 
     def _import(self, options: dict[str, Any]) -> None:
         try:
@@ -67,8 +67,8 @@ class Command(BaseCommand):
                 proposal = imported.proposal
             else:
                 proposal = read_csv(text.splitlines())
-        except (OSError, ValueError) as fault:
-            raise CommandError(f"{options['file']}: {fault}") from fault
+        except (OSError, ValueError) as exc:
+            raise CommandError(f"{options['file']}: {exc}") from exc
         draft = do_propose_prices(
             proposal,
             book=options["book"],
@@ -110,7 +110,7 @@ class Command(BaseCommand):
         do_discard_prices(_draft(options["draft"]), by=None)
 
     def _list(self, options: dict[str, Any]) -> None:
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             versions = list(PriceVersion.objects.select_related("book").defer("body"))
         for version in versions:
             whose = f" of tenant {version.tenant_id}" if version.tenant_id else ""
@@ -134,7 +134,7 @@ def _line(row: Comparison) -> str:
 
 
 def _draft(pk: int) -> PriceVersion:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         version = PriceVersion.objects.filter(pk=pk).first()
     if version is None:
         raise CommandError(f"There is no draft {pk}.")
@@ -144,7 +144,7 @@ def _draft(pk: int) -> PriceVersion:
 def _tenant(slug: str | None) -> Tenant | None:
     if slug is None:
         return None
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().filter(slug=slug).first()
     if tenant is None:
         raise CommandError(f"There is no tenant {slug!r}.")

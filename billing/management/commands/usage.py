@@ -13,17 +13,17 @@ from billing.metering.usage import (
     BUCKETS,
     GROUP_COLUMNS,
     GROUPS,
-    MOST_ROWS,
-    Question,
+    MAX_ROWS,
     TooManyRows,
+    UsageReport,
     instant,
     span,
     sums,
     total,
 )
 from billing.models import TOKEN_CLASSES, Verdict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 
 _BY = (*GROUPS, *BUCKETS)
@@ -55,7 +55,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON instead of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             tenants = Tenant.objects.all_tenants()
             tenant = tenants.filter(slug=options["tenant"]).first()
             known = ", ".join(tenants.order_by("slug").values_list("slug", flat=True)[:20])
@@ -67,11 +67,11 @@ class Command(BaseCommand):
             start, end = span(options["start"], options["end"])
             asked = {"model": options["model"], "key_id": options["key"], "project_id": options["project"]}
             with tenant_scope(tenant):
-                rows = sums(Question(tenant.pk, start, end, **asked), groups, bucket)
+                rows = sums(UsageReport(tenant.pk, start, end, **asked), groups, bucket)
         except ValueError:
             raise CommandError("--from must be before --to.") from None
         except TooManyRows:
-            raise CommandError(f"More than {MOST_ROWS} rows: ask for less time or fewer groups.") from None
+            raise CommandError(f"More than {MAX_ROWS} rows: ask for less time or fewer groups.") from None
         columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in groups)]
         if options["as_json"]:
             answer = {"tenant": tenant.slug, "from": start, "to": end, "rows": rows, "total": total(rows)}

@@ -12,10 +12,10 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.timesince import timesince
 
 from billing.models import BudgetAlert, Window
-from frontend.core.date_ranges import Choice
+from frontend.core.date_ranges import DateRangeChoice
 from frontend.core.numbers import Money, compact, exact, share
-from frontend.core.page_context import Visit
-from frontend.tenant.budgets.alerts import Told, how_told
+from frontend.core.page_context import PageContext
+from frontend.tenant.budgets.alerts import BudgetDelivery, how_told
 from millrace.apps.operations.models import HealthEvent
 from tenants.models import Tenant
 
@@ -24,11 +24,11 @@ SHOWS = (("health", "Health"), ("budgets", "Budgets"))
 
 
 @dataclass(frozen=True)
-class Asked:
+class OperatorAlertsQuery:
     show: str
-    shows: tuple[Choice, ...]
+    shows: tuple[DateRangeChoice, ...]
     only_open: bool
-    states: tuple[Choice, ...]
+    states: tuple[DateRangeChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class EventRow:
 
 
 @dataclass(frozen=True)
-class AlertRow:
+class OperatorAlertsAlertRow:
     tenant: str
     tenant_url: str
     budget: str
@@ -54,7 +54,7 @@ class AlertRow:
     part: str
     at: datetime
     period_start: datetime
-    told: tuple[Told, ...]
+    told: tuple[BudgetDelivery, ...]
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,18 @@ class Page:
     older_url: str
 
 
-def asked(visit: Visit) -> Asked:
+def asked(visit: PageContext) -> OperatorAlertsQuery:
     """What the address asks for: health events unless it says budgets."""
     show = "budgets" if visit.query.get("show") == "budgets" else "health"
     only_open = visit.query.get("state") == "open"
-    shows = tuple(Choice(label, "?" if name == "health" else f"?show={name}", name == show) for name, label in SHOWS)
-    states = (Choice("All", "?", not only_open), Choice("Open", "?state=open", only_open))
-    return Asked(show, shows, only_open, states)
+    shows = tuple(
+        DateRangeChoice(label, "?" if name == "health" else f"?show={name}", name == show) for name, label in SHOWS
+    )
+    states = (DateRangeChoice("All", "?", not only_open), DateRangeChoice("Open", "?state=open", only_open))
+    return OperatorAlertsQuery(show, shows, only_open, states)
 
 
-def events(visit: Visit) -> Page:
+def events(visit: PageContext) -> Page:
     """Health events, newest first."""
     rows = HealthEvent.objects.all()
     if asked(visit).only_open:
@@ -84,7 +86,7 @@ def events(visit: Visit) -> Page:
     return Page(tuple(_event(visit, row, names.get(row.tenant_id, "")) for row in found), newer, older)
 
 
-def alerts(visit: Visit) -> Page:
+def alerts(visit: PageContext) -> Page:
     """Every tenant's budget alerts, newest first."""
     rows = BudgetAlert.objects.all_tenants().select_related("budget", "mail", "window", "tenant")
     found, newer, older = _page(visit, rows)
@@ -92,7 +94,7 @@ def alerts(visit: Visit) -> Page:
     return Page(tuple(_alert(row, told[row.pk]) for row in found), newer, older)
 
 
-def _page(visit: Visit, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
+def _page(visit: PageContext, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
     """Up to SIZE of the rows, and the addresses of the newer and the older ones."""
     before, after = _number(visit, "before"), _number(visit, "after")
     if after is not None:
@@ -108,7 +110,7 @@ def _page(visit: Visit, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
     )
 
 
-def _event(visit: Visit, row: HealthEvent, tenant: str) -> EventRow:
+def _event(visit: PageContext, row: HealthEvent, tenant: str) -> EventRow:
     return EventRow(
         title=row.title,
         kind=row.kind,
@@ -125,9 +127,9 @@ def _lasted(time: timedelta) -> str:
     return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "under a minute"
 
 
-def _alert(row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
+def _alert(row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> OperatorAlertsAlertRow:
     is_forecast = row.threshold == BudgetAlert.FORECAST
-    return AlertRow(
+    return OperatorAlertsAlertRow(
         tenant=row.tenant.name,
         tenant_url=_budgets(row.tenant),
         budget=row.budget.name,
@@ -155,11 +157,11 @@ def _amount(unit: str, amount: int) -> str:
     return f"{compact(amount) if amount >= 10**6 else exact(amount)} {unit}"
 
 
-def _number(visit: Visit, name: str) -> int | None:
+def _number(visit: PageContext, name: str) -> int | None:
     text = visit.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _address(visit: Visit, **cursor: int) -> str:
+def _address(visit: PageContext, **cursor: int) -> str:
     kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
     return f"{visit.url('ops-alerts')}?{urlencode(kept | cursor)}"

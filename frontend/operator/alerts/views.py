@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpResponse
 from django.urls import path
 
-from frontend.core.page_context import Visit, operator_page
+from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.operator.alerts import page
@@ -15,7 +15,7 @@ BUDGETS = Panels("ops-alerts-budgets", (Panel("alerts", "Budgets", "ops_alerts/a
 
 
 @operator_page()
-def alerts(visit: Visit) -> HttpResponse:
+def alerts(visit: PageContext) -> HttpResponse:
     asked = page.asked(visit)
     panels = BUDGETS if asked.show == "budgets" else HEALTH
     return show(visit, "ops_alerts/page.html", "Alerts", panels=panels, asked=asked)

@@ -6,13 +6,13 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core import audit_log
-from frontend.core.layout import Crumb
-from frontend.core.page_context import Visit, operator_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 
 
-def _log(visit: Visit) -> audit_log.Log:
+def _log(visit: PageContext) -> audit_log.AuditLogPanel:
     return audit_log.log(visit, "ops-audit-one")
 
 
@@ -20,18 +20,18 @@ PANELS = Panels("ops-audit-panel", (Panel("log", "Changes", "audit_log/log.html"
 
 
 @operator_page()
-def audit(visit: Visit) -> HttpResponse:
+def audit(visit: PageContext) -> HttpResponse:
     return show(visit, "ops_audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
 
 
 @operator_page()
-def one(visit: Visit) -> HttpResponse:
+def one(visit: PageContext) -> HttpResponse:
     with visit.scope():
         detail = audit_log.detail(visit, visit.arguments["pk"], "ops-audit-one")
     if detail is None:
         raise Http404
-    crumbs = (Crumb("Audit log", visit.url("ops-audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.verb, crumbs=crumbs, detail=detail)
+    breadcrumbs = (Breadcrumb("Audit log", visit.url("ops-audit")),)
+    return show(visit, "audit_log/one.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [

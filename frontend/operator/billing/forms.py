@@ -18,7 +18,7 @@ def cents_of(amount: Decimal) -> int:
     return int(amount.scaleb(2))
 
 
-class Amount(forms.DecimalField):
+class BillingRunAmount(forms.DecimalField):
     """Dollars and cents, more than nothing."""
 
     def __init__(self, label: str, help_text: str = "") -> None:
@@ -37,7 +37,7 @@ class WithReason(Confirm):
 class RecordPayment(Confirm):
     """Money that came in by another way than a provider's webhook."""
 
-    amount = Amount("Amount, USD", "What is more than owed pays the oldest other invoice, or the next.")
+    amount = BillingRunAmount("Amount, USD", "What is more than owed pays the oldest other invoice, or the next.")
     reference = forms.CharField(max_length=200, label="Reference", help_text="The bank’s own: it is recorded once.")
     received_on = forms.DateField(
         label="Received on", widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
@@ -55,7 +55,7 @@ class RecordPayment(Confirm):
 class IssueNote(Confirm):
     """Part of an invoice given back. `seen`: how many notes there were when the page was shown."""
 
-    amount = Amount("Amount before tax, USD")
+    amount = BillingRunAmount("Amount before tax, USD")
     description = forms.CharField(max_length=200, label="What for", help_text="The line on the credit note.")
     reason = forms.CharField(max_length=200, label="Why", help_text="Stands on the credit note too.")
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
@@ -72,7 +72,7 @@ class GrantCredit(Confirm):
             (CreditGrant.Kind.PREPAID, "Prepaid: out of what was paid in advance"),
         ),
     )
-    amount = Amount("Amount, USD", "Taken off coming invoices, before tax.")
+    amount = BillingRunAmount("Amount, USD", "Taken off coming invoices, before tax.")
     expires_on = forms.DateField(
         required=False,
         label="Last day",

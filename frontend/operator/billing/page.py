@@ -15,9 +15,9 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
-from frontend.core.date_ranges import Choice
+from frontend.core.date_ranges import DateRangeChoice
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
 from tenants.actions import Conflict
 
@@ -41,9 +41,9 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Fields:
-    months: tuple[Choice, ...]
-    states: tuple[Choice, ...]
+class BillingRunFilters:
+    months: tuple[DateRangeChoice, ...]
+    states: tuple[DateRangeChoice, ...]
     month: str
     tenant: str
     state: str
@@ -62,14 +62,14 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Figures:
+class BillingRunStats:
     sums: tuple[Added, ...]
     owed: Money
     past_due: int
 
 
 @dataclass(frozen=True)
-class Row:
+class BillingRunRow:
     name: str
     what: str
     url: str
@@ -86,14 +86,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Listed:
-    rows: tuple[Row, ...]
+class BillingRunListItem:
+    rows: tuple[BillingRunRow, ...]
     older_url: str
     first_url: str
 
 
 @dataclass(frozen=True)
-class Difference:
+class BillingRunDifference:
     name: str
     url: str
     tenant: str
@@ -108,17 +108,17 @@ class Compared:
     at: datetime
     invoices: int
     same: int
-    differences: tuple[Difference, ...]
+    differences: tuple[BillingRunDifference, ...]
     usage: Money
     said: str
 
 
-def month_of(visit: Visit) -> str:
+def month_of(visit: PageContext) -> str:
     """The month the address names; else the newest that is over, or the newest there is."""
     return visit.once("month", lambda: _month(visit))
 
 
-def _month(visit: Visit) -> str:
+def _month(visit: PageContext) -> str:
     asked = visit.query.get("month", "")
     labels = _labels()
     if asked in labels:
@@ -131,23 +131,24 @@ def _labels() -> list[str]:
     return list(Period.objects.order_by("-label").values_list("label", flat=True).distinct())
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> BillingRunFilters:
     month, state, tenant = month_of(visit), visit.query.get("state", ""), visit.query.get("tenant", "")
     labels = _labels()
     near = [label for label in labels[:MONTHS] if label != month] + [month]
     kept = {name: value for name, value in visit.query.items() if name in ("state", "tenant") and value}
     months = tuple(
-        Choice(label, f"?{urlencode({**kept, 'month': label})}", label == month) for label in sorted(near, reverse=True)
+        DateRangeChoice(label, f"?{urlencode({**kept, 'month': label})}", label == month)
+        for label in sorted(near, reverse=True)
     )
     here = {"month": month} | ({"tenant": tenant} if tenant else {})
     states = tuple(
-        Choice(label, f"?{urlencode(here | ({'state': name} if name else {}))}", name == state)
+        DateRangeChoice(label, f"?{urlencode(here | ({'state': name} if name else {}))}", name == state)
         for name, label in STATES.items()
     )
-    return Fields(months, states, month, tenant, state)
+    return BillingRunFilters(months, states, month, tenant, state)
 
 
-def runs(visit: Visit) -> Runs:
+def runs(visit: PageContext) -> Runs:
     """The month, once for each entity."""
     periods = Period.objects.filter(label=month_of(visit)).select_related("entity").order_by("entity__name", "pk")
     waiting = Invoice.objects.all_tenants().filter(state=Invoice.State.DRAFT, complete=True).order_by()
@@ -155,7 +156,7 @@ def runs(visit: Visit) -> Runs:
     return Runs(tuple(_run(visit, period, counts.get(period.pk, 0)) for period in periods))
 
 
-def _run(visit: Visit, period: Period, drafts: int) -> Run:
+def _run(visit: PageContext, period: Period, drafts: int) -> Run:
     over = period.ends_at + close_after() <= visit.now
     kind: Literal["good", "warn", "info", ""]
     if not over:
@@ -180,11 +181,11 @@ def _run(visit: Visit, period: Period, drafts: int) -> Run:
     )
 
 
-def _invoices(visit: Visit) -> QuerySet[Invoice]:
+def _invoices(visit: PageContext) -> QuerySet[Invoice]:
     return Invoice.objects.all_tenants().filter(period__label=month_of(visit))
 
 
-def figures(visit: Visit) -> Figures:
+def figures(visit: PageContext) -> BillingRunStats:
     rows = _invoices(visit).filter(kind=Invoice.Kind.INVOICE)
     found = {
         state: (count, total or 0)
@@ -198,10 +199,10 @@ def figures(visit: Visit) -> Figures:
     opened = list(rows.filter(state=Invoice.State.OPEN).only("pk", "due_on"))
     owed = owed_on(LedgerEntry.objects.all_tenants(), opened)
     late = sum(row.due_on is not None and row.due_on < visit.now.date() for row in opened)
-    return Figures(sums, Money(sum(each.femto for each in owed.values())), late)
+    return BillingRunStats(sums, Money(sum(each.femto for each in owed.values())), late)
 
 
-def listed(visit: Visit) -> Listed:
+def listed(visit: PageContext) -> BillingRunListItem:
     """A page of the month's invoices, by tenant."""
     rows = _invoices(visit).select_related("tenant", "entity", "period")
     state, typed = visit.query.get("state", ""), visit.query.get("tenant", "").strip()[:100].replace("\0", "")
@@ -216,7 +217,7 @@ def listed(visit: Visit) -> Listed:
     owed, booked = owed_on(LedgerEntry.objects.all_tenants(), shown), _booked(shown)
     kept = {name: value for name, value in visit.query.items() if name != "page"}
     older = f"?{urlencode({**kept, 'page': start // PAGE + 1})}" if len(found) > PAGE else ""
-    return Listed(
+    return BillingRunListItem(
         tuple(_row(visit, row, owed[row.pk], booked.get(row.pk)) for row in shown),
         older,
         f"?{urlencode(kept)}" if start else "",
@@ -242,9 +243,9 @@ def _agrees(row: Invoice, earned_nano: int, lined_cents: int) -> bool:
     return lined_cents == row.subtotal and sign * earned_nano == billed * NANO_A_CENT
 
 
-def _row(visit: Visit, row: Invoice, owed: Money, agrees: bool | None) -> Row:
+def _row(visit: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> BillingRunRow:
     final, sign = row.state != Invoice.State.DRAFT, -1 if row.gives_back else 1
-    return Row(
+    return BillingRunRow(
         row.number or "Draft",
         "Credit note" if row.gives_back else "Invoice",
         visit.url("ops-billing-one", row.pk),
@@ -261,15 +262,15 @@ def _row(visit: Visit, row: Invoice, owed: Money, agrees: bool | None) -> Row:
     )
 
 
-def compared(visit: Visit) -> Compared:
+def compared(visit: PageContext) -> Compared:
     """Each invoice's usage lines against the usage events of its month, in one statement for all tenants."""
     periods = list(Period.objects.filter(label=month_of(visit)).select_related("entity"))
     usage = {period.pk: used(period) for period in periods}
     try:
         for period in periods:
             require_usage(period.pk)
-    except Conflict as fault:
-        return Compared(visit.now, 0, 0, (), Money(0), str(fault))
+    except Conflict as exc:
+        return Compared(visit.now, 0, 0, (), Money(0), str(exc))
     standing = _invoices(visit).filter(kind=Invoice.Kind.INVOICE).exclude(state=Invoice.State.VOID)
     rows = list(standing.select_related("tenant"))
     lines = InvoiceLine.objects.all_tenants().filter(invoice__in=[row.pk for row in rows], price_id__isnull=False)
@@ -281,6 +282,6 @@ def compared(visit: Visit) -> Compared:
         if was != int(billed.get(row.pk, 0)):
             url = visit.url("ops-billing-one", row.pk)
             found = Money(int(billed.get(row.pk, 0)))
-            differences.append(Difference(row.number or "Draft", url, row.tenant.name, found, Money(was)))
+            differences.append(BillingRunDifference(row.number or "Draft", url, row.tenant.name, found, Money(was)))
     everything = sum(use.femto for each in usage.values() for uses in each.values() for use in uses)
     return Compared(visit.now, len(rows), len(rows) - len(differences), tuple(differences), Money(everything), "")

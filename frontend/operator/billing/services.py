@@ -20,8 +20,8 @@ from billing.amounts import NANO_A_CENT
 from billing.models import CreditGrant, Invoice, Payment, Period
 from frontend.operator.billing.forms import cents_of
 from tenants.actions import ActionRefused, Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ def draft(period: Period, now: datetime) -> int:
 
 def finalise_all(period: Period) -> Finalised:
     """Make the month's drafts final, one after another, for as long as one may wait."""
-    with system(SystemUse.OPERATOR):
+    with all_tenants_scope(BypassReason.OPERATOR):
         rows = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
         drafts = list(rows.select_related("tenant").order_by("pk"))
     refused: list[str] = []
@@ -56,10 +56,10 @@ def finalise_all(period: Period) -> Finalised:
             return Finalised(count, len(drafts) - place, tuple(refused))
         try:
             do_finalise(row)
-        except Exception as fault:  # one tenant's fault must not hold up the others
+        except Exception as exc:  # one tenant's fault must not hold up the others
             log.exception("not_finalised", tenant=row.tenant.slug, period=period.label)
-            known = isinstance(fault, ActionRefused)
-            refused.append(f"{row.tenant.slug}: {fault}" if known else f"{row.tenant.slug}: see the log")
+            known = isinstance(exc, ActionRefused)
+            refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the log")
         else:
             count += 1
     return Finalised(count, 0, tuple(refused))

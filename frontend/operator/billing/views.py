@@ -17,9 +17,9 @@ from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import done, show
 from frontend.operator.billing import page, services
@@ -33,7 +33,7 @@ TITLE = "Billing runs"
 FOREVER = "That cannot be undone: what is final is only ever corrected by a credit note, or taken back as a whole."
 
 
-def _check(visit: Visit) -> Reconciled:
+def _check(visit: PageContext) -> Reconciled:
     return reconciled(_invoice(visit).pk, visit.now)
 
 
@@ -53,7 +53,7 @@ CHECKS = Panels(
 
 
 @operator_page()
-def billing(visit: Visit) -> HttpResponse:
+def billing(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
     metered = metering(visit.now)
@@ -61,7 +61,7 @@ def billing(visit: Visit) -> HttpResponse:
 
 
 @operator_page()
-def invoice(visit: Visit) -> HttpResponse:
+def invoice(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
 
     def line_url(line: InvoiceLine) -> str:
@@ -73,10 +73,12 @@ def invoice(visit: Visit) -> HttpResponse:
             found, lines_of(found), visit.now, line_url=line_url, invoice_url=lambda pk: one("ops-billing-one", pk)
         )
         can = _possible(visit, found)
-    return show(visit, "ops_billing/one.html", it.title, panels=CHECKS, crumbs=_crumbs(visit), it=it, can=can, of=found)
+    return show(
+        visit, "ops_billing/one.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), it=it, can=can, of=found
+    )
 
 
-def _possible(visit: Visit, found: Invoice) -> dict[str, str]:
+def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
     """The addresses of what may be done to it, by name; empty: not as it stands."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
     paid, billed = found.state == Invoice.State.PAID, not found.gives_back
@@ -95,7 +97,7 @@ def _possible(visit: Visit, found: Invoice) -> dict[str, str]:
 
 
 @operator_page()
-def line(visit: Visit) -> HttpResponse:
+def line(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
     with visit.scope():
         rows = InvoiceLine.objects.all_tenants().filter(invoice=found, price_id__isnull=False)
@@ -105,15 +107,17 @@ def line(visit: Visit) -> HttpResponse:
         here = visit.url("ops-billing-line", found.pk, row.position)
         told = traced(visit, found, row, here, "")
     name, up = found.number or "Draft", visit.url("ops-billing-one", found.pk)
-    crumbs = (*_crumbs(visit), Crumb(name, up))
-    return show(visit, "invoices/line.html", f"Line {row.position}", crumbs=crumbs, told=told, up=up, name=name)
+    breadcrumbs = (*_crumbs(visit), Breadcrumb(name, up))
+    return show(
+        visit, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, told=told, up=up, name=name
+    )
 
 
 # A month.
 
 
 @operator_page(methods=FORM, step_up=True)
-def draft(visit: Visit) -> HttpResponse:
+def draft(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     closes = period.closed_at is None and period.ends_at <= visit.now
     effect = f"Every tenant’s draft of {period.label} is written anew from its usage; what is final stays as it is."
@@ -136,7 +140,7 @@ def draft(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalise_all(visit: Visit) -> HttpResponse:
+def finalise_all(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     with visit.scope():
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
@@ -165,7 +169,7 @@ def finalise_all(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalise(visit: Visit) -> HttpResponse:
+def finalise(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
     if found.state != Invoice.State.DRAFT:
         return done(visit, visit.url("ops-billing-one", found.pk), f"{found.number} is final already.")
@@ -184,7 +188,7 @@ def finalise(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def payment(visit: Visit) -> HttpResponse:
+def payment(visit: PageContext) -> HttpResponse:
     found, owed = _final(visit)
     start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": visit.now.date()}
     form = RecordPayment(str(found.number), posted(visit))
@@ -205,7 +209,7 @@ def payment(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def credit_note(visit: Visit) -> HttpResponse:
+def credit_note(visit: PageContext) -> HttpResponse:
     found, _ = _final(visit)
     with visit.scope():
         seen = notes_on(found).count()
@@ -225,7 +229,7 @@ def credit_note(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def void(visit: Visit) -> HttpResponse:
+def void(visit: PageContext) -> HttpResponse:
     found, _ = _final(visit)
     return _on_invoice(
         visit,
@@ -241,7 +245,7 @@ def void(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def write_off(visit: Visit) -> HttpResponse:
+def write_off(visit: PageContext) -> HttpResponse:
     found, owed = _final(visit)
     return _on_invoice(
         visit,
@@ -256,7 +260,7 @@ def write_off(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def credit(visit: Visit) -> HttpResponse:
+def credit(visit: PageContext) -> HttpResponse:
     """Give a tenant credit."""
     with visit.scope():
         tenant = Tenant.objects.all_tenants().filter(slug=visit.arguments["tenant"]).first()
@@ -279,19 +283,25 @@ def credit(visit: Visit) -> HttpResponse:
 
 
 def _on_invoice(
-    visit: Visit, found: Invoice, form: Any, verb: Callable[[dict[str, Any]], Any], **given: Any
+    visit: PageContext, found: Invoice, form: Any, verb: Callable[[dict[str, Any]], Any], **given: Any
 ) -> HttpResponse:
     return _confirm(visit, form, verb, back=visit.url("ops-billing-one", found.pk), **given)
 
 
 def _confirm(
-    visit: Visit, form: Any, verb: Callable[[dict[str, Any]], Any], *, title: str, danger: bool = True, **given: Any
+    visit: PageContext,
+    form: Any,
+    verb: Callable[[dict[str, Any]], Any],
+    *,
+    title: str,
+    danger: bool = True,
+    **given: Any,
 ) -> HttpResponse:
     """The page of one deed; what was done is said where `back` leads."""
-    return ask(visit, title, form, verb, crumbs=_crumbs(visit), danger=danger, **given)
+    return ask(visit, title, form, verb, breadcrumbs=_crumbs(visit), danger=danger, **given)
 
 
-def _period(visit: Visit) -> Period:
+def _period(visit: PageContext) -> Period:
     with visit.scope():
         found = Period.objects.select_related("entity").filter(pk=visit.arguments["period"]).first()
     if found is None:
@@ -299,7 +309,7 @@ def _period(visit: Visit) -> Period:
     return found
 
 
-def _invoice(visit: Visit) -> Invoice:
+def _invoice(visit: PageContext) -> Invoice:
     with visit.scope():
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to", "tenant")
         found = rows.filter(pk=visit.arguments["invoice"]).first()
@@ -308,7 +318,7 @@ def _invoice(visit: Visit) -> Invoice:
     return found
 
 
-def _final(visit: Visit) -> tuple[Invoice, int]:
+def _final(visit: PageContext) -> tuple[Invoice, int]:
     """An invoice, no draft or note, and what is owed on it, in cents."""
     found = _invoice(visit)
     if found.state == Invoice.State.DRAFT or found.gives_back:
@@ -317,12 +327,12 @@ def _final(visit: Visit) -> tuple[Invoice, int]:
         return found, outstanding(found)
 
 
-def _month_url(visit: Visit, period: Period) -> str:
+def _month_url(visit: PageContext, period: Period) -> str:
     return f"{visit.url('ops-billing')}?month={period.label}"
 
 
-def _crumbs(visit: Visit) -> tuple[Crumb, ...]:
-    return (Crumb(TITLE, visit.url("ops-billing")),)
+def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb(TITLE, visit.url("ops-billing")),)
 
 
 urlpatterns = [

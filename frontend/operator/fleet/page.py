@@ -11,12 +11,12 @@ import redis
 from django.urls import reverse
 
 from frontend.core.charts import Chart, Series, Unit, told
-from frontend.core.date_ranges import Choice
+from frontend.core.date_ranges import DateRangeChoice
 from frontend.core.numbers import Money, compact
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.operations.costs import ModelCost, costs
-from millrace.apps.operations.fleet_status import Replica, State, read_board
-from millrace.apps.operations.history import Point, span
+from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
+from millrace.apps.operations.history import FleetPoint, span
 from millrace.apps.operations.models import ReplicaMinute
 from millrace.conf.environment import platform_settings
 
@@ -35,7 +35,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Asked:
+class FleetQuery:
     """What the address asks for. `model`: empty for all."""
 
     name: str
@@ -44,8 +44,8 @@ class Asked:
     end: datetime
     bucket: timedelta
     model: str
-    spans: tuple[Choice, ...]
-    models: tuple[Choice, ...]
+    spans: tuple[DateRangeChoice, ...]
+    models: tuple[DateRangeChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True)
-class Workers:
+class FleetWorkers:
     rows: tuple[WorkerRow, ...]
 
 
@@ -81,7 +81,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class History:
+class FleetHistory:
     drawings: tuple[Drawing, ...]
     left_out: int  # workers that are in no chart
 
@@ -106,7 +106,7 @@ class Costs:
     is_unset: bool  # no machine's cost is known
 
 
-def asked(visit: Visit) -> Asked:
+def asked(visit: PageContext) -> FleetQuery:
     """The span and the model of the address; the usual ones for nonsense."""
     name = visit.query.get("span", DEFAULT)
     name = name if name in SPANS else DEFAULT
@@ -115,20 +115,20 @@ def asked(visit: Visit) -> Asked:
     model = model if model in known else ""
     label, length, bucket = SPANS[name]
     end = visit.now + bucket - (visit.now - _EPOCH) % bucket
-    spans = tuple(Choice(text, _address(one, model), one == name) for one, (text, _, _) in SPANS.items())
-    models = tuple(Choice(one or "All models", _address(name, one), one == model) for one in ("", *known))
-    return Asked(name, label, end - length, end, bucket, model, spans, models if len(known) > 1 else ())
+    spans = tuple(DateRangeChoice(text, _address(one, model), one == name) for one, (text, _, _) in SPANS.items())
+    models = tuple(DateRangeChoice(one or "All models", _address(name, one), one == model) for one in ("", *known))
+    return FleetQuery(name, label, end - length, end, bucket, model, spans, models if len(known) > 1 else ())
 
 
-def workers(visit: Visit) -> Workers:
+def workers(visit: PageContext) -> FleetWorkers:
     wanted = asked(visit)
     models = _models(wanted)
     points = [one for one in span(wanted.start, wanted.end, wanted.end - wanted.start) if one.worker in models]
     now = _now()
-    return Workers(tuple(_row(one, models[one.worker], now.get(one.worker)) for one in points))
+    return FleetWorkers(tuple(_row(one, models[one.worker], now.get(one.worker)) for one in points))
 
 
-def history(visit: Visit) -> History:
+def history(visit: PageContext) -> FleetHistory:
     wanted = asked(visit)
     models = _models(wanted)
     points = [one for one in span(wanted.start, wanted.end, wanted.bucket) if one.worker in models]
@@ -137,7 +137,7 @@ def history(visit: Visit) -> History:
         served[one.worker] = served.get(one.worker, 0) + one.tokens
     drawn = sorted(sorted(served, key=lambda worker: -served[worker])[:DRAWN])
     seen = {(one.at, one.worker): one for one in points}
-    kinds: tuple[tuple[str, str, str, Unit, Callable[[Point], int | None]], ...] = (
+    kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
         ("compute", "Compute use", "part of the time in forward passes", "percent", lambda one: one.forward),
         ("batch", "Batch size", "requests in a step, mean", "decimal", lambda one: one.batch),
         ("memory", "KV cache use", "blocks held by running requests", "percent", lambda one: one.kv_used),
@@ -149,17 +149,17 @@ def history(visit: Visit) -> History:
         Drawing(title, detail, _chart(visit, wanted, name, f"{title}, {detail}", unit, read, drawn, seen))
         for name, title, detail, unit, read in kinds
     )
-    return History(tuple(drawings) if drawn else (), max(0, len(served) - DRAWN))
+    return FleetHistory(tuple(drawings) if drawn else (), max(0, len(served) - DRAWN))
 
 
-def cost(visit: Visit) -> Costs:
+def cost(visit: PageContext) -> Costs:
     wanted = asked(visit)
     found = [one for one in costs(wanted.start, wanted.end) if not wanted.model or one.model == wanted.model]
     since = wanted.start.replace(minute=0, second=0, microsecond=0)
     return Costs(tuple(_cost(one) for one in found), since, all(one.nano_per_hour is None for one in found))
 
 
-def _models(wanted: Asked) -> Mapping[str, str]:
+def _models(wanted: FleetQuery) -> Mapping[str, str]:
     """The model of each worker seen in the span."""
     rows = ReplicaMinute.objects.filter(at__gte=wanted.start, at__lt=wanted.end)
     if wanted.model:
@@ -167,16 +167,16 @@ def _models(wanted: Asked) -> Mapping[str, str]:
     return dict(rows.order_by("worker").values_list("worker", "model").distinct())
 
 
-def _now() -> Mapping[str, Replica]:
+def _now() -> Mapping[str, ReplicaStatus]:
     """Each worker's replica that speaks."""
     try:
-        board = read_board()
+        board = read_fleet_status()
     except redis.RedisError:
         return {}
-    return {one.worker: one for one in board.replicas if one.state != State.SILENT}
+    return {one.worker: one for one in board.replicas if one.state != ReplicaState.SILENT}
 
 
-def _row(one: Point, model: str, now: Replica | None) -> WorkerRow:
+def _row(one: FleetPoint, model: str, now: ReplicaStatus | None) -> WorkerRow:
     return WorkerRow(
         worker=one.worker,
         model=model,
@@ -196,14 +196,14 @@ def _row(one: Point, model: str, now: Replica | None) -> WorkerRow:
 
 
 def _chart(
-    visit: Visit,
-    wanted: Asked,
+    visit: PageContext,
+    wanted: FleetQuery,
     name: str,
     title: str,
     unit: Unit,
-    read: Callable[[Point], int | None],
+    read: Callable[[FleetPoint], int | None],
     drawn: Sequence[str],
-    seen: Mapping[tuple[datetime, str], Point],
+    seen: Mapping[tuple[datetime, str], FleetPoint],
 ) -> Chart:
     at = tuple(wanted.start + i * wanted.bucket for i in range((wanted.end - wanted.start) // wanted.bucket))
     series = tuple(

@@ -10,9 +10,9 @@ from django.urls import path, reverse
 
 from billing.pricing.price_book import nano_per_million
 from frontend.core.form_view import posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.operator.fleet import page
@@ -29,7 +29,7 @@ PANELS = Panels(
 )
 
 
-class MachineCost(forms.Form):
+class FleetMachineCost(forms.Form):
     """USD an hour; cleaned to nano-USD."""
 
     amount = forms.CharField(
@@ -42,25 +42,25 @@ class MachineCost(forms.Form):
     def clean_amount(self) -> int:
         try:
             return nano_per_million(self.cleaned_data["amount"].strip().removeprefix("$"))
-        except ValueError as fault:
-            raise forms.ValidationError(f"Want an amount such as 0.40: {fault}.") from fault
+        except ValueError as exc:
+            raise forms.ValidationError(f"Want an amount such as 0.40: {exc}.") from exc
 
 
 @operator_page()
-def fleet(visit: Visit) -> HttpResponse:
+def fleet(visit: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"asked": page.asked(visit), "metering": metering(visit.now)}
     return show(visit, "ops_fleet/page.html", "Fleet", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM)
-def cost(visit: Visit) -> HttpResponse:
+def cost(visit: PageContext) -> HttpResponse:
     model = visit.arguments["model"]
     if model not in {spec.name for spec in platform_settings().models}:
         raise Http404
-    form = MachineCost(posted(visit))
+    form = FleetMachineCost(posted(visit))
     title, back = f"Machine cost of {model}", reverse("ops-fleet")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Save", "back": back}
-    given["crumbs"] = (Crumb("Fleet", back),)
+    given["crumbs"] = (Breadcrumb("Fleet", back),)
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_set_machine_cost(model, data["amount"])):
             return done(visit, back, f"The cost of {model} was set.")

@@ -12,10 +12,10 @@ from django.urls import NoReverseMatch, reverse
 
 from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.numbers import duration
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.operations import health
-from millrace.apps.operations.fleet_status import Board, State, read_board
-from millrace.apps.operations.health import Concern, Kind
+from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
+from millrace.apps.operations.health import HealthIssue, Kind
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
@@ -88,7 +88,7 @@ class Queues:
 
 
 @dataclass(frozen=True)
-class Difference:
+class HealthDifference:
     what: str
     tenant: str
     held: str
@@ -100,12 +100,12 @@ class Report:
     """The reconciler's last one; None: there is none."""
 
     last: Reconciliation | None
-    differences: tuple[Difference, ...]
+    differences: tuple[HealthDifference, ...]
     more: int
 
 
 @dataclass(frozen=True)
-class PutAside:
+class HealthDismissedIssue:
     """A usage record in quarantine."""
 
     received_at: datetime
@@ -118,35 +118,35 @@ class PutAside:
 
 @dataclass(frozen=True)
 class Quarantine:
-    rows: tuple[PutAside, ...]
+    rows: tuple[HealthDismissedIssue, ...]
     number: int
 
 
-def needs(visit: Visit) -> Needs:
+def needs(visit: PageContext) -> Needs:
     found = health.concerns(_board(), visit.now)
     return Needs(tuple(_item(one) for one in found), visit.now)
 
 
-def figures(visit: Visit) -> tuple[Figure, ...]:
+def figures(visit: PageContext) -> tuple[Figure, ...]:
     board = _board()
     return (*_of_board(board), _ttft(visit))
 
 
-def queues(visit: Visit) -> Queues:
+def queues(visit: PageContext) -> Queues:
     board = _board()
     if board is None:
         return Queues(None, 0)
     return Queues(tuple(_queue(board, spec.name) for spec in platform_settings().models), len(board.gateways))
 
 
-def reconciliation(visit: Visit) -> Report:
+def reconciliation(visit: PageContext) -> Report:
     last = Reconciliation.objects.order_by("-id").first()
     if last is None:
         return Report(None, (), 0)
     shown = last.differences[:SHOWN]
     names = dict(Tenant.objects.all_tenants().filter(pk__in={one["tenant"] for one in shown}).values_list("pk", "name"))
     rows = (
-        Difference(
+        HealthDifference(
             what=next(f"{kind} {one[kind]}" for kind in ("window", "slice", "journal") if kind in one),
             tenant=names.get(one["tenant"], f"tenant {one['tenant']}"),
             held=str(one.get("held", "–")),
@@ -159,10 +159,10 @@ def reconciliation(visit: Visit) -> Report:
     return Report(last, tuple(rows), len(last.differences) - len(shown))
 
 
-def quarantine(visit: Visit) -> Quarantine:
+def quarantine(visit: PageContext) -> Quarantine:
     waiting = UsageQuarantine.objects.filter(resolved_at__isnull=True)
     rows = (
-        PutAside(
+        HealthDismissedIssue(
             received_at=row.received_at,
             reason=row.reason,
             detail=row.detail,
@@ -175,14 +175,14 @@ def quarantine(visit: Visit) -> Quarantine:
     return Quarantine(tuple(rows), waiting.count())
 
 
-def _board() -> Board | None:
+def _board() -> FleetStatus | None:
     try:
-        return read_board()
+        return read_fleet_status()
     except redis.RedisError:
         return None
 
 
-def _item(one: Concern) -> Item:
+def _item(one: HealthIssue) -> Item:
     label, url = _PLACES.get(one.kind, ("", ""))
     if one.kind in _SCREENS:
         label, name = _SCREENS[one.kind]
@@ -199,11 +199,11 @@ def _address(name: str, tenant: Tenant | None) -> str:
         return ""
 
 
-def _of_board(board: Board | None) -> tuple[Figure, ...]:
+def _of_board(board: FleetStatus | None) -> tuple[Figure, ...]:
     if board is None:
         return (Figure("Broker", "Away", "new requests get 503", "bad"),)
-    alive = [one for one in board.replicas if one.state != State.SILENT]
-    ready = sum(one.state == State.READY for one in alive)
+    alive = [one for one in board.replicas if one.state != ReplicaState.SILENT]
+    ready = sum(one.state == ReplicaState.READY for one in alive)
     waits = [each for gateway in board.gateways for each in gateway.presence.waiting if not each.batch]
     waiting = sum(each.requests for each in waits)
     oldest = max((each.oldest_ms for each in waits), default=0)
@@ -227,12 +227,12 @@ def _of_board(board: Board | None) -> tuple[Figure, ...]:
     )
 
 
-def _others(board: Board) -> str:
-    states = [one.state for one in board.replicas if one.state != State.READY]
-    return ", ".join(f"{states.count(state)} {state}" for state in State if state in states) or "all take work"
+def _others(board: FleetStatus) -> str:
+    states = [one.state for one in board.replicas if one.state != ReplicaState.READY]
+    return ", ".join(f"{states.count(state)} {state}" for state in ReplicaState if state in states) or "all take work"
 
 
-def _ttft(visit: Visit) -> Figure:
+def _ttft(visit: PageContext) -> Figure:
     objective = platform_settings().ttft_objective_ms
     with connection.cursor() as cursor:
         cursor.execute(
@@ -249,7 +249,7 @@ def _ttft(visit: Visit) -> Figure:
     return Figure("First token, p95", duration(p95 * MILLISECOND), detail, "warn" if late else "")
 
 
-def _queue(board: Board, model: str) -> QueueRow:
+def _queue(board: FleetStatus, model: str) -> QueueRow:
     replicas = [one for one in board.replicas if one.beat.model == model]
     waits = [each for gateway in board.gateways for each in gateway.presence.waiting if each.model == model]
     oldest = max((each.oldest_ms for each in waits if not each.batch), default=None)
@@ -258,7 +258,7 @@ def _queue(board: Board, model: str) -> QueueRow:
         url=f"{_address('ops-fleet', None)}?model={model}",
         ready=board.ready(model),
         replicas=len(replicas),
-        running=sum(one.load for one in replicas if one.state != State.SILENT),
+        running=sum(one.load for one in replicas if one.state != ReplicaState.SILENT),
         waiting=sum(each.requests for each in waits if not each.batch),
         oldest="–" if oldest is None else duration(oldest * MILLISECOND),
         batches=sum(each.requests for each in waits if each.batch),

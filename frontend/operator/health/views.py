@@ -11,9 +11,9 @@ from django.urls import path, reverse
 from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.models import UsageQuarantine
 from frontend.core.form_view import posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.operator.health import page
@@ -36,13 +36,13 @@ class Dismissal(forms.Form):
 
 
 @operator_page()
-def health(visit: Visit) -> HttpResponse:
+def health(visit: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_objective_ms}
     return show(visit, "ops_health/page.html", "Health", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
-def replay(visit: Visit) -> HttpResponse:
+def replay(visit: PageContext) -> HttpResponse:
     return _quarantined(
         visit,
         forms.Form(posted(visit)),  # nothing is asked: only that it is sent
@@ -54,7 +54,7 @@ def replay(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def dismiss(visit: Visit) -> HttpResponse:
+def dismiss(visit: PageContext) -> HttpResponse:
     return _quarantined(
         visit,
         Dismissal(posted(visit)),
@@ -65,7 +65,7 @@ def dismiss(visit: Visit) -> HttpResponse:
     )
 
 
-def _quarantined(visit: Visit, form: forms.Form, submit: str, effect: str, said: str, verb: Any) -> HttpResponse:
+def _quarantined(visit: PageContext, form: forms.Form, submit: str, effect: str, said: str, verb: Any) -> HttpResponse:
     pk = visit.arguments["pk"]
     with visit.scope():
         row = UsageQuarantine.objects.filter(pk=pk).first()
@@ -73,9 +73,9 @@ def _quarantined(visit: Visit, form: forms.Form, submit: str, effect: str, said:
         raise Http404
     title = f"{submit}: record {row.stream_id}"
     back = reverse("ops-health")
-    crumbs = (Crumb("Health", back),)
+    breadcrumbs = (Breadcrumb("Health", back),)
     given: dict[str, Any] = {"action": visit.request.path, "submit": submit, "back": back, "effect": effect}
-    given |= {"crumbs": crumbs}
+    given |= {"crumbs": breadcrumbs}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: verb(pk, data)):
             return done(visit, back, said)

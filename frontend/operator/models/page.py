@@ -13,22 +13,22 @@ from django.urls import NoReverseMatch, reverse
 from billing.models import CompiledSheet
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money, duration
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.operations.fleet_status import Board, Replica, State, read_board
+from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import ttft_p95
 from millrace.apps.operations.models import Cordon
 from millrace.conf.environment import platform_settings
 
 HOUR = timedelta(hours=1)
 _BADGES = {
-    State.READY: "good",
-    State.STARTING: "info",
-    State.CORDONED: "warn",
-    State.DRAINING: "warn",
-    State.DRAINED: "warn",
-    State.DISK_LOW: "bad",
-    State.SILENT: "bad",
+    ReplicaState.READY: "good",
+    ReplicaState.STARTING: "info",
+    ReplicaState.CORDONED: "warn",
+    ReplicaState.DRAINING: "warn",
+    ReplicaState.DRAINED: "warn",
+    ReplicaState.DISK_LOW: "bad",
+    ReplicaState.SILENT: "bad",
 }
 _TRAFFIC = """
 SELECT served, count(*), percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
@@ -53,7 +53,7 @@ class ModelRow:
 
 
 @dataclass(frozen=True)
-class Models:
+class OperatorModelList:
     rows: tuple[ModelRow, ...]
     prices_url: str
     objective: str
@@ -110,14 +110,14 @@ class Effect:
     others: int  # replicas that would take its model's requests
 
 
-def board_or_none() -> Board | None:
+def board_or_none() -> FleetStatus | None:
     try:
-        return read_board()
+        return read_fleet_status()
     except redis.RedisError:
         return None
 
 
-def models(visit: Visit) -> Models:
+def models(visit: PageContext) -> OperatorModelList:
     board = board_or_none()
     with connection.cursor() as cursor:
         cursor.execute(_TRAFFIC, [visit.now - HOUR])
@@ -128,10 +128,10 @@ def models(visit: Visit) -> Models:
         _model(spec, board, prices.get(spec.name, ()), *traffic.get(spec.name, (0, None)), objective)
         for spec in platform_settings().models
     )
-    return Models(tuple(rows), _address("ops-prices"), duration(objective * 1000))
+    return OperatorModelList(tuple(rows), _address("ops-prices"), duration(objective * 1000))
 
 
-def replicas(visit: Visit) -> Replicas:
+def replicas(visit: PageContext) -> Replicas:
     board = board_or_none()
     cordons = {row.worker: row for row in Cordon.objects.order_by("worker")}
     if board is None:
@@ -155,14 +155,14 @@ def effect(worker: str) -> Effect | None:
         return None
     model = mine[0].beat.model
     others = sum(
-        one.worker != worker and one.state == State.READY and one.beat.model == model for one in board.replicas
+        one.worker != worker and one.state == ReplicaState.READY and one.beat.model == model for one in board.replicas
     )
-    return Effect(sum(one.load for one in mine if one.state != State.SILENT), model, others)
+    return Effect(sum(one.load for one in mine if one.state != ReplicaState.SILENT), model, others)
 
 
 def _model(
     spec: ModelSpec,
-    board: Board | None,
+    board: FleetStatus | None,
     prices: tuple[tuple[str, Money], ...],
     requests: int,
     p95_ms: int | None,
@@ -200,9 +200,9 @@ def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
     return found
 
 
-def _replica(one: Replica, cordon: Cordon | None, p95: int | None) -> ReplicaRow:
+def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> ReplicaRow:
     beat, machine = one.beat, one.beat.machine
-    alive = one.state != State.SILENT
+    alive = one.state != ReplicaState.SILENT
     drains = cordon is not None and cordon.drain
 
     def address(verb: str, *, shown: bool) -> str:

@@ -10,9 +10,9 @@ from django.urls import path, reverse
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.operator.models import page
@@ -36,12 +36,12 @@ class Withdrawal(Confirm):
 
 
 @operator_page()
-def models(visit: Visit) -> HttpResponse:
+def models(visit: PageContext) -> HttpResponse:
     return show(visit, "ops_models/page.html", "Models and workers", panels=PANELS, metering=metering(visit.now))
 
 
 @operator_page(methods=FORM)
-def cordon(visit: Visit) -> HttpResponse:
+def cordon(visit: PageContext) -> HttpResponse:
     worker, effect = _worker(visit)
     says = f"{worker} gets no new requests within a second, also after a restart. {_others(effect)}"
     goes_on = f" The {effect.requests} it has go on to their end." if effect.requests else ""
@@ -49,7 +49,7 @@ def cordon(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM)
-def drain(visit: Visit) -> HttpResponse:
+def drain(visit: PageContext) -> HttpResponse:
     worker, effect = _worker(visit)
     says = f"{worker} gets no new requests within a second, also after a restart. {_others(effect)}"
     back = "go elsewhere" if effect.others else "wait, and are refused in the end"
@@ -58,7 +58,7 @@ def drain(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM)
-def uncordon(visit: Visit) -> HttpResponse:
+def uncordon(visit: PageContext) -> HttpResponse:
     worker = visit.arguments["worker"]
     with visit.scope():
         if not Cordon.objects.filter(worker=worker).exists():
@@ -74,7 +74,7 @@ def uncordon(visit: Visit) -> HttpResponse:
     return show(visit, "frontend/form.html", title, form=form, **given)
 
 
-def _worker(visit: Visit) -> tuple[str, Effect]:
+def _worker(visit: PageContext) -> tuple[str, Effect]:
     worker: str = visit.arguments["worker"]
     effect = page.effect(worker)
     if effect is None:
@@ -88,7 +88,7 @@ def _others(effect: Effect) -> str:
     return f"Its requests go to {effect.others} other replica{'' if effect.others == 1 else 's'} of {effect.model}."
 
 
-def _withdraw(visit: Visit, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
+def _withdraw(visit: PageContext, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
     form = Withdrawal(worker, posted(visit))
     title = f"{submit} {worker}"
     given = _given(visit, submit, effect) | {"danger": True}
@@ -99,10 +99,10 @@ def _withdraw(visit: Visit, worker: str, submit: str, effect: str, *, drain: boo
     return show(visit, "frontend/form.html", title, form=form, **given)
 
 
-def _given(visit: Visit, submit: str, effect: str) -> dict[str, Any]:
+def _given(visit: PageContext, submit: str, effect: str) -> dict[str, Any]:
     back = reverse("ops-models")
-    crumbs = (Crumb("Models and workers", back),)
-    return {"action": visit.request.path, "submit": submit, "back": back, "effect": effect, "crumbs": crumbs}
+    breadcrumbs = (Breadcrumb("Models and workers", back),)
+    return {"action": visit.request.path, "submit": submit, "back": back, "effect": effect, "crumbs": breadcrumbs}
 
 
 urlpatterns = [

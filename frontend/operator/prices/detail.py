@@ -13,8 +13,8 @@ from billing.pricing.price_book import NewPrice, parse
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rerating import last_month, preview
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
-from frontend.operator.prices.page import Version, as_new, tenant_names, version_of
+from frontend.core.page_context import PageContext
+from frontend.operator.prices.page import PriceBooksVersion, as_new, tenant_names, version_of
 from frontend.tenant.prices.page import COLUMNS, TIERS, Place, range_of, said_of
 from tenants.actions import ActionRefused
 
@@ -25,8 +25,8 @@ Key = tuple[str, Tier, Component, Place]
 
 
 @dataclass(frozen=True)
-class Head:
-    version: Version
+class PriceBookDetailHeader:
+    version: PriceBooksVersion
     prices: int
     models: int
     publish_url: str  # "": it is no draft, or one's own
@@ -37,7 +37,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Changed:
+class PriceBookDetailChanged:
     """A price before and after. None: there was, or is, none."""
 
     model: str
@@ -52,7 +52,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Diff:
-    rows: tuple[Changed, ...]
+    rows: tuple[PriceBookDetailChanged, ...]
     same: int
     more: int
 
@@ -82,7 +82,7 @@ class Preview:
     refused: str
 
 
-def find(visit: Visit) -> PriceVersion:
+def find(visit: PageContext) -> PriceVersion:
     """The version that the address names, in the visit's scope.
 
     Raises:
@@ -99,13 +99,13 @@ def find(visit: Visit) -> PriceVersion:
     return visit.once("ops-prices-one", ask)
 
 
-def head(visit: Visit) -> Head:
+def head(visit: PageContext) -> PriceBookDetailHeader:
     row = find(visit)
     proposal = parse(row.body) if row.body else None
     is_draft = row.state == PriceVersion.State.DRAFT
     is_own = is_draft and row.created_by_id == visit.user.pk
     is_late = is_draft and row.effective_from is not None and row.effective_from < visit.now
-    return Head(
+    return PriceBookDetailHeader(
         version_of(visit, row, tenant_names([row.tenant_id])),
         prices=len(proposal.prices) if proposal else 0,
         models=len({model for model, _ in proposal.kinds}) if proposal else 0,
@@ -117,7 +117,7 @@ def head(visit: Visit) -> Head:
     )
 
 
-def diff(visit: Visit) -> Diff:
+def diff(visit: PageContext) -> Diff:
     """Against what is in force before it: of a draft at its moment, of what was published then."""
     row = find(visit)
     if not row.body:
@@ -141,7 +141,7 @@ def _key(price: NewPrice) -> Key:
     return price.model, price.tier, price.component, range_of(price)
 
 
-def _changed(key: Key, was: int | None, to_be: int | None) -> Changed:
+def _changed(key: Key, was: int | None, to_be: int | None) -> PriceBookDetailChanged:
     model, tier, component, place = key
     kind, change = "", ""
     if was is None:
@@ -151,7 +151,7 @@ def _changed(key: Key, was: int | None, to_be: int | None) -> Changed:
     else:
         kind = "up" if to_be > was else "down"
         change = _percent(to_be - was, was)
-    return Changed(
+    return PriceBookDetailChanged(
         model,
         TIERS[tier],
         _LABELS[component],
@@ -171,15 +171,15 @@ def _percent(part: int, whole: int) -> str:
     return f"{'+' if part > 0 else '−'}{tenths // 10:,}.{tenths % 10}%"
 
 
-def rerated(visit: Visit) -> Preview:
+def rerated(visit: PageContext) -> Preview:
     """Last month's usage at the draft's prices, by tenant and model, the largest difference first."""
     row = find(visit)
     start, end = last_month(visit.now)
     none = Money(0)
     try:
         found = preview(row, start, end)
-    except ActionRefused as fault:
-        return Preview((), none, none, none, 0, start, 0, str(fault))
+    except ActionRefused as exc:
+        return Preview((), none, none, none, 0, start, 0, str(exc))
     found.sort(key=lambda one: -abs(one.would_be_femto - one.was_femto))
     names = tenant_names(one.tenant_id for one in found[:SHOWN])
     rows = tuple(

@@ -10,19 +10,19 @@ from django import forms
 
 from billing.metering.usage import instant
 from billing.models import PriceBook
-from billing.pricing.price_book import LONGEST_NAME, Kind, NewPrice, Proposal, nano_per_million
+from billing.pricing.price_book import MAX_NAME_LENGTH, Kind, NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.pricing import Tier
 from frontend.tenant.prices.page import COLUMNS, TIERS
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 LARGEST = 16 * 2**20  # bytes of a file
 _OFF = {"autocomplete": "off", "spellcheck": "false"}
 
 
-class Whose(forms.Form):
+class PriceBooksOwnerScope(forms.Form):
     """Whose prices they are, and from when."""
 
     book = forms.SlugField(
@@ -71,7 +71,7 @@ class Whose(forms.Form):
         slug = self.cleaned_data["tenant"].strip()
         if not slug:
             return None
-        with system(SystemUse.OPERATOR):
+        with all_tenants_scope(BypassReason.OPERATOR):
             found = Tenant.objects.all_tenants().filter(slug=slug).first()
         if found is None:
             raise forms.ValidationError("There is no such tenant.")
@@ -83,10 +83,10 @@ class Whose(forms.Form):
         return given
 
 
-class ModelPrices(Whose):
+class ModelPrices(PriceBooksOwnerScope):
     """All prices of one model in one tier, for every prompt at any time."""
 
-    model = forms.CharField(label="Model", max_length=LONGEST_NAME, widget=forms.TextInput(attrs=_OFF))
+    model = forms.CharField(label="Model", max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=_OFF))
     tier = forms.ChoiceField(label="Tier", choices=[(tier.value, label) for tier, label in TIERS.items()])
 
     def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
@@ -96,7 +96,9 @@ class ModelPrices(Whose):
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
         last.help_text = "A class without a price refuses the requests that use it; 0 is free."
-        self.order_fields(["model", "tier", *(component.value for component, _ in COLUMNS), *Whose.base_fields])
+        self.order_fields(
+            ["model", "tier", *(component.value for component, _ in COLUMNS), *PriceBooksOwnerScope.base_fields]
+        )
 
     def clean(self) -> dict[str, Any]:
         given = super().clean()
@@ -107,8 +109,8 @@ class ModelPrices(Whose):
                 continue
             try:
                 nano = nano_per_million(text)
-            except ValueError as fault:
-                self.add_error(component.value, f"{fault}.")
+            except ValueError as exc:
+                self.add_error(component.value, f"{exc}.")
                 continue
             prices.append(NewPrice(given.get("model", ""), Tier(given.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
@@ -116,7 +118,7 @@ class ModelPrices(Whose):
         return given | {"proposal": Proposal(tuple(prices))}
 
 
-class Csv(Whose):
+class Csv(PriceBooksOwnerScope):
     """Any prices, as a file or as text."""
 
     file = forms.FileField(label="CSV file", required=False)
@@ -142,8 +144,8 @@ class Csv(Whose):
             withdrawn = tuple(_kind(line) for line in given.get("withdrawn", "").splitlines() if line.strip())
             text = _content(given.get("file")) or given.get("text", "")
             prices = read_csv(text.splitlines()).prices if text.strip() else ()
-        except ValueError as fault:
-            raise forms.ValidationError(f"{fault}.") from fault
+        except ValueError as exc:
+            raise forms.ValidationError(f"{exc}.") from exc
         return given | {"proposal": Proposal(tuple(prices), withdrawn)}
 
 
@@ -169,8 +171,8 @@ class Public(forms.Form):
         try:
             text = _content(given["file"])
             imported: Imported = read_public(text, rounding=given["rounding"], models=models)
-        except (ValueError, TypeError, AttributeError, KeyError) as fault:
-            raise forms.ValidationError("This is no such file: want a JSON object of models.") from fault
+        except (ValueError, TypeError, AttributeError, KeyError) as exc:
+            raise forms.ValidationError("This is no such file: want a JSON object of models.") from exc
         if models and (missing := sorted(models - {price.model for price in imported.prices} - set(imported.unpriced))):
             self.add_error("models", f"Not in the file: {', '.join(missing[:10])}.")
         return given | {"imported": imported}

@@ -15,8 +15,8 @@ from billing.models import Price, PriceBook, PriceVersion
 from billing.pricing.price_book import NewPrice
 from billing.pricing.price_files import CSV_COLUMNS
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
-from frontend.core.page_context import Visit
-from frontend.tenant.prices.page import COLUMNS, Model, models_of
+from frontend.core.page_context import PageContext
+from frontend.tenant.prices.page import COLUMNS, PriceModel, models_of
 from tenants import csv_tables
 from tenants.models import Tenant
 
@@ -25,7 +25,7 @@ VERSIONS = 15
 
 
 @dataclass(frozen=True)
-class Asked:
+class PriceBooksQuery:
     """Whose prices: a book's, or one tenant's own."""
 
     book: str
@@ -42,23 +42,23 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PriceBooksChoice:
     label: str
     url: str
     is_chosen: bool
 
 
 @dataclass(frozen=True)
-class Fields:
-    choices: tuple[Choice, ...]
-    asked: Asked
+class PriceBooksFilters:
+    choices: tuple[PriceBooksChoice, ...]
+    asked: PriceBooksQuery
 
 
 @dataclass(frozen=True)
-class Line:
+class PriceBooksLineItem:
     """A model in force, and where to draft other prices of it."""
 
-    model: Model
+    model: PriceModel
     change_url: str
 
 
@@ -66,7 +66,7 @@ class Line:
 class InForce:
     label: str
     columns: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PriceBooksLineItem, ...]
     number: int  # of models, on all pages
     more_url: str
     first_url: str
@@ -74,7 +74,7 @@ class InForce:
 
 
 @dataclass(frozen=True)
-class Version:
+class PriceBooksVersion:
     title: str
     url: str
     whose: str
@@ -90,43 +90,45 @@ class Version:
 
 @dataclass(frozen=True)
 class Versions:
-    rows: tuple[Version, ...]
+    rows: tuple[PriceBooksVersion, ...]
     drafts: int
     older_url: str
 
 
-def asked(visit: Visit) -> Asked:
+def asked(visit: PageContext) -> PriceBooksQuery:
     """What the address asks for, in the visit's scope.
 
     Raises:
         Http404: there is no such book or tenant.
     """
 
-    def find() -> Asked:
+    def find() -> PriceBooksQuery:
         typed, slug, book = (visit.query.get(name, "").strip()[:128] for name in ("q", "tenant", "book"))
         tenant = Tenant.objects.all_tenants().filter(slug=slug).first() if slug else None
         if slug and tenant is None:
             raise Http404
         if book and book != PriceBook.LIST and not PriceBook.objects.filter(name=book).exists():
             raise Http404
-        return Asked(PriceBook.LIST if tenant else book or PriceBook.LIST, tenant, typed)
+        return PriceBooksQuery(PriceBook.LIST if tenant else book or PriceBook.LIST, tenant, typed)
 
     return visit.once("ops-prices", find)
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> PriceBooksFilters:
     now = asked(visit)
     names = [
         PriceBook.LIST,
         *PriceBook.objects.exclude(name=PriceBook.LIST).order_by("name").values_list("name", flat=True),
     ]
-    choices = [Choice(name, _address(visit, book=name), not now.tenant and name == now.book) for name in names]
+    choices = [
+        PriceBooksChoice(name, _address(visit, book=name), not now.tenant and name == now.book) for name in names
+    ]
     if now.tenant:
-        choices.append(Choice(now.tenant.name, _address(visit, tenant=now.tenant.slug), is_chosen=True))
-    return Fields(tuple(choices), now)
+        choices.append(PriceBooksChoice(now.tenant.name, _address(visit, tenant=now.tenant.slug), is_chosen=True))
+    return PriceBooksFilters(tuple(choices), now)
 
 
-def in_force(visit: Visit) -> InForce:
+def in_force(visit: PageContext) -> InForce:
     """The prices of now, so many models a page."""
     now = asked(visit)
     rows = prices_at(now, visit.now)
@@ -141,7 +143,7 @@ def in_force(visit: Visit) -> InForce:
     return InForce(
         now.label,
         tuple(label for _, label in columns),
-        tuple(Line(model, _change(visit, now, model.name, found)) for model in models_of(found, columns)),
+        tuple(PriceBooksLineItem(model, _change(visit, now, model.name, found)) for model in models_of(found, columns)),
         len(models),
         more_url=_address(visit, **query, after=shown[-1]) if shown and shown[-1] != models[-1] else "",
         first_url=_address(visit, **query) if after else "",
@@ -149,7 +151,7 @@ def in_force(visit: Visit) -> InForce:
     )
 
 
-def _change(visit: Visit, now: Asked, model: str, found: Iterable[NewPrice]) -> str:
+def _change(visit: PageContext, now: PriceBooksQuery, model: str, found: Iterable[NewPrice]) -> str:
     """To the form, or to the CSV if a band or window makes it more than the form can say."""
     plain = all(is_plain(price) for price in found if price.model == model)
     return f"{visit.url('ops-prices-model' if plain else 'ops-prices-csv')}?{urlencode(now.query | {'model': model})}"
@@ -162,7 +164,7 @@ def is_plain(price: NewPrice) -> bool:
     )
 
 
-def versions(visit: Visit) -> Versions:
+def versions(visit: PageContext) -> Versions:
     """Drafts and what was published, of every book, newest first."""
     rows = PriceVersion.objects.select_related("book", "created_by", "decided_by").defer("body").order_by("-pk")
     drafts = rows.filter(state=PriceVersion.State.DRAFT).count()
@@ -176,11 +178,11 @@ def versions(visit: Visit) -> Versions:
     return Versions(shown, drafts, older)
 
 
-def version_of(visit: Visit, row: PriceVersion, names: dict[int, str]) -> Version:
+def version_of(visit: PageContext, row: PriceVersion, names: dict[int, str]) -> PriceBooksVersion:
     state, level = row.get_state_display(), {"published": "good", "draft": "info"}.get(row.state, "")
     if row.state == PriceVersion.State.PUBLISHED and row.effective_from and row.effective_from > visit.now:
         state, level = "Scheduled", "warn"
-    return Version(
+    return PriceBooksVersion(
         title=f"Version {row.number}" if row.number else f"Draft {row.pk}",
         url=visit.url("ops-prices-one", row.pk),
         whose=row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
@@ -200,7 +202,7 @@ def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
     return dict(Tenant.objects.all_tenants().filter(pk__in=wanted).values_list("pk", "name")) if wanted else {}
 
 
-def prices_at(whose: Asked, at: datetime) -> QuerySet[Price]:
+def prices_at(whose: PriceBooksQuery, at: datetime) -> QuerySet[Price]:
     """The rows in force at that instant."""
     rows = Price.objects.filter(book__name=whose.book, tenant_id=whose.tenant.pk if whose.tenant else None)
     return rows.filter(Q(effective_until=None) | Q(effective_until__gt=at), effective_from__lte=at)
@@ -245,5 +247,5 @@ def _time(minute: int, usual: int) -> str:
     return "" if minute == usual else f"{minute // 60:02}:{minute % 60:02}"
 
 
-def _address(visit: Visit, **query: str) -> str:
+def _address(visit: PageContext, **query: str) -> str:
     return f"{visit.url('ops-prices')}?{urlencode(query)}"

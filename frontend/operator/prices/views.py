@@ -13,8 +13,8 @@ from billing.pricing.price_book import parse
 from billing.pricing.pricing import Tier
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.operator.prices import detail, forms, page
@@ -38,36 +38,38 @@ ONE = Panels(
 
 
 @operator_page()
-def prices(visit: Visit) -> HttpResponse:
+def prices(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
     return show(visit, "ops_prices/page.html", "Price book", panels=BOOK, fields=fields)
 
 
 @operator_page()
-def version(visit: Visit) -> HttpResponse:
+def version(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head, row = detail.head(visit), detail.find(visit)
     is_draft = row.state == PriceVersion.State.DRAFT
     title = f"{head.version.title}, {head.version.whose}"
-    return show(visit, "ops_prices/one.html", title, panels=ONE, crumbs=(_book(visit),), head=head, is_draft=is_draft)
+    return show(
+        visit, "ops_prices/one.html", title, panels=ONE, breadcrumbs=(_book(visit),), head=head, is_draft=is_draft
+    )
 
 
 @operator_page(methods=FORM)
-def model(visit: Visit) -> HttpResponse:
+def model(visit: PageContext) -> HttpResponse:
     """Draft the prices of one model; in the address, those it has now."""
     form = forms.ModelPrices(posted(visit), _plain(visit))
     return _draft(visit, form, "Prices of a model", "ops_prices/model.html")
 
 
 @operator_page(methods=FORM)
-def upload(visit: Visit) -> HttpResponse:
+def upload(visit: PageContext) -> HttpResponse:
     """Draft prices as CSV; in the address, a model or version to begin with."""
     form = forms.Csv(posted(visit), visit.request.FILES or None, initial=_rows(visit))
     return _draft(visit, form, "Prices as CSV", "ops_prices/csv.html")
 
 
-def _draft(visit: Visit, form: forms.Whose, title: str, template: str) -> HttpResponse:
+def _draft(visit: PageContext, form: forms.PriceBooksOwnerScope, title: str, template: str) -> HttpResponse:
     given = _given(visit)
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: _propose(visit, data)):
@@ -77,7 +79,7 @@ def _draft(visit: Visit, form: forms.Whose, title: str, template: str) -> HttpRe
     return show(visit, template, title, form=form, **given)
 
 
-def _propose(visit: Visit, data: dict[str, Any]) -> PriceVersion:
+def _propose(visit: PageContext, data: dict[str, Any]) -> PriceVersion:
     return do_propose_prices(
         data["proposal"],
         book=data["book"],
@@ -89,7 +91,7 @@ def _propose(visit: Visit, data: dict[str, Any]) -> PriceVersion:
 
 
 @operator_page(methods=FORM)
-def public(visit: Visit) -> HttpResponse:
+def public(visit: PageContext) -> HttpResponse:
     """Read the public file and say what of it is left out; what is taken goes on as CSV, to be drafted."""
     form = forms.Public(posted(visit), visit.request.FILES or None)
     given, title = _given(visit), "Import the public price file"
@@ -119,7 +121,7 @@ def public(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def publish(visit: Visit) -> HttpResponse:
+def publish(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head, row = detail.head(visit), detail.find(visit)
     since = f"From {row.effective_from:%-d %B %Y, %H:%M} UTC on" if row.effective_from else "From this moment on"
@@ -132,7 +134,7 @@ def publish(visit: Visit) -> HttpResponse:
         submit="Publish",
         back=visit.url("ops-prices-one", row.pk),
         said=lambda made: f"Version {made.number} of {made.book} is published.",
-        crumbs=(_book(visit),),
+        breadcrumbs=(_book(visit),),
         effect=f"{since}, {head.prices} prices of {head.models} models hold for {whom}. Published prices never change:"
         " only a later version ends them.",
         danger=True,
@@ -140,7 +142,7 @@ def publish(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def discard(visit: Visit) -> HttpResponse:
+def discard(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = detail.find(visit)
     return ask(
@@ -151,26 +153,26 @@ def discard(visit: Visit) -> HttpResponse:
         submit="Discard",
         back=visit.url("ops-prices-one", row.pk),
         said=lambda _: f"Draft {row.pk} is given up.",
-        crumbs=(_book(visit),),
+        breadcrumbs=(_book(visit),),
         effect="It stays to be read, and can be copied to a new draft. It can no longer be published.",
         danger=True,
     )
 
 
-def _given(visit: Visit) -> dict[str, Any]:
+def _given(visit: PageContext) -> dict[str, Any]:
     return {"action": visit.request.path, "back": visit.url("ops-prices"), "crumbs": (_book(visit),)}
 
 
-def _book(visit: Visit) -> Crumb:
-    return Crumb("Price book", visit.url("ops-prices"))
+def _book(visit: PageContext) -> Breadcrumb:
+    return Breadcrumb("Price book", visit.url("ops-prices"))
 
 
-def _whose(visit: Visit) -> dict[str, Any]:
+def _whose(visit: PageContext) -> dict[str, Any]:
     now = page.asked(visit)
     return {"book": now.book, "tenant": now.tenant.slug if now.tenant else ""}
 
 
-def _plain(visit: Visit) -> dict[str, Any]:
+def _plain(visit: PageContext) -> dict[str, Any]:
     """What the form of a model begins with."""
     name, tier = visit.query.get("model", "")[:128], visit.query.get("tier", Tier.STANDARD.value)
     with visit.scope():
@@ -180,7 +182,7 @@ def _plain(visit: Visit) -> dict[str, Any]:
     return begun | {price.component.value: page.usd(price.nano_per_million) for price in found}
 
 
-def _rows(visit: Visit) -> dict[str, Any]:
+def _rows(visit: PageContext) -> dict[str, Any]:
     """What the CSV begins with: a version's prices, or a model's."""
     name, copied = visit.query.get("model", "")[:128], visit.query.get("copy", "")
     with visit.scope():

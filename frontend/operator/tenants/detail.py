@@ -11,7 +11,7 @@ from django.http import Http404
 
 from billing.actions.credits import with_rest
 from billing.ledger import balance
-from billing.metering.usage import Question, sums, this_month
+from billing.metering.usage import UsageReport, sums, this_month
 from billing.models import (
     Account,
     BillingProfile,
@@ -25,7 +25,7 @@ from billing.models import (
 from frontend.core.charts import Chart, Series
 from frontend.core.layout import initials
 from frontend.core.numbers import Money, exact, share
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.operator.tenants import standing
 from frontend.operator.tenants.page import commitments
 from inference_worker.contract.messages import decode_usage
@@ -39,7 +39,7 @@ LOOKED_AT = 500  # records in quarantine
 
 
 @dataclass(frozen=True)
-class Head:
+class TenantDetailHeader:
     """The page's title, and what can be done. `resume_url` or `suspend_url`: the one that makes sense."""
 
     tenant: Tenant
@@ -50,7 +50,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TenantDetailStats:
     spend: Money
     before: Money  # on the same days of last month
     before_label: str
@@ -78,7 +78,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class BudgetRow:
+class TenantDetailBudgetRow:
     room: standing.Room
     mode: str
     level: str  # of the badge
@@ -87,7 +87,7 @@ class BudgetRow:
 
 
 @dataclass(frozen=True)
-class LimitRow:
+class TenantDetailLimitRow:
     of: str
     model: str
     limits: str
@@ -96,9 +96,9 @@ class LimitRow:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    budgets: tuple[BudgetRow, ...]
-    limits: tuple[LimitRow, ...]
+class TenantDetailBounds:
+    budgets: tuple[TenantDetailBudgetRow, ...]
+    limits: tuple[TenantDetailLimitRow, ...]
     budgets_url: str
 
 
@@ -129,7 +129,7 @@ class CreditRow:
 
 
 @dataclass(frozen=True)
-class Credits:
+class TenantDetailCredits:
     rows: tuple[CreditRow, ...]
     left: Money
     give_url: str
@@ -147,14 +147,14 @@ class InvoiceRow:
 
 
 @dataclass(frozen=True)
-class PutAside:
+class TenantDetailDismissedIssue:
     received_at: datetime
     reason: str
     detail: str
 
 
 @dataclass(frozen=True)
-class Changed:
+class TenantDetailChanged:
     at: datetime
     verb: str
     actor: str
@@ -163,12 +163,12 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Log:
-    rows: tuple[Changed, ...]
+class TenantDetailLog:
+    rows: tuple[TenantDetailChanged, ...]
     url: str
 
 
-def tenant_of(visit: Visit) -> Tenant:
+def tenant_of(visit: PageContext) -> Tenant:
     """The tenant that the address names, in the visit's scope.
 
     Raises:
@@ -184,10 +184,10 @@ def tenant_of(visit: Visit) -> Tenant:
     return visit.once("ops-tenant", find)
 
 
-def head(visit: Visit) -> Head:
+def head(visit: PageContext) -> TenantDetailHeader:
     tenant = tenant_of(visit)
     served, here = tenant.status == Tenant.Status.ACTIVE, tenant.status != Tenant.Status.PURGED
-    return Head(
+    return TenantDetailHeader(
         tenant,
         "To be purged" if tenant.purge_after else tenant.get_status_display(),
         view_url=visit.url("ops-tenants-view", tenant.pk) if here else "",
@@ -196,15 +196,15 @@ def head(visit: Visit) -> Head:
     )
 
 
-def figures(visit: Visit) -> Figures:
+def figures(visit: PageContext) -> TenantDetailStats:
     tenant = tenant_of(visit)
     start, now = this_month(visit.now)
     last = this_month(start - timedelta(days=1))[0]
     used = standing.spent(start).get(tenant.pk, standing.Spent())
-    before = sums(Question(tenant.pk, last, min(last + (now - start), start)))
+    before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
     margin = standing.margin(used, standing.token_costs(now))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, kind=Invoice.Kind.INVOICE)
-    return Figures(
+    return TenantDetailStats(
         spend=Money(used.femto),
         before=Money(sum(row["cost_femto"] for row in before)),
         before_label=f"{last:%B}",
@@ -219,12 +219,12 @@ def figures(visit: Visit) -> Figures:
     )
 
 
-def spend(visit: Visit) -> Chart | None:
+def spend(visit: PageContext) -> Chart | None:
     """Each day of the last thirty; None: nothing was spent."""
     tenant = tenant_of(visit)
     today = datetime.combine(visit.now.astimezone(UTC).date(), datetime.min.time(), UTC)
     days = [today - timedelta(days=ago) for ago in reversed(range(DAYS))]
-    found = {row["start"]: row["cost_femto"] for row in sums(Question(tenant.pk, days[0], visit.now), bucket="day")}
+    found = {row["start"]: row["cost_femto"] for row in sums(UsageReport(tenant.pk, days[0], visit.now), bucket="day")}
     values = tuple(int(found.get(day, 0)) for day in days)
     if not any(values):
         return None
@@ -233,7 +233,7 @@ def spend(visit: Visit) -> Chart | None:
     return Chart("spend", of, tuple(days), (Series("Spend", "spend", values, "area", total),), "usd", height=214)
 
 
-def plan(visit: Visit) -> Plan:
+def plan(visit: PageContext) -> Plan:
     tenant = tenant_of(visit)
     assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
@@ -252,7 +252,7 @@ def plan(visit: Visit) -> Plan:
     )
 
 
-def bounds(visit: Visit) -> Bounds:
+def bounds(visit: PageContext) -> TenantDetailBounds:
     """Budgets, the fullest first, and limits."""
     tenant = tenant_of(visit)
     rooms = standing.budgets(visit.now, tenant.pk, MOST_BUDGETS).get(tenant.pk, [])
@@ -260,9 +260,9 @@ def bounds(visit: Visit) -> Bounds:
     rows = (
         LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")
     )
-    return Bounds(
+    return TenantDetailBounds(
         tuple(
-            BudgetRow(
+            TenantDetailBudgetRow(
                 room,
                 modes[room.mode],
                 "bad" if room.mode == "hard" and room.per_mille >= 1000 else "warn" if room.is_near else "",
@@ -276,14 +276,14 @@ def bounds(visit: Visit) -> Bounds:
     )
 
 
-def _limits(row: LimitSet) -> LimitRow:
+def _limits(row: LimitSet) -> TenantDetailLimitRow:
     of = f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
     set_ = [(name, getattr(row, name)) for name in LIMITS]
     said = ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
-    return LimitRow(of, row.model, said, row.by_operator, row.dry_run)
+    return TenantDetailLimitRow(of, row.model, said, row.by_operator, row.dry_run)
 
 
-def people(visit: Visit) -> People:
+def people(visit: PageContext) -> People:
     """Owners first, then who is invited."""
     tenant = tenant_of(visit)
     rows = Membership.objects.for_tenant(tenant).select_related("user")
@@ -308,7 +308,7 @@ def people(visit: Visit) -> People:
     return People(tuple(persons[:SHOWN]), max(0, len(persons) - SHOWN), visit.url("ops-tenants-invite", tenant.pk))
 
 
-def credits(visit: Visit) -> Credits:
+def credits(visit: PageContext) -> TenantDetailCredits:
     tenant = tenant_of(visit)
     alive = CreditGrant.objects.for_tenant(tenant).filter(Q(expires_at=None) | Q(expires_at__gt=visit.now))
     grants = [grant for grant in with_rest(alive.order_by("priority", "pk")) if grant.rest > 0]
@@ -317,7 +317,7 @@ def credits(visit: Visit) -> Credits:
         for one in grants[:SHOWN]
     )
     left = Money.nano(sum(one.rest for one in grants))
-    return Credits(tuple(rows), left, visit.url("ops-billing-credit", tenant.slug))
+    return TenantDetailCredits(tuple(rows), left, visit.url("ops-billing-credit", tenant.slug))
 
 
 def _credit_left(tenant: Tenant, now: datetime) -> Money:
@@ -327,7 +327,7 @@ def _credit_left(tenant: Tenant, now: datetime) -> Money:
     return Money.nano(sum(int(one.rest) for one in with_rest(alive)))
 
 
-def invoices(visit: Visit) -> tuple[InvoiceRow, ...]:
+def invoices(visit: PageContext) -> tuple[InvoiceRow, ...]:
     tenant = tenant_of(visit)
     rows = Invoice.objects.for_tenant(tenant).select_related("period").order_by("-period__starts_at", "-pk")[:SHOWN]
     levels = {"open": "info", "paid": "good", "uncollectible": "bad"}
@@ -345,25 +345,26 @@ def invoices(visit: Visit) -> tuple[InvoiceRow, ...]:
     )
 
 
-def quarantine(visit: Visit) -> tuple[PutAside, ...]:
+def quarantine(visit: PageContext) -> tuple[TenantDetailDismissedIssue, ...]:
     """Usage records put aside that name this tenant, of the newest there are."""
     tenant = tenant_of(visit)
     waiting = UsageQuarantine.objects.filter(resolved_at=None).order_by("-received_at")[:LOOKED_AT]
     theirs = (row for row in waiting if _names(bytes(row.payload), tenant.pk))
-    return tuple(PutAside(row.received_at, row.get_reason_display(), row.detail) for row in theirs)
+    return tuple(TenantDetailDismissedIssue(row.received_at, row.get_reason_display(), row.detail) for row in theirs)
 
 
 def _names(payload: bytes, tenant_id: int) -> bool:
     try:
-        return decode_usage(payload).envelope.tenant_id == tenant_id
+        return decode_usage(payload).billing_context.tenant_id == tenant_id
     except (msgspec.MsgspecError, ValueError):
         return False
 
 
-def log(visit: Visit) -> Log:
+def log(visit: PageContext) -> TenantDetailLog:
     tenant = tenant_of(visit)
     rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:LATEST]
     changed = (
-        Changed(row.at, row.verb, row.actor, row.object_name, visit.url("ops-audit-one", row.pk)) for row in rows
+        TenantDetailChanged(row.at, row.verb, row.actor, row.object_name, visit.url("ops-audit-one", row.pk))
+        for row in rows
     )
-    return Log(tuple(changed), f"{visit.url('ops-audit')}?tenant={tenant.slug}")
+    return TenantDetailLog(tuple(changed), f"{visit.url('ops-audit')}?tenant={tenant.slug}")

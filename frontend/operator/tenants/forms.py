@@ -46,7 +46,7 @@ class NewTenant(forms.Form):
         return given | {"slug": slug}
 
 
-class Invite(forms.Form):
+class TenantAdminInvite(forms.Form):
     email = forms.EmailField(
         label="E-mail address", max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
     )

@@ -14,7 +14,7 @@ from django.db.models import Q
 from billing.metering.usage import this_month
 from billing.models import BookAssignment, Commitment, PriceBook
 from frontend.core.numbers import Money, share
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.operator.tenants import standing
 from frontend.operator.tenants.standing import Room, Spent
 from tenants.models import Tenant
@@ -35,7 +35,7 @@ SORTS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class TenantAdminRow:
     """One tenant. `room`: its fullest budget; `margin`: None if costs are not known."""
 
     tenant: Tenant
@@ -68,16 +68,16 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TenantAdminChoice:
     label: str
     url: str
     is_chosen: bool
 
 
 @dataclass(frozen=True)
-class Listed:
+class TenantAdminListItem:
     headings: tuple[Heading, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TenantAdminRow, ...]
     has_margin: bool
     first: int
     last: int
@@ -102,16 +102,16 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Fields:
+class TenantAdminFilters:
     """What the filters' form shows."""
 
     typed: str
     chosen: str
     sort: str
-    choices: tuple[Choice, ...]
+    choices: tuple[TenantAdminChoice, ...]
 
 
-_KEYS: dict[str, Callable[[Row], Any]] = {
+_KEYS: dict[str, Callable[[TenantAdminRow], Any]] = {
     "name": lambda row: row.tenant.name.casefold(),
     "spend": lambda row: row.used.femto,
     "margin": lambda row: -(10**30) if row.margin is None else row.margin.femto,
@@ -121,13 +121,13 @@ _KEYS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> TenantAdminFilters:
     chosen = visit.query.get("show", "")
-    choices = (Choice(label, _address(visit, show=name, page=""), name == chosen) for name, label in VIEWS)
-    return Fields(_typed(visit), chosen, visit.query.get("sort", ""), tuple(choices))
+    choices = (TenantAdminChoice(label, _address(visit, show=name, page=""), name == chosen) for name, label in VIEWS)
+    return TenantAdminFilters(_typed(visit), chosen, visit.query.get("sort", ""), tuple(choices))
 
 
-def figures(visit: Visit) -> Sums:
+def figures(visit: PageContext) -> Sums:
     rows = [row for row in _all(visit) if row.tenant.status != Tenant.Status.PURGED]
     near = [row.room for row in rows if row.room is not None and row.room.is_near]
     return Sums(
@@ -141,7 +141,7 @@ def figures(visit: Visit) -> Sums:
     )
 
 
-def listed(visit: Visit) -> Listed:
+def listed(visit: PageContext) -> TenantAdminListItem:
     """One page of the tenants that the address asks for."""
     found = [row for row in _all(visit) if _is_shown(row, visit.query.get("show", ""), _typed(visit).casefold())]
     sort = visit.query.get("sort", "")
@@ -151,7 +151,7 @@ def listed(visit: Visit) -> Listed:
     page = min(_number(visit.query.get("page", "")), max(1, -(-len(found) // SIZE)))
     shown = found[(page - 1) * SIZE : page * SIZE]
     has_margin = any(row.margin is not None for row in found)
-    return Listed(
+    return TenantAdminListItem(
         headings=tuple(_heading(visit, *each, sort) for each in SORTS if has_margin or each[0] != "margin"),
         rows=tuple(shown),
         has_margin=has_margin,
@@ -165,19 +165,19 @@ def listed(visit: Visit) -> Listed:
     )
 
 
-def _all(visit: Visit) -> list[Row]:
+def _all(visit: PageContext) -> list[TenantAdminRow]:
     """Every tenant, once for all panels of the page; the number of queries is the same however many there are."""
     return visit.once("ops-tenants", lambda: _read(visit))
 
 
-def _read(visit: Visit) -> list[Row]:
+def _read(visit: PageContext) -> list[TenantAdminRow]:
     start, now = this_month(visit.now)
     used, rates, rooms = standing.spent(start), standing.token_costs(now), standing.budgets(now)
     books = dict(BookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
     agreed = commitments(now)
     none = Spent()
     return [
-        Row(
+        TenantAdminRow(
             tenant=tenant,
             url=visit.url("ops-tenants-one", tenant.pk),
             plan=books.get(tenant.pk, PriceBook.LIST),
@@ -200,7 +200,7 @@ def commitments(now: datetime) -> Mapping[int, list[str]]:
     return found
 
 
-def _is_shown(row: Row, view: str, typed: str) -> bool:
+def _is_shown(row: TenantAdminRow, view: str, typed: str) -> bool:
     if view == "near":
         right = row.room is not None and row.room.is_near
     elif view == "suspended":
@@ -212,7 +212,7 @@ def _is_shown(row: Row, view: str, typed: str) -> bool:
     return right and (typed in row.tenant.name.casefold() or typed in row.tenant.slug)
 
 
-def _heading(visit: Visit, name: str, label: str, kind: str, sort: str) -> Heading:
+def _heading(visit: PageContext, name: str, label: str, kind: str, sort: str) -> Heading:
     if not name:
         return Heading(label, kind, "", "")
     down = sort == f"-{name}" or (sort != name and name == "name")
@@ -220,14 +220,14 @@ def _heading(visit: Visit, name: str, label: str, kind: str, sort: str) -> Headi
     return Heading(label, kind, _address(visit, sort=name if down else f"-{name}", page=""), order)
 
 
-def _address(visit: Visit, **changes: str) -> str:
+def _address(visit: PageContext, **changes: str) -> str:
     """The page with these filters changed."""
     asked = {name: visit.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
     given = {name: value for name, value in asked.items() if value}
     return f"{visit.url('ops-tenants')}?{urlencode(given)}" if given else visit.url("ops-tenants")
 
 
-def _typed(visit: Visit) -> str:
+def _typed(visit: PageContext) -> str:
     return visit.query.get("q", "").strip()[:100]
 
 

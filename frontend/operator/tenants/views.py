@@ -15,9 +15,9 @@ from billing.models import BookAssignment, Budget, PriceBook
 from frontend.core import impersonation
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.operator.tenants import detail, forms, page
@@ -51,7 +51,7 @@ ONE = Panels(
 
 
 @operator_page()
-def tenants(visit: Visit) -> HttpResponse:
+def tenants(visit: PageContext) -> HttpResponse:
     given: dict[str, Any] = {
         "fields": page.fields(visit),
         "metering": metering(visit.now),
@@ -61,15 +61,17 @@ def tenants(visit: Visit) -> HttpResponse:
 
 
 @operator_page()
-def tenant(visit: Visit) -> HttpResponse:
+def tenant(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head = detail.head(visit)
-    crumbs, told = (_tenants(visit),), metering(visit.now)
-    return show(visit, "ops_tenants/one.html", head.tenant.name, panels=ONE, crumbs=crumbs, head=head, metering=told)
+    breadcrumbs, told = (_tenants(visit),), metering(visit.now)
+    return show(
+        visit, "ops_tenants/one.html", head.tenant.name, panels=ONE, breadcrumbs=breadcrumbs, head=head, metering=told
+    )
 
 
 @operator_page(methods=FORM, step_up=True)
-def new(visit: Visit) -> HttpResponse:
+def new(visit: PageContext) -> HttpResponse:
     form = forms.NewTenant(posted(visit))
     back = visit.url("ops-tenants")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Create the tenant", "back": back}
@@ -81,13 +83,13 @@ def new(visit: Visit) -> HttpResponse:
     return show(visit, "frontend/form.html", "New tenant", form=form, **given)
 
 
-def _create(visit: Visit, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
+def _create(visit: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
     """Ended between the two, there is a tenant to whom an owner can still be invited."""
     made = actions.do_create_tenant(data["slug"], data["name"])
     return made, actions.do_invite(made, data["email"], Membership.Role.OWNER, by=visit.user)
 
 
-def _invited(visit: Visit, found: Tenant, made: Invitation) -> HttpResponse:
+def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpResponse:
     """The link, this once: it works before the mail comes, and where none is sent."""
     settings = platform_settings()
     given: dict[str, Any] = {
@@ -97,11 +99,11 @@ def _invited(visit: Visit, found: Tenant, made: Invitation) -> HttpResponse:
         "files": "" if settings.email_url else settings.state_dir.absolute() / "mail",
         "url": visit.url("ops-tenants-one", found.pk),
     }
-    return show(visit, "ops_tenants/invited.html", "Pass the link on", crumbs=(_tenants(visit),), **given)
+    return show(visit, "ops_tenants/invited.html", "Pass the link on", breadcrumbs=(_tenants(visit),), **given)
 
 
 @operator_page(methods=FORM, step_up=True)
-def suspend(visit: Visit) -> HttpResponse:
+def suspend(visit: PageContext) -> HttpResponse:
     found = _found(visit)
     return _ask(
         visit,
@@ -118,7 +120,7 @@ def suspend(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def resume(visit: Visit) -> HttpResponse:
+def resume(visit: PageContext) -> HttpResponse:
     found = _found(visit)
     return _ask(
         visit,
@@ -133,7 +135,7 @@ def resume(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def raise_budget(visit: Visit) -> HttpResponse:
+def raise_budget(visit: PageContext) -> HttpResponse:
     found = _found(visit)
     with visit.scope():
         budget = Budget.objects.for_tenant(found).filter(pk=visit.arguments["budget"], active=True).first()
@@ -152,7 +154,7 @@ def raise_budget(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def book(visit: Visit) -> HttpResponse:
+def book(visit: PageContext) -> HttpResponse:
     found = _found(visit)
     with visit.scope():
         books = list(PriceBook.objects.order_by("name").values_list("name", flat=True)) or [PriceBook.LIST]
@@ -170,12 +172,12 @@ def book(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def invite(visit: Visit) -> HttpResponse:
+def invite(visit: PageContext) -> HttpResponse:
     found = _found(visit)
-    form = forms.Invite(posted(visit))
+    form = forms.TenantAdminInvite(posted(visit))
     back = visit.url("ops-tenants-one", found.pk)
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
-    given["crumbs"] = (_tenants(visit), Crumb(found.name, back))
+    given["crumbs"] = (_tenants(visit), Breadcrumb(found.name, back))
     title = f"Invite an owner of {found.name}"
     if visit.request.method == "POST":
         owner = Membership.Role.OWNER
@@ -186,7 +188,7 @@ def invite(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=FORM)
-def view(visit: Visit) -> HttpResponse:
+def view(visit: PageContext) -> HttpResponse:
     """Begin to view; `next`: the page of the tenant's that was asked for."""
     found = _found(visit)
     wanted = visit.query.get("next", "")
@@ -197,7 +199,7 @@ def view(visit: Visit) -> HttpResponse:
         "action": visit.request.get_full_path(),
         "submit": "View",
         "back": visit.url("ops-tenants-one", found.pk),
-        "crumbs": (_tenants(visit), Crumb(found.name, visit.url("ops-tenants-one", found.pk))),
+        "crumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("ops-tenants-one", found.pk))),
         "effect": f"You read the console as {found.name} does, for an hour at most, and can change nothing. The tenant"
         " sees in its audit log that you did, when and why.",
     }
@@ -210,20 +212,20 @@ def view(visit: Visit) -> HttpResponse:
 
 
 @operator_page(methods=("POST",))
-def end_view(visit: Visit) -> HttpResponse:
+def end_view(visit: PageContext) -> HttpResponse:
     found = impersonation.end(visit.request)
     if found is None:
         return done(visit, visit.url("ops-tenants"), "The view had ended.")
     return done(visit, visit.url("ops-tenants-one", found.tenant_id), f"You no longer view {found.name}.")
 
 
-def _found(visit: Visit) -> Tenant:
+def _found(visit: PageContext) -> Tenant:
     with visit.scope():
         return detail.tenant_of(visit)
 
 
 def _ask(
-    visit: Visit,
+    visit: PageContext,
     found: Tenant,
     title: str,
     form: Any,
@@ -235,12 +237,12 @@ def _ask(
 ) -> HttpResponse:
     """A form about the tenant, which leads back to its page."""
     back = visit.url("ops-tenants-one", found.pk)
-    crumbs = (_tenants(visit), Crumb(found.name, back))
-    return ask(visit, title, form, verb, submit=submit, back=back, said=said, crumbs=crumbs, **given)
+    breadcrumbs = (_tenants(visit), Breadcrumb(found.name, back))
+    return ask(visit, title, form, verb, submit=submit, back=back, said=said, breadcrumbs=breadcrumbs, **given)
 
 
-def _tenants(visit: Visit) -> Crumb:
-    return Crumb("Tenants", visit.url("ops-tenants"))
+def _tenants(visit: PageContext) -> Breadcrumb:
+    return Breadcrumb("Tenants", visit.url("ops-tenants"))
 
 
 urlpatterns = [

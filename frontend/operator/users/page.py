@@ -12,7 +12,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import Http404
 
 from frontend.core.layout import initials
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from tenants.models import AuditEntry, Membership, User
 
 MAX_ROWS = 100  # shown together; the search finds the others
@@ -46,7 +46,7 @@ class FilterLink:
 
 
 @dataclass(frozen=True)
-class Filters:
+class UserAdminFilters:
     typed: str
     chosen: str
     links: tuple[FilterLink, ...]
@@ -86,13 +86,13 @@ class UserChange:
     url: str
 
 
-def filters(visit: Visit) -> Filters:
+def filters(visit: PageContext) -> UserAdminFilters:
     typed, chosen = _typed(visit), visit.query.get("show", "")
     links = (FilterLink(label, _url(visit, typed, name), name == chosen) for name, label in FILTERS)
-    return Filters(typed, chosen, tuple(links))
+    return UserAdminFilters(typed, chosen, tuple(links))
 
 
-def user_list(visit: Visit) -> UserList:
+def user_list(visit: PageContext) -> UserList:
     """The users that match, by email address."""
     typed, chosen = _typed(visit), visit.query.get("show", "")
     rows = _users().order_by("email")
@@ -124,7 +124,7 @@ def user_list(visit: Visit) -> UserList:
     )
 
 
-def user_of(visit: Visit) -> User:
+def user_of(visit: PageContext) -> User:
     """The user that the URL names.
 
     Raises:
@@ -140,7 +140,7 @@ def user_of(visit: Visit) -> User:
     return visit.once("ops-user", find)
 
 
-def user_page(visit: Visit) -> UserPage:
+def user_page(visit: PageContext) -> UserPage:
     user = user_of(visit)
     has_factor: bool = user.has_factor  # type: ignore[attr-defined]  # annotated in _users
     is_you = user.pk == visit.user.pk
@@ -159,7 +159,7 @@ def user_page(visit: Visit) -> UserPage:
     return UserPage(user, is_you, has_factor, tuple(actions))
 
 
-def memberships(visit: Visit) -> tuple[MembershipRow, ...]:
+def memberships(visit: PageContext) -> tuple[MembershipRow, ...]:
     rows = (
         Membership.objects.all_tenants().filter(user=user_of(visit)).select_related("tenant").order_by("tenant__name")
     )
@@ -175,7 +175,7 @@ def memberships(visit: Visit) -> tuple[MembershipRow, ...]:
     )
 
 
-def changes(visit: Visit) -> tuple[UserChange, ...]:
+def changes(visit: PageContext) -> tuple[UserChange, ...]:
     """The latest audit entries about the user's login."""
     rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(visit).pk)
     latest = rows.order_by("-pk")[:MAX_CHANGES]
@@ -187,10 +187,10 @@ def _users() -> QuerySet[Any]:
     return User.objects.annotate(has_factor=Exists(factor))
 
 
-def _typed(visit: Visit) -> str:
+def _typed(visit: PageContext) -> str:
     return visit.query.get("q", "").strip()[:100].replace("\0", "")
 
 
-def _url(visit: Visit, typed: str, chosen: str) -> str:
+def _url(visit: PageContext, typed: str, chosen: str) -> str:
     given = {name: value for name, value in (("q", typed), ("show", chosen)) if value}
     return f"{visit.url('ops-users')}?{urlencode(given)}" if given else visit.url("ops-users")

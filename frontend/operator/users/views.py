@@ -10,8 +10,8 @@ from django.urls import path
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, operator_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.operator.users import page
@@ -89,20 +89,20 @@ ACTIONS = {
 
 
 @operator_page()
-def users(visit: Visit) -> HttpResponse:
+def users(visit: PageContext) -> HttpResponse:
     return show(visit, "ops_users/page.html", "Users", panels=LIST, filters=page.filters(visit))
 
 
 @operator_page()
-def user(visit: Visit) -> HttpResponse:
+def user(visit: PageContext) -> HttpResponse:
     with visit.scope():
         found = page.user_page(visit)
-    return show(visit, "ops_users/one.html", found.user.email, panels=ONE, crumbs=(_users(visit),), page=found)
+    return show(visit, "ops_users/one.html", found.user.email, panels=ONE, breadcrumbs=(_users(visit),), page=found)
 
 
 def _form(action: Action) -> Callable[..., HttpResponse]:
     @operator_page(methods=FORM, step_up=True)
-    def view(visit: Visit) -> HttpResponse:
+    def view(visit: PageContext) -> HttpResponse:
         with visit.scope():
             found = page.user_of(visit)
         email, back = found.email, visit.url("ops-users-one", found.pk)
@@ -114,7 +114,7 @@ def _form(action: Action) -> Callable[..., HttpResponse]:
             submit=action.submit,
             back=back,
             said=lambda was: (action.done if was else action.not_needed).format(email),
-            crumbs=(_users(visit), Crumb(email, back)),
+            breadcrumbs=(_users(visit), Breadcrumb(email, back)),
             effect=action.effect.format(email),
             danger=action.is_dangerous,
         )
@@ -122,8 +122,8 @@ def _form(action: Action) -> Callable[..., HttpResponse]:
     return view
 
 
-def _users(visit: Visit) -> Crumb:
-    return Crumb("Users", visit.url("ops-users"))
+def _users(visit: PageContext) -> Breadcrumb:
+    return Breadcrumb("Users", visit.url("ops-users"))
 
 
 urlpatterns = [

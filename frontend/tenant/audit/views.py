@@ -6,14 +6,14 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core import audit_log
-from frontend.core.layout import Crumb
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from tenants.permissions import Permission
 
 
-def _log(visit: Visit) -> audit_log.Log:
+def _log(visit: PageContext) -> audit_log.AuditLogPanel:
     return audit_log.log(visit, "audit-one")
 
 
@@ -21,18 +21,18 @@ PANELS = Panels("audit-panel", (Panel("log", "Changes", "audit_log/log.html", _l
 
 
 @tenant_page(Permission.AUDIT_READ)
-def audit(visit: Visit) -> HttpResponse:
+def audit(visit: PageContext) -> HttpResponse:
     return show(visit, "audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
 
 
 @tenant_page(Permission.AUDIT_READ)
-def one(visit: Visit) -> HttpResponse:
+def one(visit: PageContext) -> HttpResponse:
     with visit.scope():
         detail = audit_log.detail(visit, visit.arguments["entry"], "audit-one")
     if detail is None:
         raise Http404
-    crumbs = (Crumb("Audit log", visit.url("audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.verb, crumbs=crumbs, detail=detail)
+    breadcrumbs = (Breadcrumb("Audit log", visit.url("audit")),)
+    return show(visit, "audit_log/one.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [

@@ -9,8 +9,8 @@ from datetime import datetime
 from billing.budgets.alerts import alerts_of
 from billing.models import BudgetAlert
 from frontend.core.numbers import exact
-from frontend.core.page_context import Visit
-from frontend.tenant.budgets.amounts import Amount
+from frontend.core.page_context import PageContext
+from frontend.tenant.budgets.amounts import BudgetAmount
 from tenants.models import Mail, WebhookDelivery
 from tenants.permissions import Permission
 from tenants.webhooks.queries import deliveries
@@ -19,7 +19,7 @@ MOST = 20
 
 
 @dataclass(frozen=True)
-class Told:
+class BudgetDelivery:
     """A mail, or webhooks, and what became of it; `why` it did not arrive."""
 
     text: str
@@ -28,46 +28,46 @@ class Told:
 
 
 @dataclass(frozen=True)
-class AlertRow:
+class BudgetAlertRow:
     budget: str
     url: str
     what: str
     kind: str
-    used: Amount
-    limit: Amount
+    used: BudgetAmount
+    limit: BudgetAmount
     at: datetime
-    told: tuple[Told, ...]
+    told: tuple[BudgetDelivery, ...]
 
 
 @dataclass(frozen=True)
-class Alerts:
-    rows: tuple[AlertRow, ...]
+class BudgetAlertsAlerts:
+    rows: tuple[BudgetAlertRow, ...]
     webhooks_url: str
 
 
-def alerts(visit: Visit, budget_id: int | None = None) -> Alerts:
+def alerts(visit: PageContext, budget_id: int | None = None) -> BudgetAlertsAlerts:
     """What was told lately, and whether it arrived."""
     rows = list(alerts_of(visit.tenant.pk, budget_id)[:MOST])
     told = how_told(rows, visit.tenant.pk)
-    return Alerts(
+    return BudgetAlertsAlerts(
         tuple(_alert(visit, row, told[row.pk]) for row in rows),
         visit.link("webhooks") if visit.may(Permission.WEBHOOKS_READ) else "",
     )
 
 
-def _alert(visit: Visit, row: BudgetAlert, told: tuple[Told, ...]) -> AlertRow:
+def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> BudgetAlertRow:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
     what = f"{row.threshold}% reached"
     if expected:
-        what = f"Forecast {Amount.whole(unit, row.forecast or 0).text}"
-    return AlertRow(
+        what = f"Forecast {BudgetAmount.whole(unit, row.forecast or 0).text}"
+    return BudgetAlertRow(
         row.budget.name,
         visit.url("budgets-one", row.budget_id) if row.budget.active else "",
         what,
         "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
-        Amount.whole(unit, row.used),
-        Amount.whole(unit, row.limit),
+        BudgetAmount.whole(unit, row.used),
+        BudgetAmount.whole(unit, row.limit),
         row.at,
         told,
     )
@@ -81,7 +81,7 @@ _SENT = {
 }
 
 
-def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[Told, ...]]:
+def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[BudgetDelivery, ...]]:
     """What became of the mail and the webhooks of each; `tenant_id` None: they are of several tenants."""
     sent: defaultdict[int | None, list[WebhookDelivery]] = defaultdict(list)
     if events := [row.event_id for row in rows if row.event_id]:
@@ -90,16 +90,16 @@ def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[
     return {row.pk: _told(row.mail, sent[row.event_id]) for row in rows}
 
 
-def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[Told, ...]:
+def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:
     """The mail, then the webhooks, those that fared alike together."""
     alike = Counter((one.state, _why(one)) for one in sent)
     hooks = []
     for (state, why), count in sorted(alike.items()):
         fared, kind = _SENT[WebhookDelivery.State(state)]
-        hooks.append(Told(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, why))
+        hooks.append(BudgetDelivery(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, why))
     if mail is None:
-        return (Told("Mail", "", "no longer on record"), *hooks)
-    return (Told(f"Mail {mail.state}", _MAILED[mail.state], mail.error), *hooks)
+        return (BudgetDelivery("Mail", "", "no longer on record"), *hooks)
+    return (BudgetDelivery(f"Mail {mail.state}", _MAILED[mail.state], mail.error), *hooks)
 
 
 def _why(one: WebhookDelivery) -> str:

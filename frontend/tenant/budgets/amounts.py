@@ -16,14 +16,14 @@ _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Amount:
+class BudgetAmount:
     """So many millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
 
     unit: str  # money, tokens or requests
     millionths: int
 
     @classmethod
-    def whole(cls, unit: str, value: int) -> Amount:
+    def whole(cls, unit: str, value: int) -> BudgetAmount:
         """Of nano-USD, tokens or requests."""
         return cls(unit, value * MILLIONTHS)
 
@@ -58,7 +58,7 @@ def parse(text: str, unit: str) -> int:
             raise ValueError("Type a whole number: 1,000,000.")
         value = int(bare)
     if value > MOST:
-        raise ValueError(f"The most is {Amount.whole(unit, MOST).text}.")
+        raise ValueError(f"The most is {BudgetAmount.whole(unit, MOST).text}.")
     return value
 
 

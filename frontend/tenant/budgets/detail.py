@@ -9,11 +9,11 @@ from django.http import Http404
 
 from billing.models import Budget, BudgetAlert, Window
 from frontend.core.gauges import Gauge
-from frontend.core.page_context import Visit
-from frontend.tenant.budgets.alerts import Alerts, alerts
-from frontend.tenant.budgets.amounts import Amount, typed
+from frontend.core.page_context import PageContext
+from frontend.tenant.budgets.alerts import BudgetAlertsAlerts, alerts
+from frontend.tenant.budgets.amounts import BudgetAmount, typed
 from frontend.tenant.budgets.dry_runs import Sentence, of_budget
-from frontend.tenant.budgets.page import MODES, PERIODS, Standing, gauge, mode_kind, stand
+from frontend.tenant.budgets.page import MODES, PERIODS, BudgetPageStatus, gauge, mode_kind, stand
 from frontend.tenant.budgets.scopes import whose
 from tenants.permissions import Permission
 
@@ -21,7 +21,7 @@ PAST = 12
 
 
 @dataclass(frozen=True)
-class Head:
+class BudgetDetailHeader:
     name: str
     whose: str
     mode: str
@@ -38,20 +38,20 @@ class Head:
 class Now:
     """The period under way."""
 
-    used: Amount
-    held: Amount
-    left: Amount
-    limit: Amount
+    used: BudgetAmount
+    held: BudgetAmount
+    left: BudgetAmount
+    limit: BudgetAmount
     percent: int
     gauge: Gauge
     period: str
     began_at: datetime | None
     resets_at: datetime | None
-    amount: Amount
-    raised: Amount | None
+    amount: BudgetAmount
+    raised: BudgetAmount | None
     raised_until: datetime | None
-    carried: Amount | None
-    cap: Amount | None
+    carried: BudgetAmount | None
+    cap: BudgetAmount | None
     clamps: bool
     thresholds: tuple[int, ...]
     by_forecast: bool
@@ -61,9 +61,9 @@ class Now:
 class PeriodRow:
     start: datetime
     end: datetime | None
-    used: Amount
-    held: Amount
-    carried: Amount
+    used: BudgetAmount
+    held: BudgetAmount
+    carried: BudgetAmount
     refused: int
 
 
@@ -73,7 +73,7 @@ class Past:
     counts_refused: bool
 
 
-def budget_of(visit: Visit) -> Budget:
+def budget_of(visit: PageContext) -> Budget:
     """The budget that the address names. In the visit's scope."""
     pk = visit.arguments["budget"]
     rows = Budget.objects.for_tenant(visit.tenant).select_related("project", "key__project", "member")
@@ -83,16 +83,16 @@ def budget_of(visit: Visit) -> Budget:
     return found
 
 
-def _standing(visit: Visit) -> Standing:
+def _standing(visit: PageContext) -> BudgetPageStatus:
     budget = budget_of(visit)
     return visit.once(("standing", budget.pk), lambda: stand(visit, [budget])[0])
 
 
-def head(visit: Visit) -> Head:
+def head(visit: PageContext) -> BudgetDetailHeader:
     one = _standing(visit)
     budget = one.budget
     writes = visit.may(Permission.LIMITS_WRITE) and budget.active
-    return Head(
+    return BudgetDetailHeader(
         budget.name,
         whose(budget).label,
         MODES[budget.mode] if budget.active else "Removed",
@@ -106,7 +106,7 @@ def head(visit: Visit) -> Head:
     )
 
 
-def now(visit: Visit) -> Now:
+def now(visit: PageContext) -> Now:
     """How it stands, and what it does."""
     one = _standing(visit)
     budget = one.budget
@@ -114,7 +114,7 @@ def now(visit: Visit) -> Now:
     if one.window:
         rows = BudgetAlert.objects.for_tenant(visit.tenant).filter(window=one.window)
         sent = set(rows.values_list("threshold", flat=True))
-    amount = Amount.whole(budget.unit, budget.amount)
+    amount = BudgetAmount.whole(budget.unit, budget.amount)
     return Now(
         one.used,
         one.held,
@@ -129,21 +129,21 @@ def now(visit: Visit) -> Now:
         one.raised,
         budget.raise_until,
         one.carried,
-        Amount.whole(budget.unit, budget.rollover_cap) if budget.rollover_cap else None,
+        BudgetAmount.whole(budget.unit, budget.rollover_cap) if budget.rollover_cap else None,
         budget.clamp,
         tuple(budget.thresholds),
         budget.alert_forecast and budget.period == Budget.Period.MONTH,
     )
 
 
-def trial(visit: Visit) -> Sentence:
+def trial(visit: PageContext) -> Sentence:
     """What it does, and would have refused last week."""
     budget = budget_of(visit)
     amount = typed(budget.amount, budget.unit)
     return of_budget(visit.tenant.pk, whose(budget), budget.mode, budget.unit, budget.period, amount)
 
 
-def past(visit: Visit) -> Past:
+def past(visit: PageContext) -> Past:
     """Its periods, the newest first."""
     budget = budget_of(visit)
     rows = Window.objects.for_tenant(visit.tenant).filter(budget_id=budget.pk).order_by("-period_start")[:PAST]
@@ -152,9 +152,9 @@ def past(visit: Visit) -> Past:
             PeriodRow(
                 row.period_start,
                 row.period_end,
-                Amount(budget.unit, int(row.used)),
-                Amount.whole(budget.unit, row.held),
-                Amount.whole(budget.unit, row.carried),
+                BudgetAmount(budget.unit, int(row.used)),
+                BudgetAmount.whole(budget.unit, row.held),
+                BudgetAmount.whole(budget.unit, row.carried),
                 row.refused,
             )
             for row in rows
@@ -163,5 +163,5 @@ def past(visit: Visit) -> Past:
     )
 
 
-def told(visit: Visit) -> Alerts:
+def told(visit: PageContext) -> BudgetAlertsAlerts:
     return alerts(visit, budget_of(visit).pk)

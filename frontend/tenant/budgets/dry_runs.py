@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from frontend.core.numbers import exact, share
-from frontend.tenant.budgets.amounts import Amount, parse
-from frontend.tenant.budgets.scopes import Whose
+from frontend.tenant.budgets.amounts import BudgetAmount, parse
+from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.bounds import NAMES
-from millrace.apps.records.dry_runs import Tried, budget_would_refuse, limits_would_refuse
+from millrace.apps.records.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
 _ANEW = {"day": "the next day begins", "month": "the next month begins", "lifetime": "it is raised"}
@@ -42,7 +42,9 @@ class LimitSentence:
     would: str
 
 
-def of_budget(tenant_id: int, owner: Whose | None, mode: str, unit: str, period: str, amount: str) -> Sentence:
+def of_budget(
+    tenant_id: int, owner: BudgetOwnerScope | None, mode: str, unit: str, period: str, amount: str
+) -> Sentence:
     """About a budget as it is typed so far. In the tenant's scope."""
     code = "429 budget_exceeded" if unit == "money" else "429 quota_exceeded"
     anew = _ANEW.get(period, "it begins anew")
@@ -53,17 +55,19 @@ def of_budget(tenant_id: int, owner: Whose | None, mode: str, unit: str, period:
     }.get(mode, ("", "", ""))
     try:
         limit = parse(amount, unit)
-    except ValueError as fault:
-        return Sentence(blocks, kind, when, str(fault) if amount else "")
+    except ValueError as exc:
+        return Sentence(blocks, kind, when, str(exc) if amount else "")
     if owner is None or period not in _PERIODS:
         return Sentence(blocks, kind, when, "")
     tried = budget_would_refuse(owner.scope(tenant_id), unit, period, limit)
-    would = f"A hard limit of {Amount.whole(unit, limit).text} {_PERIODS[period]} would have refused {_said(tried)}."
+    would = (
+        f"A hard limit of {BudgetAmount.whole(unit, limit).text} {_PERIODS[period]} would have refused {_said(tried)}."
+    )
     return Sentence(blocks, kind, when, would)
 
 
 def of_limits(
-    tenant_id: int, owner: Whose | None, model: str, given: Mapping[str, str], *, dry_run: bool
+    tenant_id: int, owner: BudgetOwnerScope | None, model: str, given: Mapping[str, str], *, dry_run: bool
 ) -> Iterable[LimitSentence]:
     """About each limit of a set as it is typed so far. In the tenant's scope."""
     values, faults = {}, {}
@@ -71,8 +75,8 @@ def of_limits(
         if text := given.get(name, "").strip():
             try:
                 values[name] = parse(text, "requests")
-            except ValueError as fault:
-                faults[name] = str(fault)
+            except ValueError as exc:
+                faults[name] = str(exc)
     asked = {name: value for name, value in values.items() if name not in UNTRIED}
     tried = limits_would_refuse(owner.scope(tenant_id, model), asked) if owner and asked else {}
     for name in NAMES:
@@ -90,7 +94,7 @@ def _when(name: str, *, dry_run: bool) -> str:
     return f"Blocks {how}." if kind == "max" else f"Blocks with 429 {how}."
 
 
-def _said(tried: Tried) -> str:
+def _said(tried: DryRunResult) -> str:
     if not tried.requests:
         return "nothing: there was no request in the last 7 days"
     since = "of the last 7 days" if tried.complete else "that were looked at, from 7 days ago on"

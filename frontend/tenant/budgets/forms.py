@@ -10,7 +10,7 @@ from django import forms
 
 from billing.models import Budget
 from frontend.tenant.budgets.amounts import parse, typed
-from frontend.tenant.budgets.scopes import Whose
+from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.bounds import NAMES
 from millrace.conf.environment import platform_settings
 from tenants.models import LIMITS, LimitSet
@@ -85,8 +85,8 @@ class BudgetForm(forms.Form):
             if name in data and self.unit():
                 try:
                     data[name] = parse(data[name], self.unit()) if data[name] else 0
-                except ValueError as fault:
-                    self.add_error(name, str(fault))
+                except ValueError as exc:
+                    self.add_error(name, str(exc))
         return data
 
     def clean_thresholds(self) -> list[int]:
@@ -108,7 +108,7 @@ class NewBudget(BudgetForm):
     counts = forms.ChoiceField(label="It counts", choices=UNITS)
     period = forms.ChoiceField(label="It begins anew", choices=PERIODS)
 
-    def __init__(self, owners: dict[str, Whose], data: Any = None, initial: Any = None) -> None:
+    def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
 
@@ -138,8 +138,8 @@ class RaiseForm(forms.Form):
     def clean_more(self) -> int:
         try:
             value = parse(self.cleaned_data["more"], self._unit)
-        except ValueError as fault:
-            raise forms.ValidationError(str(fault)) from fault
+        except ValueError as exc:
+            raise forms.ValidationError(str(exc)) from exc
         if not value:
             raise forms.ValidationError("Raise it by more than nothing.")
         return value
@@ -172,8 +172,8 @@ class LimitsForm(forms.Form):
             if name in data:
                 try:
                     data[name] = parse(data[name], "requests") if data[name] else None
-                except ValueError as fault:
-                    self.add_error(name, str(fault))
+                except ValueError as exc:
+                    self.add_error(name, str(exc))
         return data
 
     def limits(self) -> dict[str, int | None]:
@@ -189,7 +189,7 @@ class NewLimits(LimitsForm):
     whose = forms.ChoiceField(label="They bound")
     model = forms.ChoiceField(label="For", required=False)
 
-    def __init__(self, owners: dict[str, Whose], data: Any = None, initial: Any = None) -> None:
+    def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
         models = [(model.name, f"{model.name} alone") for model in platform_settings().models]

@@ -10,12 +10,12 @@ from django.urls import path
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.tenant.budgets import dry_runs
 from frontend.tenant.budgets.forms import LimitsForm, NewLimits
-from frontend.tenant.budgets.scopes import Whose, choices, whose
+from frontend.tenant.budgets.scopes import BudgetOwnerScope, choices, whose
 from tenants.actions import Conflict, do_remove_limits, do_set_limits
 from tenants.models import LimitSet
 from tenants.permissions import Permission
@@ -24,13 +24,13 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 
 
 @tenant_page(WRITES, methods=FORM)
-def new_limits(visit: Visit) -> HttpResponse:
+def new_limits(visit: PageContext) -> HttpResponse:
     with visit.scope():
         owners = choices(visit, members=False)
     form = NewLimits(owners, posted(visit), {"whose": visit.query.get("whose", "")})
     given = _given(visit, "Set limits") | {"try_url": visit.url("budgets-limits-try"), "owner": None}
 
-    def make(data: dict[str, Any]) -> Whose:
+    def make(data: dict[str, Any]) -> BudgetOwnerScope:
         owner, model = owners[data["whose"]], data["model"]
         _no_other(visit, owner, model, dry_run=form.is_dry_run())
         do_set_limits(visit.tenant, form.limits(), **owner.named, model=model, dry_run=form.is_dry_run())
@@ -43,7 +43,7 @@ def new_limits(visit: Visit) -> HttpResponse:
     return show(visit, "budgets/limits_form.html", "Set rate limits", form=form, **given)
 
 
-def _no_other(visit: Visit, owner: Whose, model: str, *, dry_run: bool) -> None:
+def _no_other(visit: PageContext, owner: BudgetOwnerScope, model: str, *, dry_run: bool) -> None:
     """Setting limits where there are some would replace them unseen."""
     ids = {"project": None, "key": None} | owner.named
     with visit.scope():
@@ -53,7 +53,7 @@ def _no_other(visit: Visit, owner: Whose, model: str, *, dry_run: bool) -> None:
 
 
 @tenant_page(WRITES, methods=FORM)
-def edit_limits(visit: Visit) -> HttpResponse:
+def edit_limits(visit: PageContext) -> HttpResponse:
     row = _own(visit)
     owner = whose(row)
     form = LimitsForm(posted(visit), row)
@@ -78,7 +78,7 @@ def edit_limits(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(WRITES, methods=FORM)
-def remove_limits(visit: Visit) -> HttpResponse:
+def remove_limits(visit: PageContext) -> HttpResponse:
     row = _own(visit)
     owner = whose(row)
     form = Confirm(owner.row.name if owner.row else visit.tenant.name, posted(visit))
@@ -94,7 +94,7 @@ def remove_limits(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(READS)
-def try_limits(visit: Visit) -> HttpResponse:
+def try_limits(visit: PageContext) -> HttpResponse:
     """What each limit would do that is being typed: the form asks after each pause."""
     query = visit.query
     with visit.scope():
@@ -109,7 +109,7 @@ def try_limits(visit: Visit) -> HttpResponse:
     return render(visit.request, "budgets/limits_tried.html", {"said": said})
 
 
-def _own(visit: Visit) -> LimitSet:
+def _own(visit: PageContext) -> LimitSet:
     """The set of the address; what the operator imposes is not the tenant's to change."""
     with visit.scope():
         rows = LimitSet.objects.for_tenant(visit.tenant).select_related("project", "key")
@@ -119,10 +119,10 @@ def _own(visit: Visit) -> LimitSet:
     return row
 
 
-def _given(visit: Visit, submit: str) -> dict[str, Any]:
+def _given(visit: PageContext, submit: str) -> dict[str, Any]:
     back = visit.url("budgets")
-    crumbs = (Crumb("Budgets and quotas", back),)
-    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": crumbs}
+    breadcrumbs = (Breadcrumb("Budgets and quotas", back),)
+    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": breadcrumbs}
     return given | {"effect": "", "danger": False}
 
 

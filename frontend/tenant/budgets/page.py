@@ -11,9 +11,9 @@ from django.db.models import Q
 from billing.budgets.alerts import standing
 from billing.models import Budget, BudgetAlert, Window
 from frontend.core.gauges import Gauge, Mark, percent
-from frontend.core.page_context import Visit
-from frontend.tenant.budgets.amounts import Amount
-from frontend.tenant.budgets.scopes import ACCOUNT, Whose, whose
+from frontend.core.page_context import PageContext
+from frontend.tenant.budgets.amounts import BudgetAmount
+from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, whose
 from millrace.apps.records.models import RequestRecord, Verdict
 from tenants.permissions import Permission
 
@@ -27,20 +27,22 @@ MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
 
 
 @dataclass(frozen=True)
-class Standing:
+class BudgetPageStatus:
     """How a budget stands in the period under way."""
 
     budget: Budget
     window: Window | None
-    used: Amount
-    held: Amount
-    limit: Amount
-    raised: Amount | None  # for now, in the limit
-    carried: Amount | None
+    used: BudgetAmount
+    held: BudgetAmount
+    limit: BudgetAmount
+    raised: BudgetAmount | None  # for now, in the limit
+    carried: BudgetAmount | None
 
     @property
-    def left(self) -> Amount:
-        return Amount(self.limit.unit, max(0, self.limit.millionths - self.used.millionths - self.held.millionths))
+    def left(self) -> BudgetAmount:
+        return BudgetAmount(
+            self.limit.unit, max(0, self.limit.millionths - self.used.millionths - self.held.millionths)
+        )
 
     @property
     def is_hard(self) -> bool:
@@ -66,7 +68,7 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class BudgetRow:
+class BudgetTreeRow:
     """A budget in the tree. Widths are in percent, for the meter."""
 
     name: str
@@ -75,10 +77,10 @@ class BudgetRow:
     edit_url: str
     mode: str
     mode_kind: str
-    used: Amount
-    held: Amount
-    left: Amount
-    limit: Amount
+    used: BudgetAmount
+    held: BudgetAmount
+    left: BudgetAmount
+    limit: BudgetAmount
     percent: int
     used_width: str
     taken_width: str
@@ -97,7 +99,7 @@ class Node:
     label: str
     icon: str
     depth: int
-    rows: tuple[BudgetRow, ...]
+    rows: tuple[BudgetTreeRow, ...]
     new_url: str
 
 
@@ -109,7 +111,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Notice:
+class BudgetNotice:
     kind: str
     title: str
     text: str
@@ -119,21 +121,21 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Notices:
-    notices: tuple[Notice, ...]
+class BudgetNotices:
+    notices: tuple[BudgetNotice, ...]
 
 
-def standings(visit: Visit) -> list[Standing]:
+def limit_statuses(visit: PageContext) -> list[BudgetPageStatus]:
     """Every budget as it stands, asked once a page. In the visit's scope."""
 
-    def find() -> list[Standing]:
+    def find() -> list[BudgetPageStatus]:
         rows = Budget.objects.for_tenant(visit.tenant).filter(active=True)
         return stand(visit, list(rows.select_related("project", "key__project", "member").order_by("pk")[: MOST + 1]))
 
     return visit.once("standings", find)
 
 
-def stand(visit: Visit, budgets: list[Budget]) -> list[Standing]:
+def stand(visit: PageContext, budgets: list[Budget]) -> list[BudgetPageStatus]:
     """How budgets stand now."""
     under_way = Q(period_start__lte=visit.now) & (Q(period_end__gt=visit.now) | Q(period_end=None))
     rows = Window.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
@@ -141,36 +143,36 @@ def stand(visit: Visit, budgets: list[Budget]) -> list[Standing]:
     return [_stand(one, windows.get(one.pk), visit.now) for one in budgets]
 
 
-def _stand(budget: Budget, window: Window | None, now: datetime) -> Standing:
+def _stand(budget: Budget, window: Window | None, now: datetime) -> BudgetPageStatus:
     at = window or Window(used=0, carried=0, held=0)
     raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
-    return Standing(
+    return BudgetPageStatus(
         budget,
         window,
-        Amount(budget.unit, int(at.used)),
-        Amount.whole(budget.unit, at.held),
-        Amount.whole(budget.unit, standing(budget, at, now).limit),
-        Amount.whole(budget.unit, raised) if raised else None,
-        Amount.whole(budget.unit, at.carried) if at.carried else None,
+        BudgetAmount(budget.unit, int(at.used)),
+        BudgetAmount.whole(budget.unit, at.held),
+        BudgetAmount.whole(budget.unit, standing(budget, at, now).limit),
+        BudgetAmount.whole(budget.unit, raised) if raised else None,
+        BudgetAmount.whole(budget.unit, at.carried) if at.carried else None,
     )
 
 
-def tree(visit: Visit) -> Tree:
+def tree(visit: PageContext) -> Tree:
     """The account, its projects and their keys, and its members, with the budgets of each."""
-    found = standings(visit)
+    found = limit_statuses(visit)
     sent: defaultdict[int, set[str]] = defaultdict(set)
     windows = [one.window.pk for one in found if one.window]
     for row in BudgetAlert.objects.for_tenant(visit.tenant).filter(window_id__in=windows):
         sent[row.budget_id].add(row.threshold)
     writes = visit.may(Permission.LIMITS_WRITE)
-    rows: defaultdict[tuple[str, ...], list[Standing]] = defaultdict(list)
-    owners: dict[tuple[str, ...], Whose] = {("",): Whose(ACCOUNT)}
+    rows: defaultdict[tuple[str, ...], list[BudgetPageStatus]] = defaultdict(list)
+    owners: dict[tuple[str, ...], BudgetOwnerScope] = {("",): BudgetOwnerScope(ACCOUNT)}
     for one in found[:MOST]:
         owner = whose(one.budget)
         place = _place(owner)
         owners[place] = owner
         if owner.kind == "key":
-            owners.setdefault(place[:2], Whose("project", owner.row.project))
+            owners.setdefault(place[:2], BudgetOwnerScope("project", owner.row.project))
         rows[place].append(one)
     nodes = [
         Node(
@@ -186,7 +188,7 @@ def tree(visit: Visit) -> Tree:
     return Tree(shown, visit.url("budgets-new") if writes else "", len(found) > MOST)
 
 
-def _place(owner: Whose) -> tuple[str, ...]:
+def _place(owner: BudgetOwnerScope) -> tuple[str, ...]:
     """Where it stands in the tree: its parents first."""
     if owner.kind == "project":
         return ("a", f"{owner.row.name} {owner.row.pk}")
@@ -198,7 +200,7 @@ def _place(owner: Whose) -> tuple[str, ...]:
     return ("",)
 
 
-def _row(visit: Visit, one: Standing, sent: set[str], *, writes: bool) -> BudgetRow:
+def _row(visit: PageContext, one: BudgetPageStatus, sent: set[str], *, writes: bool) -> BudgetTreeRow:
     budget, whole = one.budget, one.limit.millionths
     notes = []
     if one.raised and budget.raise_until:
@@ -207,7 +209,7 @@ def _row(visit: Visit, one: Standing, sent: set[str], *, writes: bool) -> Budget
         notes.append(f"{one.carried.text} carried over")
     if budget.clamp:
         notes.append("shortens answers that do not fit")
-    return BudgetRow(
+    return BudgetTreeRow(
         name=budget.name,
         url=visit.url("budgets-one", budget.pk),
         raise_url=visit.url("budgets-raise", budget.pk) if writes else "",
@@ -230,13 +232,13 @@ def _row(visit: Visit, one: Standing, sent: set[str], *, writes: bool) -> Budget
     )
 
 
-def mode_kind(one: Standing) -> str:
+def mode_kind(one: BudgetPageStatus) -> str:
     if not one.is_hard:
         return ""
     return "bad" if one.is_full else "info"
 
 
-def gauge(one: Standing, sent: set[str]) -> Gauge:
+def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
     """Used and, hatched, reserved, of a scale that reaches a little past the limit."""
     used, whole = one.used.millionths, one.limit.millionths
     scale = max(whole * 17 // 15, used + one.held.millionths, 1)
@@ -250,7 +252,7 @@ def gauge(one: Standing, sent: set[str]) -> Gauge:
     return Gauge(percent(used, scale), percent(used + one.held.millionths, scale), tuple(marks), label)
 
 
-def _needed(visit: Visit) -> dict[int, int]:
+def _needed(visit: PageContext) -> dict[int, int]:
     """Budgets that refused a request in the last hour, with what the latest one needed, in whole units."""
     rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
         verdict=Verdict.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
@@ -259,13 +261,13 @@ def _needed(visit: Visit) -> dict[int, int]:
     return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}
 
 
-def notices(visit: Visit) -> Notices:
+def notices(visit: PageContext) -> BudgetNotices:
     """Hard budgets that are full, or refused the latest request and would again: until when, and a way out."""
     writes = visit.may(Permission.LIMITS_WRITE)
     needed = _needed(visit)
     found = []
-    for one in standings(visit):
-        short = Amount.whole(one.budget.unit, needed.get(one.budget.pk, 0))
+    for one in limit_statuses(visit):
+        short = BudgetAmount.whole(one.budget.unit, needed.get(one.budget.pk, 0))
         if one.is_hard and (one.is_full or short.millionths > one.left.millionths):
             ends = one.ends and one.ends.astimezone(visit.zone)
             until = f" until {ends:%-d %B, %H:%M}, or until it is raised." if ends else " until it is raised."
@@ -273,7 +275,7 @@ def notices(visit: Visit) -> Notices:
             if not one.is_full:
                 said = f"{one.left.text} is left, and the latest one might have needed {short.text}."
             found.append(
-                Notice(
+                BudgetNotice(
                     "bad",
                     f"{one.budget.name}: {'the hard limit is reached' if one.is_full else 'requests are refused'}.",
                     f"{said} Requests of {_of(one.budget)} get",
@@ -282,7 +284,7 @@ def notices(visit: Visit) -> Notices:
                     visit.url("budgets-raise", one.budget.pk) if writes else "",
                 )
             )
-    return Notices(tuple(found[:5]))
+    return BudgetNotices(tuple(found[:5]))
 
 
 def _of(budget: Budget) -> str:

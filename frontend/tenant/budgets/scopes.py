@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from billing.models import Budget
-from frontend.core.page_context import Visit
-from millrace.apps.records.dry_runs import Scope
+from frontend.core.page_context import PageContext
+from millrace.apps.records.dry_runs import DryRunScope
 from tenants.models import ApiKey, LimitSet, Membership, Project, User
 
 MOST_CHOICES = 200  # of each kind, in a form
@@ -15,7 +15,7 @@ ACCOUNT = "account"
 
 
 @dataclass(frozen=True)
-class Whose:
+class BudgetOwnerScope:
     """One owner of limits, as forms name it: "account", "project:3", "key:5", "member:7"."""
 
     kind: str
@@ -38,31 +38,34 @@ class Whose:
         """As the verbs take it."""
         return {} if self.row is None else {self.kind: self.row}
 
-    def scope(self, tenant_id: int, model: str = "") -> Scope:
+    def scope(self, tenant_id: int, model: str = "") -> DryRunScope:
         """Whose requests are tried."""
         ids = {} if self.row is None else {f"{self.kind}_id": self.row.pk}
-        return Scope(tenant_id, model=model or None, **ids)
+        return DryRunScope(tenant_id, model=model or None, **ids)
 
 
 def person(user: User) -> str:
     return user.name or user.email
 
 
-def whose(row: Budget | LimitSet) -> Whose:
+def whose(row: Budget | LimitSet) -> BudgetOwnerScope:
     """Of a row with its project, key and member at hand."""
     for kind in ("project", "key", "member"):
         if (found := getattr(row, kind, None)) is not None:
-            return Whose(kind, found)
-    return Whose(ACCOUNT)
+            return BudgetOwnerScope(kind, found)
+    return BudgetOwnerScope(ACCOUNT)
 
 
-def choices(visit: Visit, *, members: bool) -> dict[str, Whose]:
+def choices(visit: PageContext, *, members: bool) -> dict[str, BudgetOwnerScope]:
     """Whom one can limit, by the value in the form. In the visit's scope."""
-    found = [Whose(ACCOUNT)]
-    found += [Whose("project", row) for row in Project.objects.for_tenant(visit.tenant).order_by("name")[:MOST_CHOICES]]
+    found = [BudgetOwnerScope(ACCOUNT)]
+    found += [
+        BudgetOwnerScope("project", row)
+        for row in Project.objects.for_tenant(visit.tenant).order_by("name")[:MOST_CHOICES]
+    ]
     keys = ApiKey.objects.for_tenant(visit.tenant).filter(revoked_at=None).order_by("name", "pk")
-    found += [Whose("key", row) for row in keys[:MOST_CHOICES]]
+    found += [BudgetOwnerScope("key", row) for row in keys[:MOST_CHOICES]]
     if members:
         rows = Membership.objects.for_tenant(visit.tenant).select_related("user").order_by("user__email")
-        found += [Whose("member", row.user) for row in rows[:MOST_CHOICES]]
+        found += [BudgetOwnerScope("member", row.user) for row in rows[:MOST_CHOICES]]
     return {one.value: one for one in found}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.page import MODES, MOST
 from frontend.tenant.budgets.scopes import whose
 from frontend.tenant.keys.bounds import NAMES
@@ -22,7 +22,7 @@ class LimitLine:
 
 
 @dataclass(frozen=True)
-class LimitRow:
+class BudgetLimitRow:
     label: str
     model: str
     lines: tuple[LimitLine, ...]
@@ -34,30 +34,32 @@ class LimitRow:
 
 
 @dataclass(frozen=True)
-class Limits:
-    rows: tuple[LimitRow, ...]
+class BudgetLimits:
+    rows: tuple[BudgetLimitRow, ...]
     new_url: str
 
 
-def limits(visit: Visit) -> Limits:
+def limits(visit: PageContext) -> BudgetLimits:
     """Every set of rate limits, with what each refused in the last seven days."""
     counts = {(one.id, one.name): one for one in refused_counts(visit.tenant.pk) if one.kind == "limit"}
     rows = LimitSet.objects.for_tenant(visit.tenant).select_related("project", "key")
     writes = visit.may(Permission.LIMITS_WRITE)
     ordered = sorted(rows[:MOST], key=lambda row: (("account", "project", "key").index(whose(row).kind), -row.pk))
-    return Limits(
+    return BudgetLimits(
         tuple(_limits(visit, row, counts, writes=writes and not row.by_operator) for row in ordered),
         visit.url("budgets-limits-new") if writes else "",
     )
 
 
-def _limits(visit: Visit, row: LimitSet, counts: dict[tuple[int, str], Counted], *, writes: bool) -> LimitRow:
+def _limits(
+    visit: PageContext, row: LimitSet, counts: dict[tuple[int, str], Counted], *, writes: bool
+) -> BudgetLimitRow:
     lines = []
     for name in LIMITS:
         if (value := getattr(row, name)) is not None:
             count = counts.get((row.pk, name))
             lines.append(LimitLine(NAMES[name], value, count.refused if count else 0, count.dry if count else 0))
-    return LimitRow(
+    return BudgetLimitRow(
         whose(row).label,
         row.model,
         tuple(lines),

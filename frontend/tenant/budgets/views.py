@@ -14,13 +14,13 @@ from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_
 from billing.models import Budget
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, sets
-from frontend.tenant.budgets.amounts import Amount, typed
+from frontend.tenant.budgets.amounts import BudgetAmount, typed
 from frontend.tenant.budgets.effect import effect_of
 from frontend.tenant.budgets.forms import BudgetForm, NewBudget, RaiseForm
 from frontend.tenant.budgets.scopes import choices, whose
@@ -48,7 +48,7 @@ ONE = Panels(
 
 
 @tenant_page(READS)
-def budgets(visit: Visit) -> HttpResponse:
+def budgets(visit: PageContext) -> HttpResponse:
     writes = visit.may(WRITES)
     given: dict[str, Any] = {
         "new_url": visit.url("budgets-new") if writes else "",
@@ -59,15 +59,15 @@ def budgets(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(READS)
-def budget(visit: Visit) -> HttpResponse:
+def budget(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head = detail.head(visit)
-    given: dict[str, Any] = {"crumbs": crumbs(visit), "head": head, "metering": metering(visit.now)}
+    given: dict[str, Any] = {"crumbs": breadcrumbs(visit), "head": head, "metering": metering(visit.now)}
     return show(visit, "budgets/one.html", head.name, panels=ONE, **given)
 
 
 @tenant_page(WRITES, methods=FORM)
-def new_budget(visit: Visit) -> HttpResponse:
+def new_budget(visit: PageContext) -> HttpResponse:
     with visit.scope():
         owners = choices(visit, members=True)
     initial = {"whose": visit.query.get("whose", ""), "counts": "money", "period": "month"}
@@ -85,7 +85,7 @@ def new_budget(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(WRITES, methods=FORM)
-def edit_budget(visit: Visit) -> HttpResponse:
+def edit_budget(visit: PageContext) -> HttpResponse:
     row = _active(visit)
     form = BudgetForm(posted(visit), row)
     back = visit.url("budgets-one", row.pk)
@@ -98,7 +98,7 @@ def edit_budget(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(WRITES, methods=FORM)
-def raise_budget(visit: Visit) -> HttpResponse:
+def raise_budget(visit: PageContext) -> HttpResponse:
     row = _active(visit)
     with visit.scope():
         standing = page.stand(visit, [row])[0]
@@ -116,7 +116,7 @@ def raise_budget(visit: Visit) -> HttpResponse:
 
     if visit.request.method == "POST":
         if carried := carry_out(form, raise_it):
-            more = Amount.whole(row.unit, carried.value.raise_amount).text
+            more = BudgetAmount.whole(row.unit, carried.value.raise_amount).text
             said = f"{row.name} is raised by {more}. {effect_of(carried.value)}"
             return done(visit, visit.url("budgets"), said)
         return refused(visit, "budgets/raise.html", f"Raise {row.name} for a while", form, **given)
@@ -124,12 +124,14 @@ def raise_budget(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(WRITES, methods=FORM)
-def lower_budget(visit: Visit) -> HttpResponse:
+def lower_budget(visit: PageContext) -> HttpResponse:
     """End a raise before its time."""
     row = _active(visit)
     back = visit.url("budgets-one", row.pk)
     form = django_forms.Form(posted(visit))
-    effect = f"The limit of {row.name} is {Amount.whole(row.unit, row.amount).text} again, within a second everywhere."
+    effect = (
+        f"The limit of {row.name} is {BudgetAmount.whole(row.unit, row.amount).text} again, within a second everywhere."
+    )
     given = _given(visit, "End the raise", back, row) | {"effect": effect}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: do_change_budget(row, raise_amount=0, raise_until=None)):
@@ -139,7 +141,7 @@ def lower_budget(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(WRITES, methods=FORM)
-def remove_budget(visit: Visit) -> HttpResponse:
+def remove_budget(visit: PageContext) -> HttpResponse:
     row = _active(visit)
     form = Confirm(row.name, posted(visit))
     hard = " What it refused passes within a second." if row.mode == Budget.Mode.HARD else ""
@@ -155,7 +157,7 @@ def remove_budget(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(READS)
-def try_budget(visit: Visit) -> HttpResponse:
+def try_budget(visit: PageContext) -> HttpResponse:
     """What the budget would do that is being typed: the form asks after each pause."""
     query = visit.query
     with visit.scope():
@@ -171,7 +173,7 @@ def try_budget(visit: Visit) -> HttpResponse:
     return render(visit.request, "budgets/tried.html", {"said": said})
 
 
-def _active(visit: Visit) -> Budget:
+def _active(visit: PageContext) -> Budget:
     """The budget of the address, unless it was removed."""
     with visit.scope():
         row = detail.budget_of(visit)
@@ -180,14 +182,14 @@ def _active(visit: Visit) -> Budget:
     return row
 
 
-def crumbs(visit: Visit, row: Budget | None = None) -> tuple[Crumb, ...]:
-    found = (Crumb("Budgets and quotas", visit.url("budgets")),)
-    return (*found, Crumb(row.name, visit.url("budgets-one", row.pk))) if row else found
+def breadcrumbs(visit: PageContext, row: Budget | None = None) -> tuple[Breadcrumb, ...]:
+    found = (Breadcrumb("Budgets and quotas", visit.url("budgets")),)
+    return (*found, Breadcrumb(row.name, visit.url("budgets-one", row.pk))) if row else found
 
 
-def _given(visit: Visit, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
+def _given(visit: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
     """What the forms' templates want."""
-    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": crumbs(visit, row)}
+    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": breadcrumbs(visit, row)}
     return given | {"effect": "", "danger": False, "budget": row}
 
 

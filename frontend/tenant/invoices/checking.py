@@ -10,8 +10,8 @@ from billing.invoicing.lines import lines_of
 from billing.models import Invoice
 from frontend.core.numbers import Money
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Reconciled:
 
 def reconciled(pk: int, now: datetime) -> Reconciled:
     """The invoice of that id, which is the visitor's to see, made anew from its events and compared."""
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
         invoice = rows.get(pk=pk)
         if invoice.state == Invoice.State.DRAFT:
             return Reconciled(now, True, (), "A draft is compared with its usage and the books once it is final.")
         try:
             check = checks.check(invoice)
-        except Conflict as fault:
-            return Reconciled(now, True, (), str(fault))
+        except Conflict as exc:
+            return Reconciled(now, True, (), str(exc))
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference)
     lined = f"difference {difference.text} over {lines} line{'' if lines == 1 else 's'}"

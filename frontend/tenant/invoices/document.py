@@ -18,7 +18,7 @@ _SHORT_HASH = 4
 
 
 @dataclass(frozen=True)
-class Line:
+class InvoiceLineItem:
     """tokens x price = exact, which is rounded once to `amount`."""
 
     label: str
@@ -36,11 +36,11 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Group:
+class InvoiceGroup:
     name: str
     tier: str
     amount: Money
-    lines: tuple[Line, ...]
+    lines: tuple[InvoiceLineItem, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Party:
+class InvoiceParty:
     name: str
     lines: tuple[str, ...]
     vat_id: str
@@ -78,12 +78,12 @@ class Document:
     number: str
     title: str
     state: State
-    seller: Party
-    buyer: Party
+    seller: InvoiceParty
+    buyer: InvoiceParty
     period: str
     time_zone: str
     issued_at: datetime | None
-    groups: tuple[Group, ...]
+    groups: tuple[InvoiceGroup, ...]
     totals: tuple[Total, ...]
     total_label: str
     total: Money
@@ -158,26 +158,28 @@ def shown(
     )
 
 
-def _party(party: dict[str, Any]) -> Party:
-    return Party(party["name"], tuple(party["lines"]), party["vat_id"])
+def _party(party: dict[str, Any]) -> InvoiceParty:
+    return InvoiceParty(party["name"], tuple(party["lines"]), party["vat_id"])
 
 
 def _key(line: InvoiceLine) -> tuple[str, str]:
     return (line.model or line.description, line.tier)
 
 
-def _group(key: tuple[str, str], lines: list[InvoiceLine], line_url: Callable[[InvoiceLine], str]) -> Group:
+def _group(key: tuple[str, str], lines: list[InvoiceLine], line_url: Callable[[InvoiceLine], str]) -> InvoiceGroup:
     name, tier = key
     amount = Money.cents(sum(line.cents for line in lines))
-    return Group(name, "" if tier == "standard" else tier, amount, tuple(_line(line, line_url(line)) for line in lines))
+    return InvoiceGroup(
+        name, "" if tier == "standard" else tier, amount, tuple(_line(line, line_url(line)) for line in lines)
+    )
 
 
-def _line(line: InvoiceLine, url: str) -> Line:
+def _line(line: InvoiceLine, url: str) -> InvoiceLineItem:
     exact, amount = Money(int(line.femto)), Money.cents(line.cents)
     if line.nano_per_million is None:
         what = "Monthly commitment" if line.kind == InvoiceLine.Kind.COMMITMENT else line.description
-        return Line(what, "", None, None, exact, amount, 0, "")
-    return Line(
+        return InvoiceLineItem(what, "", None, None, exact, amount, 0, "")
+    return InvoiceLineItem(
         document.COMPONENTS[line.component],
         note_of(line),
         line.tokens,

@@ -12,13 +12,13 @@ from billing.actions.credits import with_rest
 from billing.budgets.forecast import forecast_tenant
 from billing.invoicing.preview import period_at
 from billing.ledger import balance
-from billing.metering.usage import Question, sums, total
+from billing.metering.usage import UsageReport, sums, total
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, Period
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 PAGE = 25
 
@@ -40,7 +40,7 @@ class Upcoming:
 
 
 @dataclass(frozen=True)
-class Standing:
+class InvoiceStatus:
     """What is owed, and what there is to pay it with."""
 
     owed: Money
@@ -52,7 +52,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Row:
+class InvoiceListingRow:
     name: str
     what: str
     url: str
@@ -67,20 +67,20 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Listed:
-    rows: tuple[Row, ...]
+class InvoiceListItem:
+    rows: tuple[InvoiceListingRow, ...]
     older_url: str
     newest_url: str
 
 
-def upcoming(visit: Visit) -> Upcoming | None:
+def upcoming(visit: PageContext) -> Upcoming | None:
     """The month under way; None while nobody was billed for anything yet."""
-    with system(SystemUse.BILLING):  # whose month it is, is the entity's to say
+    with all_tenants_scope(BypassReason.BILLING):  # whose month it is, is the entity's to say
         period = period_at(visit.tenant, visit.now)
     if period is None:
         return None
     zone = ZoneInfo(period.entity.time_zone)
-    used = total(sums(Question(visit.tenant.pk, start=period.starts_at, end=period.ends_at)))
+    used = total(sums(UsageReport(visit.tenant.pk, start=period.starts_at, end=period.ends_at)))
     coming = forecast_tenant(visit.tenant.pk, visit.now)
     end = period.ends_at.astimezone(zone)
     first, last = period.starts_at.astimezone(zone).date(), (end - timedelta(microseconds=1)).date()
@@ -98,7 +98,7 @@ def upcoming(visit: Visit) -> Upcoming | None:
     )
 
 
-def standing(visit: Visit) -> Standing:
+def standing(visit: PageContext) -> InvoiceStatus:
     tenant = visit.tenant
     rows = Invoice.objects.for_tenant(tenant).filter(kind=Invoice.Kind.INVOICE, state=Invoice.State.OPEN)
     opened = list(rows.only("pk", "due_on"))
@@ -107,7 +107,7 @@ def standing(visit: Visit) -> Standing:
         Q(expires_at=None) | Q(expires_at__gt=visit.now), starts_at__lte=visit.now
     )
     grants = [row for row in with_rest(alive) if row.rest > 0]
-    return Standing(
+    return InvoiceStatus(
         Money(sum(each.femto for each in owed.values())),
         len(opened),
         sum(row.due_on is not None and row.due_on < visit.now.astimezone(UTC).date() for row in opened),
@@ -117,9 +117,9 @@ def standing(visit: Visit) -> Standing:
     )
 
 
-def listed(visit: Visit) -> Listed:
+def listed(visit: PageContext) -> InvoiceListItem:
     """A page of them, newest first. What is drafted of a month that goes on is the upcoming one's to show."""
-    with system(SystemUse.BILLING):  # months and their entities are nobody's rows
+    with all_tenants_scope(BypassReason.BILLING):  # months and their entities are nobody's rows
         rows = Invoice.objects.for_tenant(visit.tenant).select_related("period", "entity", "refers_to")
         rows = rows.exclude(state=Invoice.State.DRAFT, complete=False).order_by("-pk")
         before = visit.query.get("before", "")
@@ -129,12 +129,12 @@ def listed(visit: Visit) -> Listed:
         owed = owed_on(LedgerEntry.objects.for_tenant(visit.tenant), found)
     older = f"{visit.url('invoices')}?before={found[PAGE - 1].pk}" if len(found) > PAGE else ""
     newest = visit.url("invoices") if visit.query.get("before") else ""
-    return Listed(tuple(_row(visit, row, owed[row.pk]) for row in found[:PAGE]), older, newest)
+    return InvoiceListItem(tuple(_row(visit, row, owed[row.pk]) for row in found[:PAGE]), older, newest)
 
 
-def _row(visit: Visit, invoice: Invoice, owed: Money) -> Row:
+def _row(visit: PageContext, invoice: Invoice, owed: Money) -> InvoiceListingRow:
     final = invoice.state != Invoice.State.DRAFT
-    return Row(
+    return InvoiceListingRow(
         invoice.number or "Draft",
         "Credit note" if invoice.gives_back else "Invoice",
         visit.url("invoices-one", invoice.pk),

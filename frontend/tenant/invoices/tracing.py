@@ -17,7 +17,7 @@ from billing.metering.archives import require_usage
 from billing.metering.usage import instant
 from billing.models import Invoice, InvoiceLine
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.invoices.document import cents_of, note_of
 from tenants.actions import Conflict
 
@@ -78,7 +78,7 @@ class Traced:
         return f"which {'added' if self.residue.femto > 0 else 'took'} ${Money(abs(self.residue.femto)).exact}"
 
 
-def traced(visit: Visit, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> Traced:
+def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> Traced:
     """Inside the visit's scope. `here` is the page's address; `request_name` that of the page of one request."""
     if line.first_at is None or line.last_at is None or line.nano_per_million is None:
         raise ValueError("this line is of no usage")
@@ -116,7 +116,7 @@ def traced(visit: Visit, invoice: Invoice, line: InvoiceLine, here: str, request
     )
 
 
-def _request(visit: Visit, route: str, name: str) -> str:
+def _request(visit: PageContext, route: str, name: str) -> str:
     """The page of a request; a prompt among several is named after its request."""
     return visit.link(route, name.partition(".")[0]) if route else ""
 

@@ -13,17 +13,17 @@ from billing.invoicing.exports import as_csv
 from billing.invoicing.lines import lines_of
 from billing.invoicing.preview import preview
 from billing.models import Invoice, InvoiceFile, InvoiceLine
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import Reconciled, reconciled
 from frontend.tenant.invoices.document import Document, shown
 from frontend.tenant.invoices.tracing import traced
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 
 NEEDS = Permission.BILLING_READ
@@ -42,7 +42,7 @@ class Download:
     url: str
 
 
-def _check(visit: Visit) -> Reconciled:
+def _check(visit: PageContext) -> Reconciled:
     pk: int = visit.arguments["invoice"]
     if not Invoice.objects.for_tenant(visit.tenant).filter(pk=pk).exists():
         raise Http404
@@ -64,35 +64,37 @@ CHECKS = Panels(
 
 
 @tenant_page(NEEDS)
-def invoices(visit: Visit) -> HttpResponse:
+def invoices(visit: PageContext) -> HttpResponse:
     return show(visit, "invoices/page.html", "Invoices", panels=PANELS, metering=metering(visit.now))
 
 
 @tenant_page(NEEDS)
-def upcoming(visit: Visit) -> HttpResponse:
+def upcoming(visit: PageContext) -> HttpResponse:
     """The month under way as the invoice it would be now."""
     found = preview(visit.tenant, visit.now)
     it = None
     if found:
-        with system(SystemUse.BILLING):
+        with all_tenants_scope(BypassReason.BILLING):
             it = shown(*found, visit.now, line_url=lambda line: "", invoice_url=lambda pk: "")
     metered = metering(visit.now)
-    return show(visit, "invoices/one_upcoming.html", "Upcoming invoice", crumbs=_crumbs(visit), it=it, metering=metered)
+    return show(
+        visit, "invoices/one_upcoming.html", "Upcoming invoice", breadcrumbs=_crumbs(visit), it=it, metering=metered
+    )
 
 
 @tenant_page(NEEDS)
-def invoice(visit: Visit) -> HttpResponse:
+def invoice(visit: PageContext) -> HttpResponse:
     found = find(visit)
     it = _document(visit, found)
     final = found.state != Invoice.State.DRAFT
     forms = FORMS if final else {"csv": FORMS["csv"], "json": FORMS["json"]}
     files = [Download(label, visit.url("invoices-file", found.pk, form)) for form, label in forms.items()]
     given: dict[str, Any] = {"it": it, "files": files, "final": final}
-    return show(visit, "invoices/one.html", it.title, panels=CHECKS, crumbs=_crumbs(visit), **given)
+    return show(visit, "invoices/one.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), **given)
 
 
 @tenant_page(NEEDS)
-def line(visit: Visit) -> HttpResponse:
+def line(visit: PageContext) -> HttpResponse:
     """A line's usage events."""
     found = find(visit)
     with visit.scope():
@@ -103,18 +105,20 @@ def line(visit: Visit) -> HttpResponse:
         here = visit.url("invoices-line", found.pk, row.position)
         told = traced(visit, found, row, here, "requests-one")
     name, up = found.number or "Draft", visit.url("invoices-one", found.pk)
-    crumbs = (*_crumbs(visit), Crumb(name, up))
-    return show(visit, "invoices/line.html", f"Line {row.position}", crumbs=crumbs, told=told, up=up, name=name)
+    breadcrumbs = (*_crumbs(visit), Breadcrumb(name, up))
+    return show(
+        visit, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, told=told, up=up, name=name
+    )
 
 
 @tenant_page(NEEDS)
-def file(visit: Visit) -> HttpResponse:
+def file(visit: PageContext) -> HttpResponse:
     """The invoice as a file."""
     found, form = find(visit), visit.arguments["form"]
     final = found.state != Invoice.State.DRAFT
     if form not in FORMS or (form in ("pdf", "xml") and not final):
         raise Http404
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         body = _body(found, form)
     answer = HttpResponse(body, content_type=_TYPES[form])
     answer.headers["Content-Disposition"] = f'attachment; filename="{found.number or "draft"}.{form}"'
@@ -130,13 +134,13 @@ def _body(found: Invoice, form: str) -> bytes | str:
     return as_csv(described) if form == "csv" else document.encoded(described)
 
 
-def find(visit: Visit) -> Invoice:
+def find(visit: PageContext) -> Invoice:
     """The invoice of the address.
 
     Raises:
         Http404: the tenant has none such.
     """
-    with system(SystemUse.BILLING):  # months and entities are nobody's rows
+    with all_tenants_scope(BypassReason.BILLING):  # months and entities are nobody's rows
         rows = Invoice.objects.for_tenant(visit.tenant).select_related("entity", "period", "refers_to", "tenant")
         found = rows.filter(pk=visit.arguments["invoice"]).first()
     if found is None:
@@ -144,11 +148,11 @@ def find(visit: Visit) -> Invoice:
     return found
 
 
-def _document(visit: Visit, found: Invoice) -> Document:
+def _document(visit: PageContext, found: Invoice) -> Document:
     def line_url(line: InvoiceLine) -> str:
         return visit.url("invoices-line", found.pk, line.position)
 
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return shown(
             found,
             lines_of(found),
@@ -158,8 +162,8 @@ def _document(visit: Visit, found: Invoice) -> Document:
         )
 
 
-def _crumbs(visit: Visit) -> tuple[Crumb, ...]:
-    return (Crumb("Invoices", visit.url("invoices")),)
+def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Invoices", visit.url("invoices")),)
 
 
 urlpatterns = [

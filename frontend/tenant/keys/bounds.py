@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from frontend.tenant.budgets.amounts import Amount
-from millrace.apps.records.limiting_factor import Bound
+from frontend.tenant.budgets.amounts import BudgetAmount
+from millrace.apps.records.limiting_factor import LimitingFactor
 
 _WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the account’s", "member": "its maker’s"}
 _PERIODS = {"minute": "a minute", "day": "a day", "month": "a month", "lifetime": "for good"}
@@ -30,14 +30,14 @@ _NEAR = 200
 
 
 @dataclass(frozen=True)
-class BoundRow:
+class KeyBoundRow:
     """One limit or budget that holds for a key. `used` and `of` are for its meter."""
 
     label: str
     whose: str
-    limit: Amount
+    limit: BudgetAmount
     period: str
-    left: Amount | None  # None: nobody knows
+    left: BudgetAmount | None  # None: nobody knows
     model: str
     resets_at: datetime | None
     is_budget: bool
@@ -48,15 +48,15 @@ class BoundRow:
     level: str  # full, near or empty
 
 
-def row_of(bound: Bound) -> BoundRow:
+def row_of(bound: LimitingFactor) -> KeyBoundRow:
     used = 0 if bound.left is None else bound.limit - bound.left
     is_budget = bound.kind == "budget"
-    return BoundRow(
+    return KeyBoundRow(
         label=bound.name if is_budget else NAMES.get(bound.name, bound.name),
         whose=_WHOSE[bound.scope],
-        limit=Amount.whole(bound.unit, bound.limit),
+        limit=BudgetAmount.whole(bound.unit, bound.limit),
         period=_PERIODS.get(bound.period, ""),
-        left=None if bound.left is None else Amount.whole(bound.unit, bound.left),
+        left=None if bound.left is None else BudgetAmount.whole(bound.unit, bound.left),
         model=bound.model,
         resets_at=bound.resets_at,
         is_budget=is_budget,
@@ -68,7 +68,7 @@ def row_of(bound: Bound) -> BoundRow:
     )
 
 
-def _level(bound: Bound) -> str:
+def _level(bound: LimitingFactor) -> str:
     """Of budgets alone: a limit that is used up for this second is used as it should be."""
     if bound.kind != "budget":
         return ""

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from django.http import Http404
 
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
-from frontend.tenant.keys.bounds import BoundRow, row_of
+from frontend.core.page_context import PageContext
+from frontend.tenant.keys.bounds import KeyBoundRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_use
 from millrace.apps.records.limiting_factor import binding
 from millrace.apps.records.models import Verdict
@@ -23,7 +23,7 @@ _KINDS = {Verdict.COMPLETED: "good", Verdict.LIMITED: "warn", Verdict.REFUSED: "
 
 
 @dataclass(frozen=True)
-class Head:
+class KeyDetailHeader:
     """What stands above the panels, and where its buttons lead; empty: one may not, or it makes no sense any more."""
 
     pk: int
@@ -39,7 +39,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Figures:
+class KeyDetailStats:
     spend: Money
     requests: int
     tokens: int
@@ -48,8 +48,8 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    rows: tuple[BoundRow, ...]
+class KeyDetailBounds:
+    rows: tuple[KeyBoundRow, ...]
     own: bool
     limit_url: str
     budget_url: str
@@ -86,7 +86,7 @@ class Latest:
 
 
 @dataclass(frozen=True)
-class Change:
+class KeyDetailChange:
     verb: str
     at: datetime
     actor: str
@@ -94,11 +94,11 @@ class Change:
 
 
 @dataclass(frozen=True)
-class History:
-    rows: tuple[Change, ...]
+class KeyDetailHistory:
+    rows: tuple[KeyDetailChange, ...]
 
 
-def key_of(visit: Visit) -> ApiKey:
+def key_of(visit: PageContext) -> ApiKey:
     """The key that the address names, asked once a page. In the visit's scope."""
     pk = visit.arguments["key"]
     found = visit.once(("key", pk), lambda: with_use(ApiKey.objects.for_tenant(visit.tenant)).filter(pk=pk).first())
@@ -107,17 +107,17 @@ def key_of(visit: Visit) -> ApiKey:
     return found
 
 
-def _bounds(visit: Visit, key: ApiKey) -> list[BoundRow]:
+def _bounds(visit: PageContext, key: ApiKey) -> list[KeyBoundRow]:
     found = visit.once(("bounds", key.pk), lambda: binding(visit.tenant.pk, [key])[key.pk])
     return [row_of(bound) for bound in found]
 
 
-def head(visit: Visit) -> Head:
+def head(visit: PageContext) -> KeyDetailHeader:
     key = key_of(visit)
     next_one = ApiKey.objects.for_tenant(visit.tenant).filter(replaces=key, revoked_at=None).first()
     label, kind = status(visit, key, _bounds(visit, key), replaced=bool(successors(visit, [key])))
     writes = may_change(visit, key)
-    return Head(
+    return KeyDetailHeader(
         key.pk,
         key.name,
         f"{key.prefix}…",
@@ -131,16 +131,16 @@ def head(visit: Visit) -> Head:
     )
 
 
-def may_change(visit: Visit, key: ApiKey) -> bool:
+def may_change(visit: PageContext, key: ApiKey) -> bool:
     """A key that may manage is changed by who may hand out such."""
     return visit.may(Permission.KEYS_MANAGE if "manage" in key.scopes else Permission.KEYS_WRITE)
 
 
-def figures(visit: Visit) -> Figures:
+def figures(visit: PageContext) -> KeyDetailStats:
     key = key_of(visit)
     spent = spending(visit, "key").get(key.pk)
     inputs = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
-    return Figures(
+    return KeyDetailStats(
         Money(spent["cost_femto"] if spent else 0),
         spent["completed"] + spent["cancelled"] if spent else 0,
         sum(spent[name] for name in inputs) if spent else 0,
@@ -149,12 +149,12 @@ def figures(visit: Visit) -> Figures:
     )
 
 
-def bounds(visit: Visit) -> Bounds:
+def bounds(visit: PageContext) -> KeyDetailBounds:
     """All that holds for it, what has least left first."""
     key = key_of(visit)
     rows = _bounds(visit, key)
     writes = visit.may(Permission.LIMITS_WRITE) and key.is_live
-    return Bounds(
+    return KeyDetailBounds(
         tuple(rows),
         any(row.is_own for row in rows),
         f"{visit.link('budgets-limits-new')}?whose=key:{key.pk}" if writes else "",
@@ -162,7 +162,7 @@ def bounds(visit: Visit) -> Bounds:
     )
 
 
-def facts(visit: Visit) -> Facts:
+def facts(visit: PageContext) -> Facts:
     key = key_of(visit)
     return Facts(
         key.project.name,
@@ -177,7 +177,7 @@ def facts(visit: Visit) -> Facts:
     )
 
 
-def latest(visit: Visit) -> Latest:
+def latest(visit: PageContext) -> Latest:
     """Its newest requests."""
     key = key_of(visit)
     page = requests_page(Filters(visit.tenant.pk, start=visit.now - 4 * _WEEK, key_id=key.pk), size=LATEST)
@@ -198,11 +198,11 @@ def latest(visit: Visit) -> Latest:
     )
 
 
-def history(visit: Visit) -> History:
+def history(visit: PageContext) -> KeyDetailHistory:
     """What was changed of it."""
     key = key_of(visit)
     rows = AuditEntry.objects.for_tenant(visit.tenant).filter(object_type="apikey", object_id=key.pk).order_by("-pk")
-    return History(tuple(Change(row.verb, row.at, row.actor, _changed(row)) for row in rows[:LATEST]))
+    return KeyDetailHistory(tuple(KeyDetailChange(row.verb, row.at, row.actor, _changed(row)) for row in rows[:LATEST]))
 
 
 def _changed(row: AuditEntry) -> str:

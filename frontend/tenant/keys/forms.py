@@ -8,7 +8,7 @@ from typing import Any
 
 from django import forms
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
 from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, Project, RoutingPolicy
@@ -50,7 +50,7 @@ class KeyForm(forms.Form):
         help_text="It works until the end of that day. Empty: it never expires.",
     )
 
-    def __init__(self, visit: Visit, data: Any = None, key: ApiKey | None = None) -> None:
+    def __init__(self, visit: PageContext, data: Any = None, key: ApiKey | None = None) -> None:
         super().__init__(data, initial=_initial(visit, key))
         self._zone = visit.zone
         self.fields["scopes"].choices = [  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class NewKey(KeyForm):
     project = forms.ChoiceField(help_text="Its usage is the project’s, which stays.")
     field_order = ("name", "project")
 
-    def __init__(self, visit: Visit, projects: list[Project], data: Any = None) -> None:
+    def __init__(self, visit: PageContext, projects: list[Project], data: Any = None) -> None:
         super().__init__(visit, data)
         self.fields["project"].choices = [(str(row.pk), row.name) for row in projects]  # type: ignore[attr-defined]
 
@@ -100,7 +100,7 @@ class ProjectName(forms.Form):
     name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
 
 
-def _initial(visit: Visit, key: ApiKey | None) -> dict[str, Any]:
+def _initial(visit: PageContext, key: ApiKey | None) -> dict[str, Any]:
     if key is None:
         return {"scopes": ["inference", "models"]}
     last = key.expires_at and (key.expires_at - timedelta(microseconds=1)).astimezone(visit.zone).date()
@@ -113,7 +113,7 @@ def _initial(visit: Visit, key: ApiKey | None) -> dict[str, Any]:
     }
 
 
-def _models(visit: Visit) -> list[str]:
+def _models(visit: PageContext) -> list[str]:
     """What callers may ask for: the platform's models, and the tenant's own names."""
     own = RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name")
     return [*own.values_list("name", flat=True), *(model.name for model in platform_settings().models)]

@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 
-from billing.metering.usage import Question, sums
+from billing.metering.usage import UsageReport, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
-from frontend.tenant.keys.bounds import BoundRow, row_of
+from frontend.core.page_context import PageContext
+from frontend.tenant.keys.bounds import KeyBoundRow, row_of
 from millrace.apps.records.limiting_factor import binding
 from tenants.models import ApiKey, LimitSet, Project
 from tenants.permissions import Permission
@@ -56,7 +56,7 @@ class Safety:
 
 
 @dataclass(frozen=True)
-class KeyRow:
+class KeyListRow:
     name: str
     prefix: str
     url: str
@@ -65,7 +65,7 @@ class KeyRow:
     scopes: str
     restrictions: str
     last_used: datetime | None
-    bound: BoundRow | None  # the one with least left
+    bound: KeyBoundRow | None  # the one with least left
     others: int
     spend: Money
     status: str
@@ -74,9 +74,9 @@ class KeyRow:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyListPanel:
     title: str
-    rows: tuple[KeyRow, ...]
+    rows: tuple[KeyListRow, ...]
     filtered: bool
     none_yet: bool
     new_url: str
@@ -85,7 +85,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Fields:
+class KeyFilters:
     """What stands in the filters."""
 
     typed: str
@@ -108,17 +108,17 @@ class ProjectRow:
 
 
 @dataclass(frozen=True)
-class Projects:
+class KeyProjects:
     rows: tuple[ProjectRow, ...]
     new_url: str
 
 
-def live(visit: Visit) -> Q:
+def live(visit: PageContext) -> Q:
     """Keys that work now."""
     return Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=visit.now))
 
 
-def conditions(visit: Visit) -> dict[str, Q]:
+def conditions(visit: PageContext) -> dict[str, Q]:
     """What each view holds."""
     own_limits = LimitSet.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), dry_run=False)
     own_budgets = Budget.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), active=True, mode=Budget.Mode.HARD)
@@ -134,7 +134,7 @@ def conditions(visit: Visit) -> dict[str, Q]:
     }
 
 
-def safety(visit: Visit) -> Safety:
+def safety(visit: PageContext) -> Safety:
     counts = {f"n{place}": Count("pk", filter=held) for place, held in enumerate(conditions(visit).values())}
     found = ApiKey.objects.for_tenant(visit.tenant).order_by().aggregate(**counts)
     here = _view(visit)
@@ -146,9 +146,9 @@ def safety(visit: Visit) -> Safety:
     )
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> KeyFilters:
     projects = Project.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")
-    return Fields(
+    return KeyFilters(
         _typed(visit),
         _view(visit),
         visit.query.get("project", ""),
@@ -157,7 +157,7 @@ def fields(visit: Visit) -> Fields:
     )
 
 
-def keys(visit: Visit) -> Keys:
+def keys(visit: PageContext) -> KeyListPanel:
     """A page of the keys, newest first."""
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(conditions(visit)[_view(visit)])
     if typed := _typed(visit):
@@ -172,7 +172,7 @@ def keys(visit: Visit) -> Keys:
     spent = spending(visit, "key") if shown else {}
     replaced = successors(visit, shown)
     filtered = bool(typed or project is not None or _view(visit))
-    return Keys(
+    return KeyListPanel(
         dict((name, label) for name, label, _ in VIEWS)[_view(visit)],
         tuple(_row(visit, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown),
         filtered,
@@ -188,23 +188,25 @@ def with_use(rows: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
     return rows.select_related("project", "created_by").annotate(last_used=F("use__last_used_at"))
 
 
-def successors(visit: Visit, keys: list[ApiKey]) -> set[int]:
+def successors(visit: PageContext, keys: list[ApiKey]) -> set[int]:
     """Which of the keys were rotated: another that is not revoked replaces them."""
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(replaces__in=[key.pk for key in keys], revoked_at=None)
     return set(rows.values_list("replaces_id", flat=True)) if keys else set()
 
 
-def spending(visit: Visit, group: Any) -> dict[int, dict[str, Any]]:
+def spending(visit: PageContext, group: Any) -> dict[int, dict[str, Any]]:
     """This month's usage of each key or project."""
     start, end = month_of(visit)
-    found = sums(Question(visit.tenant.pk, start=start, end=end), group_by=(group,))
+    found = sums(UsageReport(visit.tenant.pk, start=start, end=end), group_by=(group,))
     return {row[f"{group}_id"]: row for row in found}
 
 
-def _row(visit: Visit, key: ApiKey, bounds: tuple[Any, ...], spent: dict[str, Any] | None, replaced: bool) -> KeyRow:
+def _row(
+    visit: PageContext, key: ApiKey, bounds: tuple[Any, ...], spent: dict[str, Any] | None, replaced: bool
+) -> KeyListRow:
     rows = [row_of(bound) for bound in bounds]
     label, kind = status(visit, key, rows, replaced=replaced)
-    return KeyRow(
+    return KeyListRow(
         name=key.name,
         prefix=f"{key.prefix}…",
         url=visit.url("keys-one", key.pk),
@@ -239,7 +241,7 @@ def restrictions(key: ApiKey) -> str:
     return f"only {' and '.join(found)}" if found else ""
 
 
-def status(visit: Visit, key: ApiKey, bounds: list[BoundRow], *, replaced: bool) -> tuple[str, str]:
+def status(visit: PageContext, key: ApiKey, bounds: list[KeyBoundRow], *, replaced: bool) -> tuple[str, str]:
     """How it stands, and the kind of its badge."""
     if key.revoked_at is not None:
         return "Revoked", ""
@@ -256,7 +258,7 @@ def status(visit: Visit, key: ApiKey, bounds: list[BoundRow], *, replaced: bool)
     return "Active", "good"
 
 
-def projects(visit: Visit) -> Projects:
+def projects(visit: PageContext) -> KeyProjects:
     """The projects, with how many keys each has and what it spent."""
     works = Count(
         "keys", filter=Q(keys__revoked_at=None) & (Q(keys__expires_at=None) | Q(keys__expires_at__gt=visit.now))
@@ -264,7 +266,7 @@ def projects(visit: Visit) -> Projects:
     rows = Project.objects.for_tenant(visit.tenant).annotate(live=works).order_by("name", "pk")[:MOST_PROJECTS]
     spent = spending(visit, "project")
     writes = visit.may(Permission.PROJECTS_WRITE)
-    return Projects(
+    return KeyProjects(
         tuple(
             ProjectRow(
                 row.name,
@@ -287,16 +289,16 @@ def number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _typed(visit: Visit) -> str:
+def _typed(visit: PageContext) -> str:
     return visit.query.get("q", "").strip()[:100].replace("\0", "")
 
 
-def _view(visit: Visit) -> str:
+def _view(visit: PageContext) -> str:
     asked = visit.query.get("show", "")
     return asked if asked in dict((name, label) for name, label, _ in VIEWS) else ""
 
 
-def _with(visit: Visit, **changes: str) -> str:
+def _with(visit: PageContext, **changes: str) -> str:
     kept = {name: value for name, value in visit.query.items() if name in ("q", "project", "show")} | changes
     asked = urlencode({name: value for name, value in kept.items() if value})
     return f"{visit.url('keys')}?{asked}" if asked else visit.url("keys")

@@ -11,9 +11,9 @@ from django.urls import path
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import posted
-from frontend.core.layout import Crumb
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, done, refused, show
 from frontend.tenant.keys import detail, page
@@ -44,7 +44,7 @@ ONE = Panels(
 
 
 @tenant_page(Permission.KEYS_READ)
-def keys(visit: Visit) -> HttpResponse:
+def keys(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
     new_url = visit.url("keys-new") if visit.may(Permission.KEYS_WRITE) else ""
@@ -53,15 +53,17 @@ def keys(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.KEYS_READ)
-def key(visit: Visit) -> HttpResponse:
+def key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head = detail.head(visit)
-    crumbs = _crumbs(visit)
-    return show(visit, "keys/one.html", head.name, panels=ONE, crumbs=crumbs, head=head, metering=metering(visit.now))
+    breadcrumbs = _crumbs(visit)
+    return show(
+        visit, "keys/one.html", head.name, panels=ONE, breadcrumbs=breadcrumbs, head=head, metering=metering(visit.now)
+    )
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def new_key(visit: Visit) -> HttpResponse:
+def new_key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         projects = list(Project.objects.for_tenant(visit.tenant).order_by("pk"))
         form = NewKey(visit, projects, posted(visit))
@@ -79,7 +81,7 @@ def new_key(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def edit_key(visit: Visit) -> HttpResponse:
+def edit_key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
         form = KeyForm(visit, posted(visit), row)
@@ -102,7 +104,7 @@ def _changes(form: KeyForm) -> dict[str, Any]:
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def rotate_key(visit: Visit) -> HttpResponse:
+def rotate_key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
     form = Rotation(posted(visit))
@@ -120,7 +122,7 @@ def rotate_key(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def revoke_key(visit: Visit) -> HttpResponse:
+def revoke_key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
         spent = page.spending(visit, "key").get(row.pk)
@@ -136,7 +138,7 @@ def revoke_key(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def new_project(visit: Visit) -> HttpResponse:
+def new_project(visit: PageContext) -> HttpResponse:
     form = NewProject(posted(visit))
     given = _given(visit, "Create project", visit.url("keys"))
     if visit.request.method == "POST":
@@ -147,7 +149,7 @@ def new_project(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def edit_project(visit: Visit) -> HttpResponse:
+def edit_project(visit: PageContext) -> HttpResponse:
     row = _project(visit)
     form = ProjectName(posted(visit), initial={"name": row.name})
     given = _given(visit, "Rename", visit.url("keys"))
@@ -159,7 +161,7 @@ def edit_project(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def remove_project(visit: Visit) -> HttpResponse:
+def remove_project(visit: PageContext) -> HttpResponse:
     row = _project(visit)
     form = Confirm(row.name, posted(visit))
     effect = f"{row.name} goes, with its limits and budgets. Only a project that never had a key can go."
@@ -171,7 +173,7 @@ def remove_project(visit: Visit) -> HttpResponse:
     return show(visit, "frontend/form.html", f"Delete {row.name}", form=form, **given)
 
 
-def _changeable(visit: Visit) -> ApiKey:
+def _changeable(visit: PageContext) -> ApiKey:
     """The key of the address, if the person may change it. In the visit's scope."""
     row = detail.key_of(visit)
     if not detail.may_change(visit, row):
@@ -179,7 +181,7 @@ def _changeable(visit: Visit) -> ApiKey:
     return row
 
 
-def _project(visit: Visit) -> Project:
+def _project(visit: PageContext) -> Project:
     with visit.scope():
         row = Project.objects.for_tenant(visit.tenant).filter(pk=visit.arguments["project"]).first()
     if row is None:
@@ -187,7 +189,7 @@ def _project(visit: Visit) -> Project:
     return row
 
 
-def _secret(visit: Visit, row: ApiKey, secret: str) -> HttpResponse:
+def _secret(visit: PageContext, row: ApiKey, secret: str) -> HttpResponse:
     """The one answer that has the secret in it. It is kept nowhere, and no cache may."""
     given: dict[str, Any] = {
         "row": row,
@@ -197,22 +199,24 @@ def _secret(visit: Visit, row: ApiKey, secret: str) -> HttpResponse:
         "url": visit.url("keys-one", row.pk),
         "keys_url": visit.url("keys"),
     }
-    return show(visit, "keys/secret.html", "Copy the key now", crumbs=_crumbs(visit), **given)
+    return show(visit, "keys/secret.html", "Copy the key now", breadcrumbs=_crumbs(visit), **given)
 
 
-def _crumbs(visit: Visit, row: ApiKey | None = None) -> tuple[Crumb, ...]:
-    found = (Crumb("API keys", visit.url("keys")),)
-    return (*found, Crumb(row.name, visit.url("keys-one", row.pk))) if row else found
+def _crumbs(visit: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:
+    found = (Breadcrumb("API keys", visit.url("keys")),)
+    return (*found, Breadcrumb(row.name, visit.url("keys-one", row.pk))) if row else found
 
 
-def _given(visit: Visit, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None) -> dict[str, Any]:
+def _given(
+    visit: PageContext, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None
+) -> dict[str, Any]:
     """What frontend/form.html wants."""
-    crumbs = _crumbs(visit, row)
+    breadcrumbs = _crumbs(visit, row)
     given: dict[str, Any] = {
         "action": visit.request.path,
         "submit": submit,
         "back": back,
-        "crumbs": crumbs,
+        "crumbs": breadcrumbs,
         "danger": False,
     }
     return given | {"effect": effect}

@@ -9,7 +9,7 @@ from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from frontend.core.layout import initials
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from tenants.models import Invitation, Membership
 from tenants.permissions import ROLES, STEP_UP, Permission
 
@@ -46,7 +46,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Members:
+class MemberListPanel:
     rows: tuple[Member, ...]
     filtered: bool
     more: bool
@@ -66,7 +66,7 @@ class Invited:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MemberCell:
     role: str
     may: str  # empty: nothing
 
@@ -75,7 +75,7 @@ class Cell:
 class Area:
     name: str
     asks_again: bool
-    cells: tuple[Cell, ...]
+    cells: tuple[MemberCell, ...]
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ class Roles:
     areas: tuple[Area, ...]
 
 
-def may_touch(visit: Visit, *roles: str) -> bool:
+def may_touch(visit: PageContext, *roles: str) -> bool:
     """Whether the person may make, change or remove members of these roles: owners are owners' business."""
     return visit.may(P.MEMBERS_WRITE) and (Role.OWNER not in roles or visit.may(P.OWNERS_WRITE))
 
 
-def memberships(visit: Visit) -> QuerySet[Membership]:
+def memberships(visit: PageContext) -> QuerySet[Membership]:
     """The tenant's members with their users. In the visit's scope."""
     found: QuerySet[Membership] = Membership.objects.for_tenant(visit.tenant).select_related("user")
     return found
 
 
-def pending(visit: Visit) -> QuerySet[Invitation]:
+def pending(visit: PageContext) -> QuerySet[Invitation]:
     """Invitations that were neither accepted nor taken back. In the visit's scope."""
     found: QuerySet[Invitation] = Invitation.objects.for_tenant(visit.tenant).filter(
         accepted_at__isnull=True, revoked_at__isnull=True
@@ -103,7 +103,7 @@ def pending(visit: Visit) -> QuerySet[Invitation]:
     return found
 
 
-def members(visit: Visit) -> Members:
+def members(visit: PageContext) -> MemberListPanel:
     """People, owners first."""
     typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
     factor = Authenticator.objects.filter(user=OuterRef("user"), type=Authenticator.Type.TOTP)
@@ -113,7 +113,7 @@ def members(visit: Visit) -> Members:
     found = list(rows[: MOST + 1])
     order = [str(role) for role in Role.values]
     shown = sorted(found[:MOST], key=lambda row: order.index(row.role))
-    return Members(
+    return MemberListPanel(
         rows=tuple(_member(visit, row) for row in shown),
         filtered=bool(typed),
         more=len(found) > MOST,
@@ -121,7 +121,7 @@ def members(visit: Visit) -> Members:
     )
 
 
-def invited(visit: Visit) -> tuple[Invited, ...]:
+def invited(visit: PageContext) -> tuple[Invited, ...]:
     """Open invitations, also those whose time is over, newest first."""
     rows = pending(visit).select_related("invited_by").order_by("-pk")[:MOST]
     return tuple(_invited(visit, row) for row in rows)
@@ -133,14 +133,14 @@ def roles() -> Roles:
     areas = []
     for name, words in AREAS:
         cells = tuple(
-            Cell(label, ", ".join(word for permission, word in words if permission in ROLES[role]))
+            MemberCell(label, ", ".join(word for permission, word in words if permission in ROLES[role]))
             for label, role in zip(labels, ROLES, strict=True)
         )
         areas.append(Area(name, any(permission in STEP_UP for permission, _ in words), cells))
     return Roles(tuple(labels), tuple(areas))
 
 
-def _member(visit: Visit, row: Membership) -> Member:
+def _member(visit: PageContext, row: Membership) -> Member:
     user, mine = row.user, may_touch(visit, row.role)
     return Member(
         name=user.name,
@@ -156,7 +156,7 @@ def _member(visit: Visit, row: Membership) -> Member:
     )
 
 
-def _invited(visit: Visit, row: Invitation) -> Invited:
+def _invited(visit: PageContext, row: Invitation) -> Invited:
     mine = may_touch(visit, row.role)
     return Invited(
         email=row.email,

@@ -11,8 +11,8 @@ from django.urls import path, reverse
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.members import page
@@ -42,7 +42,7 @@ class RoleForm(forms.Form):
 
     role = forms.ChoiceField(label="Role")
 
-    def __init__(self, visit: Visit, data: Any = None, role: str = "developer") -> None:
+    def __init__(self, visit: PageContext, data: Any = None, role: str = "developer") -> None:
         super().__init__(data, initial={"role": role})
         field = self.fields["role"]
         if not isinstance(field, forms.ChoiceField):
@@ -50,7 +50,7 @@ class RoleForm(forms.Form):
         field.choices = [(role, SAYS[role]) for role in Membership.Role.values if page.may_touch(visit, role)]
 
 
-class Invite(RoleForm):
+class MemberInvite(RoleForm):
     """Whom, and as what."""
 
     email = forms.EmailField(
@@ -63,18 +63,18 @@ class Invite(RoleForm):
 
 
 @tenant_page(Permission.MEMBERS_READ)
-def members(visit: Visit) -> HttpResponse:
+def members(visit: PageContext) -> HttpResponse:
     given: dict[str, Any] = {"roles": page.roles(), "typed": visit.query.get("q", "")[:100]}
     invite_url = visit.url("members-invite") if visit.may(Permission.MEMBERS_WRITE) else ""
     return show(visit, "members/page.html", "Members", panels=PANELS, invite_url=invite_url, **given)
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def invite(visit: Visit) -> HttpResponse:
+def invite(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
         "Invite a member",
-        Invite(visit, posted(visit)),
+        MemberInvite(visit, posted(visit)),
         lambda data: actions.do_invite(visit.tenant, data["email"], data["role"], by=visit.user),
         said=lambda made: f"{made.email} was invited.{_unsent()}",
         **_sheet(visit, "Send the invitation"),
@@ -82,7 +82,7 @@ def invite(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def resend(visit: Visit) -> HttpResponse:
+def resend(visit: PageContext) -> HttpResponse:
     row = _invitation(visit)
     return ask(
         visit,
@@ -96,7 +96,7 @@ def resend(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def withdraw(visit: Visit) -> HttpResponse:
+def withdraw(visit: PageContext) -> HttpResponse:
     row = _invitation(visit)
     return ask(
         visit,
@@ -110,7 +110,7 @@ def withdraw(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def role(visit: Visit) -> HttpResponse:
+def role(visit: PageContext) -> HttpResponse:
     row = _member(visit)
     return ask(
         visit,
@@ -123,7 +123,7 @@ def role(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def remove(visit: Visit) -> HttpResponse:
+def remove(visit: PageContext) -> HttpResponse:
     row = _member(visit)
     return ask(
         visit,
@@ -139,7 +139,7 @@ def remove(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(methods=FORM, step_up=True)
-def leave(visit: Visit) -> HttpResponse:
+def leave(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = page.memberships(visit).filter(user=visit.user).first()
     if row is None:
@@ -164,12 +164,12 @@ def _unsent() -> str:
     return " No mail server is set: the operator finds the mail in the platform’s state folder, and passes it on."
 
 
-def _sheet(visit: Visit, submit: str) -> dict[str, Any]:
+def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
     back = visit.url("members")
-    return {"submit": submit, "back": back, "crumbs": (Crumb("Members", back),)}
+    return {"submit": submit, "back": back, "crumbs": (Breadcrumb("Members", back),)}
 
 
-def _member(visit: Visit) -> Membership:
+def _member(visit: PageContext) -> Membership:
     with visit.scope():
         row = page.memberships(visit).filter(pk=visit.arguments["member"]).first()
     if row is None:
@@ -179,7 +179,7 @@ def _member(visit: Visit) -> Membership:
     return row
 
 
-def _invitation(visit: Visit) -> Invitation:
+def _invitation(visit: PageContext) -> Invitation:
     with visit.scope():
         row = page.pending(visit).filter(pk=visit.arguments["invitation"]).first()
     if row is None:

@@ -12,10 +12,10 @@ import redis
 from billing.pricing.price_book import in_force
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.playground.page import EMBEDS
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.operations.fleet_status import Board, read_board
+from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from millrace.conf.environment import platform_settings
 from tenants.models import RoutingPolicy
 from tenants.permissions import Permission
@@ -27,7 +27,7 @@ VECTORS = ("Embeddings", "Batches")
 
 
 @dataclass(frozen=True)
-class Price:
+class ModelPagePrice:
     label: str
     amount: Money
 
@@ -41,13 +41,13 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelPageEntry:
     name: str
     context: int | None  # tokens; None: no replica has said
     state: str
     badge: str
     can: tuple[str, ...]
-    prices: tuple[Price, ...]  # USD a million tokens, of the shortest prompts at the start of the day
+    prices: tuple[ModelPagePrice, ...]  # USD a million tokens, of the shortest prompts at the start of the day
     aliases: tuple[Alias, ...]
     one_url: str
     playground_url: str  # empty: it answers nothing, or this person may not
@@ -90,17 +90,17 @@ client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_KEY"])
 {ask}"""
 
 
-def models(visit: Visit) -> tuple[Model, ...]:
+def models(visit: PageContext) -> tuple[ModelPageEntry, ...]:
     """All models the platform serves. In the visit's scope."""
     try:
-        board = read_board()
+        board = read_fleet_status()
     except redis.RedisError:
         board = None  # the catalogue is worth reading nevertheless
     prices, aliases = _prices(visit), _aliases(visit)
     return tuple(_model(visit, spec, board, prices, aliases) for spec in platform_settings().models)
 
 
-def snippets(visit: Visit, name: str) -> Snippets | None:
+def snippets(visit: PageContext, name: str) -> Snippets | None:
     """How to ask the model; None: there is no such."""
     settings = platform_settings()
     spec = next((spec for spec in settings.models if spec.name == name), None)
@@ -108,12 +108,12 @@ def snippets(visit: Visit, name: str) -> Snippets | None:
 
 
 def _model(
-    visit: Visit,
+    visit: PageContext,
     spec: ModelSpec,
-    board: Board | None,
-    prices: Mapping[str, tuple[Price, ...]],
+    board: FleetStatus | None,
+    prices: Mapping[str, tuple[ModelPagePrice, ...]],
     aliases: Mapping[str, list[Alias]],
-) -> Model:
+) -> ModelPageEntry:
     mine = [] if board is None else [one.beat for one in board.replicas if one.beat.model == spec.name]
     lengths = [beat.machine.max_model_len for beat in mine if beat.machine is not None]
     embeds = spec.source == EMBEDS
@@ -121,7 +121,7 @@ def _model(
     if board is not None and not board.ready(spec.name):
         state, badge = ("Starting", "info") if mine else ("Not running", "warn")
     play = visit.link("playground") if visit.may(Permission.KEYS_WRITE) and not embeds else ""
-    return Model(
+    return ModelPageEntry(
         name=spec.name,
         context=min(lengths) if lengths else spec.max_model_len,
         state=state,
@@ -134,18 +134,18 @@ def _model(
     )
 
 
-def _prices(visit: Visit) -> Mapping[str, tuple[Price, ...]]:
+def _prices(visit: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
     found: dict[str, dict[Component, int]] = defaultdict(dict)
     rows = [row for row in in_force(visit.tenant.pk, visit.now) if row.tier == Tier.STANDARD]
     for row in sorted(rows, key=lambda row: (row.from_tokens, row.from_minute)):
         found[row.model].setdefault(Component(row.component), row.nano_per_million)
     return {
-        model: tuple(Price(label, Money.nano(rates[part])) for part, label in _PRICED if part in rates)
+        model: tuple(ModelPagePrice(label, Money.nano(rates[part])) for part, label in _PRICED if part in rates)
         for model, rates in found.items()
     }
 
 
-def _aliases(visit: Visit) -> Mapping[str, list[Alias]]:
+def _aliases(visit: PageContext) -> Mapping[str, list[Alias]]:
     """The tenant's own names in force, by the models they may lead to."""
     found: dict[str, list[Alias]] = defaultdict(list)
     for row in RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.http import Http404, HttpResponse
 from django.urls import path
 
-from frontend.core.layout import Crumb
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.models import page
@@ -15,17 +15,17 @@ PANELS = Panels("models-panel", (Panel("catalogue", "Models", "models/catalogue.
 
 
 @tenant_page()
-def models(visit: Visit) -> HttpResponse:
+def models(visit: PageContext) -> HttpResponse:
     return show(visit, "models/page.html", "Models", panels=PANELS, prices_url=visit.link("prices"))
 
 
 @tenant_page()
-def one(visit: Visit) -> HttpResponse:
+def one(visit: PageContext) -> HttpResponse:
     found = page.snippets(visit, visit.arguments["model"])
     if found is None:
         raise Http404
-    crumbs = (Crumb("Models", visit.url("models")),)
-    return show(visit, "models/one.html", found.model, crumbs=crumbs, snippets=found)
+    breadcrumbs = (Breadcrumb("Models", visit.url("models")),)
+    return show(visit, "models/one.html", found.model, breadcrumbs=breadcrumbs, snippets=found)
 
 
 urlpatterns = [

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from billing.metering.usage import Question, sums
+from billing.metering.usage import UsageReport, sums
 from billing.models import Budget, Window
 from frontend.core.date_ranges import span_of
 from frontend.core.numbers import Money, share
-from frontend.core.page_context import Visit
-from frontend.tenant.overview.spend import Standing, hard_budgets, standings
+from frontend.core.page_context import PageContext
+from frontend.tenant.overview.spend import OverviewStatus, hard_budgets, limit_statuses
 from frontend.tenant.overview.usage import all_input
 from millrace.apps.batches.models import Batch
 from tenants.models import ApiKey
@@ -21,7 +21,7 @@ LATEST = 4
 
 
 @dataclass(frozen=True)
-class KeyRow:
+class OverviewKeyRow:
     """A key with its own tightest hard budget in money, if it has one."""
 
     name: str
@@ -42,8 +42,8 @@ class KeyRow:
 
 
 @dataclass(frozen=True)
-class Keys:
-    rows: tuple[KeyRow, ...]
+class OverviewKeys:
+    rows: tuple[OverviewKeyRow, ...]
     shown: Money
     everything: Money
     part: str
@@ -67,20 +67,20 @@ class Batches:
     rows: tuple[BatchRow, ...]
 
 
-def keys(visit: Visit) -> Keys:
+def keys(visit: PageContext) -> OverviewKeys:
     span = span_of(visit)
-    rows = sums(Question(visit.tenant.pk, start=span.start, end=span.end), group_by=("key",))
+    rows = sums(UsageReport(visit.tenant.pk, start=span.start, end=span.end), group_by=("key",))
     rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
     top = rows[:TOP]
     ids = [row["key_id"] for row in top]
     known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
     wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
     budgets = list(Budget.objects.for_tenant(visit.tenant).filter(**wanted)) if ids else []
-    tightest = {one.budget.key_id: one for one in reversed(standings(visit, budgets))}
+    tightest = {one.budget.key_id: one for one in reversed(limit_statuses(visit, budgets))}
     whole = next(iter(hard_budgets(visit)), None)
     shown = Money(sum(row["cost_femto"] for row in top))
     everything = Money(sum(row["cost_femto"] for row in rows))
-    return Keys(
+    return OverviewKeys(
         tuple(_key(visit, row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
         shown,
         everything,
@@ -92,10 +92,14 @@ def keys(visit: Visit) -> Keys:
 
 
 def _key(
-    visit: Visit, row: Mapping[str, Any], key: ApiKey | None, budget: Standing | None, whole: Standing | None
-) -> KeyRow:
+    visit: PageContext,
+    row: Mapping[str, Any],
+    key: ApiKey | None,
+    budget: OverviewStatus | None,
+    whole: OverviewStatus | None,
+) -> OverviewKeyRow:
     status, kind = _status(key, whole if whole and whole.is_full else budget)
-    return KeyRow(
+    return OverviewKeyRow(
         name=key.name if key else f"Key {row['key_id']}, deleted",
         prefix=f"{key.prefix}…" if key else "",
         url=visit.link("keys-one", key.pk) if key else "",
@@ -114,7 +118,7 @@ def _key(
     )
 
 
-def _status(key: ApiKey | None, budget: Standing | None) -> tuple[str, Literal["good", "warn", "bad", ""]]:
+def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, Literal["good", "warn", "bad", ""]]:
     if key is None or key.revoked_at is not None:
         return "Revoked", ""
     if not key.is_live:
@@ -126,7 +130,7 @@ def _status(key: ApiKey | None, budget: Standing | None) -> tuple[str, Literal["
     return "Active", "good"
 
 
-def batches(visit: Visit) -> Batches:
+def batches(visit: PageContext) -> Batches:
     """The latest batch jobs."""
     rows = Batch.objects.for_tenant(visit.tenant).order_by("-id")[:LATEST]
     return Batches(tuple(_batch(row) for row in rows))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from billing.metering.usage import Question
-from frontend.core.date_ranges import Span, span_of
+from billing.metering.usage import UsageReport
+from frontend.core.date_ranges import DateRange, span_of
 from frontend.core.metering import Metering, metering
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.conf.environment import platform_settings
 from tenants.permissions import Permission
 
@@ -41,8 +41,8 @@ print(answer.choices[0].message.content)"""
 
 
 @dataclass(frozen=True)
-class Head:
-    span: Span
+class OverviewHeader:
+    span: DateRange
     metering: Metering
     suspended: bool
     first_request: FirstRequest | None  # only while there has been none
@@ -51,16 +51,18 @@ class Head:
     playground_url: str
 
 
-def head(visit: Visit) -> Head:
+def head(visit: PageContext) -> OverviewHeader:
     """What stands above the panels."""
-    seen = Question(visit.tenant.pk).events().exists()
+    seen = UsageReport(visit.tenant.pk).events().exists()
     first = None if seen else _first_request()
     csv = visit.link("usage-csv")
     export = f"{csv}?{visit.request.GET.urlencode()}" if csv and visit.query else csv
-    return Head(span_of(visit), metering(visit.now), visit.tenant.is_suspended, first, export, *_first_steps(visit))
+    return OverviewHeader(
+        span_of(visit), metering(visit.now), visit.tenant.is_suspended, first, export, *_first_steps(visit)
+    )
 
 
-def _first_steps(visit: Visit) -> tuple[str, str]:
+def _first_steps(visit: PageContext) -> tuple[str, str]:
     """Where to make a key, and where to try without one; empty for who may not."""
     if not visit.may(Permission.KEYS_WRITE):
         return "", ""

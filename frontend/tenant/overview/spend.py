@@ -14,7 +14,7 @@ from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import days_of, month_of, zone_billed
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.numbers import Money, share
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import by_day
 
 _DAY = timedelta(days=1)
@@ -24,7 +24,7 @@ _PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in all"}
 
 
 @dataclass(frozen=True)
-class Standing:
+class OverviewStatus:
     """How a budget stands."""
 
     budget: Budget
@@ -59,7 +59,7 @@ class Spend:
 
 
 @dataclass(frozen=True)
-class Notice:
+class OverviewNotice:
     """What stands above everything. `kind`: bad for what is refused already, warn for what will be."""
 
     kind: str
@@ -72,23 +72,23 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Notices:
-    notices: tuple[Notice, ...]
+class OverviewNotices:
+    notices: tuple[OverviewNotice, ...]
 
 
-def hard_budgets(visit: Visit) -> list[Standing]:
+def hard_budgets(visit: PageContext) -> list[OverviewStatus]:
     """The tenant's own hard budgets in money, the one with the least part left first."""
     wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
     rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
-    return visit.once("hard budgets", lambda: standings(visit, list(rows)))
+    return visit.once("hard budgets", lambda: limit_statuses(visit, list(rows)))
 
 
-def expectation(visit: Visit) -> Forecast | None:
+def expectation(visit: PageContext) -> Forecast | None:
     """What the month will cost."""
     return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now, zone_billed(visit)))
 
 
-def standings(visit: Visit, budgets: list[Budget]) -> list[Standing]:
+def limit_statuses(visit: PageContext, budgets: list[Budget]) -> list[OverviewStatus]:
     """How budgets in money stand now, the one with the least part left first."""
     now = visit.now
     under_way = Q(period_start__lte=now) & (Q(period_end__gt=now) | Q(period_end=None))
@@ -98,15 +98,15 @@ def standings(visit: Visit, budgets: list[Budget]) -> list[Standing]:
     return sorted(found, key=lambda one: -(one.used.femto + one.held.femto) * 10**6 // max(1, one.limit.femto))
 
 
-def _standing(budget: Budget, window: Window | None, now: datetime) -> Standing:
+def _standing(budget: Budget, window: Window | None, now: datetime) -> OverviewStatus:
     if window is None:
         limit = standing(budget, Window(used=0, carried=0), now).limit
-        return Standing(budget, None, Money(0), Money(0), Money.nano(limit))
+        return OverviewStatus(budget, None, Money(0), Money(0), Money.nano(limit))
     limit = standing(budget, window, now).limit
-    return Standing(budget, window, Money(int(window.used)), Money.nano(window.held), Money.nano(limit))
+    return OverviewStatus(budget, window, Money(int(window.used)), Money.nano(window.held), Money.nano(limit))
 
 
-def spend(visit: Visit) -> Spend:
+def spend(visit: PageContext) -> Spend:
     start, now = month_of(visit)
     days = by_day(visit, start, now)
     amount = Money(sum(row["cost_femto"] for row in days))
@@ -135,7 +135,7 @@ def spend(visit: Visit) -> Spend:
 
 
 def _chart(
-    start: datetime, now: datetime, running: list[int], expected: Forecast | None, tightest: Standing | None
+    start: datetime, now: datetime, running: list[int], expected: Forecast | None, tightest: OverviewStatus | None
 ) -> Chart:
     last = expected.path[-1].day if expected else now.astimezone(UTC).date()
     at = days_of(start, datetime.combine(last + _DAY, datetime.min.time(), UTC))
@@ -162,7 +162,7 @@ def _chart(
     return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
 
 
-def _gauge(visit: Visit, of: Standing, expected: Forecast | None) -> Gauge:
+def _gauge(visit: PageContext, of: OverviewStatus, expected: Forecast | None) -> Gauge:
     monthly = of.budget.period == Budget.Period.MONTH
     coming = Money.nano(expected.point) if expected and monthly else None
     scale = max(of.limit.femto * 17 // 15, of.used.femto, min(coming.femto if coming else 0, of.limit.femto * 2))
@@ -183,7 +183,7 @@ def _gauge(visit: Visit, of: Standing, expected: Forecast | None) -> Gauge:
     return Gauge(percent(of.used.femto, scale), percent(coming.femto, scale) if coming else None, tuple(marks), label)
 
 
-def _of_window(row: BudgetAlert, of: Standing) -> bool:
+def _of_window(row: BudgetAlert, of: OverviewStatus) -> bool:
     return of.window is not None and row.window_id == of.window.pk
 
 
@@ -204,7 +204,7 @@ def crossing(expected: Forecast | None, femto: int) -> date | None:
     return None
 
 
-def notices(visit: Visit) -> Notices:
+def notices(visit: PageContext) -> OverviewNotices:
     """A budget that is full, or will be."""
     found = []
     budgets = hard_budgets(visit)
@@ -215,7 +215,7 @@ def notices(visit: Visit) -> Notices:
             until = f" until {ends:%-d %B}" if ends else ""
             text = f"{one.used.text} of {one.limit.text} {_PERIODS[one.budget.period]} is used. Requests get"
             found.append(
-                Notice(
+                OverviewNotice(
                     "bad",
                     f"{one.budget.name}: the hard limit is reached.",
                     text,
@@ -234,7 +234,7 @@ def notices(visit: Visit) -> Notices:
             days = (expected.path[-1].day - day).days + 1
             rest = "on the last day" if days == 1 else f"for the last {days} days"
             found.append(
-                Notice(
+                OverviewNotice(
                     "warn",
                     f"Hard limit likely on {day:%-d %B}.",
                     "At this pace, requests get",
@@ -244,4 +244,4 @@ def notices(visit: Visit) -> Notices:
                     "Raise limit",
                 )
             )
-    return Notices(tuple(found))
+    return OverviewNotices(tuple(found))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from billing.metering.usage import Question, sums, this_month, total
+from billing.metering.usage import UsageReport, sums, this_month, total
 from billing.models import Verdict
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import total as summed
-from frontend.core.date_ranges import Span, days_of, span_of
+from frontend.core.date_ranges import DateRange, days_of, span_of
 from frontend.core.numbers import Money, duration, share
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.records.selectors import Rates, rates, ttft_objective_ms
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
@@ -47,7 +47,7 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Figures:
+class OverviewStats:
     requests: int
     requests_delta: Delta | None
     cost: Money | None  # of 1,000 requests
@@ -60,7 +60,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class OverviewTokens:
     chart: Chart
     is_empty: bool
     span: str
@@ -74,9 +74,9 @@ class FirstToken:
     hours: int
 
 
-def by_day(visit: Visit, start: datetime, end: datetime) -> list[dict[str, Any]]:
+def by_day(visit: PageContext, start: datetime, end: datetime) -> list[dict[str, Any]]:
     """Sums of each day from start to end, also of those without use."""
-    question = Question(visit.tenant.pk, start=start, end=end)
+    question = UsageReport(visit.tenant.pk, start=start, end=end)
     rows = visit.once(question, lambda: sums(question, bucket="day"))
     found = {row["start"].date(): row for row in rows}
     return [found.get(at.date(), {**total([]), "start": at}) for at in days_of(start, end)]
@@ -87,7 +87,7 @@ def all_input(counts: Mapping[str, Any]) -> int:
     return sum(int(counts[name]) for name in names)
 
 
-def cache(visit: Visit) -> Cache:
+def cache(visit: PageContext) -> Cache:
     span = span_of(visit)
     days = by_day(visit, span.start, span.end)
     counts = total(days)
@@ -119,14 +119,14 @@ def cache(visit: Visit) -> Cache:
     )
 
 
-def figures(visit: Visit) -> Figures:
+def figures(visit: PageContext) -> OverviewStats:
     span = span_of(visit)
     start, end = _before(span)
     now = _metered(visit, span.start, span.end)
     then = _metered(visit, start, end)
     went = rates(visit.tenant.pk, span.start, span.end, "day")
     first, last = start.astimezone(span.zone), (end - timedelta(microseconds=1)).astimezone(span.zone)
-    return Figures(
+    return OverviewStats(
         requests=now[0],
         requests_delta=_delta(now[0], then[0], ""),
         cost=_per_thousand(*now),
@@ -139,13 +139,13 @@ def figures(visit: Visit) -> Figures:
     )
 
 
-def _metered(visit: Visit, start: datetime, end: datetime) -> tuple[int, int]:
+def _metered(visit: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
     """Requests and their cost in femto-USD."""
-    counts = total(sums(Question(visit.tenant.pk, start=start, end=end)))
+    counts = total(sums(UsageReport(visit.tenant.pk, start=start, end=end)))
     return sum(counts[verdict] for verdict in Verdict.values), counts["cost_femto"]
 
 
-def _before(span: Span) -> tuple[datetime, datetime]:
+def _before(span: DateRange) -> tuple[datetime, datetime]:
     """The span to compare with: of a month the same days of the month before, else as long, just before."""
     length = span.end - span.start
     if span.name == "month":
@@ -183,7 +183,7 @@ def _bound(went: Rates) -> str:
     return f"{share(most.requests, went.total.limited)} by {name or most.kind}"
 
 
-def tokens(visit: Visit) -> Tokens:
+def tokens(visit: PageContext) -> OverviewTokens:
     span = span_of(visit)
     days = by_day(visit, span.start, span.end)
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -197,10 +197,10 @@ def tokens(visit: Visit) -> Tokens:
     said = ", ".join(f"{one.label.lower()} {one.total}" for one in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     chart = Chart("tokens", f"Tokens by day, {span.label}: {said}", at, series, "tokens", stacked=True)
-    return Tokens(chart, not any(any(values) for _, _, values in kinds), span.label)
+    return OverviewTokens(chart, not any(any(values) for _, _, values in kinds), span.label)
 
 
-def first_token(visit: Visit) -> FirstToken:
+def first_token(visit: PageContext) -> FirstToken:
     end = visit.now.astimezone(UTC).replace(minute=0, second=0, microsecond=0) + _HOUR
     start = end - _HOURS * _HOUR
     went = rates(visit.tenant.pk, start, end, "hour")

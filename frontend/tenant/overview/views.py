@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpResponse
 from django.urls import path
 
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.overview import keys, page, spend, usage
@@ -27,7 +27,7 @@ PANELS = Panels(
 
 
 @tenant_page(Permission.USAGE_READ)
-def overview(visit: Visit) -> HttpResponse:
+def overview(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head = page.head(visit)
     if head.first_request:

@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from billing.pricing.price_book import NewPrice, in_force
 from billing.pricing.pricing import Tier
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.records.selectors import kept_content
 from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, RoutingPolicy
@@ -63,7 +63,7 @@ class Playground:
     most: int = MOST_AT_ONCE
 
 
-def playground(visit: Visit) -> Playground:
+def playground(visit: PageContext) -> Playground:
     """In the visit's scope."""
     again = _again(visit)
     names = _models(visit)
@@ -86,32 +86,32 @@ def playground(visit: Visit) -> Playground:
     )
 
 
-def usable_key(visit: Visit, pk: str) -> ApiKey | None:
+def usable_key(visit: PageContext, pk: str) -> ApiKey | None:
     """The tenant's key with this id, if it may ask models."""
     rows = _usable(visit).filter(pk=int(pk)) if pk.isdecimal() and len(pk) < 19 else None
     return None if rows is None else rows.first()
 
 
-def _usable(visit: Visit) -> Any:
+def _usable(visit: PageContext) -> Any:
     live = ApiKey.objects.for_tenant(visit.tenant).filter(revoked_at=None, scopes__contains=["inference"])
     return live.filter(Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
 
 
-def _keys(visit: Visit) -> Iterable[KeyChoice]:
+def _keys(visit: PageContext) -> Iterable[KeyChoice]:
     wanted = visit.query.get("key", "")
     for key in _usable(visit).order_by("name", "pk"):
         held = " ".join(key.allowed_models or ())
         yield KeyChoice(key.pk, key.name, f"{key.prefix}…", held, str(key.pk) == wanted)
 
 
-def _models(visit: Visit) -> dict[str, str]:
+def _models(visit: PageContext) -> dict[str, str]:
     """Names that may be asked for, and what they are."""
     own = {name: f"your routing: {', '.join(targets)}" for name, targets in _policies(visit).items()}
     served = [spec.name for spec in platform_settings().models if spec.source != EMBEDS]
     return {name: "" for name in served if name not in own} | own
 
 
-def _policies(visit: Visit) -> dict[str, tuple[str, ...]]:
+def _policies(visit: PageContext) -> dict[str, tuple[str, ...]]:
     rows = RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name")
     return {row.name: policy.parse(row.body).models for row in rows}
 
@@ -126,7 +126,7 @@ def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
     return found
 
 
-def _again(visit: Visit) -> Again:
+def _again(visit: PageContext) -> Again:
     """What the request in the address asked, if the tenant has prompts kept."""
     request_id = visit.query.get("request", "")
     if not request_id or not visit.may(Permission.USAGE_READ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpResponse, JsonResponse
 from django.urls import path
 
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.rendering import show
 from frontend.tenant.playground import page
 from tenants import actions
@@ -13,14 +13,14 @@ from tenants.permissions import Permission
 
 
 @tenant_page(Permission.KEYS_WRITE)
-def playground(visit: Visit) -> HttpResponse:
+def playground(visit: PageContext) -> HttpResponse:
     with visit.scope():
         found = page.playground(visit)
     return show(visit, "playground/page.html", "Playground", page=found)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # what it opens lasts for minutes
-def ticket(visit: Visit) -> HttpResponse:
+def ticket(visit: PageContext) -> HttpResponse:
     """A ticket for one key (see `tenants.keys.playground_tokens`)."""
     with visit.scope():
         key = page.usable_key(visit, visit.request.POST.get("key", ""))
@@ -28,8 +28,8 @@ def ticket(visit: Visit) -> HttpResponse:
         return JsonResponse({"error": "This key is gone, or may not ask models."}, status=409)
     try:
         return JsonResponse({"ticket": actions.do_give_ticket(key, visit.user)})
-    except actions.Conflict as fault:
-        return JsonResponse({"error": str(fault)}, status=409)
+    except actions.Conflict as exc:
+        return JsonResponse({"error": str(exc)}, status=409)
 
 
 urlpatterns = [

@@ -14,7 +14,7 @@ from billing.models import CompiledSheet
 from billing.pricing.price_book import NewPrice, in_force
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from frontend.core.numbers import Money
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 
 MOST_CHANGES = 12
 COLUMNS = (
@@ -30,42 +30,42 @@ TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier
 
 
 @dataclass(frozen=True)
-class Cell:
+class PriceCell:
     label: str  # the column's
     price: Money | None
 
 
 @dataclass(frozen=True)
-class Row:
+class PriceRow:
     """A tier's prices, for a band of prompts and a part of the day where they differ by these."""
 
     tier: str
     when: str  # "" always
-    cells: tuple[Cell, ...]
+    cells: tuple[PriceCell, ...]
 
 
 @dataclass(frozen=True)
-class Model:
+class PriceModel:
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[PriceRow, ...]
 
 
 @dataclass(frozen=True)
-class Change:
+class PriceChange:
     """Prices that are announced."""
 
     at: datetime
-    models: tuple[Model, ...]
+    models: tuple[PriceModel, ...]
 
 
 @dataclass(frozen=True)
-class Prices:
+class PriceListPanel:
     columns: tuple[str, ...]
-    models: tuple[Model, ...]
-    changes: tuple[Change, ...]
+    models: tuple[PriceModel, ...]
+    changes: tuple[PriceChange, ...]
 
 
-def prices(visit: Visit) -> Prices:
+def prices(visit: PageContext) -> PriceListPanel:
     """All that is priced for the tenant."""
     tenant = visit.tenant.pk
     now = in_force(tenant, visit.now)
@@ -73,9 +73,10 @@ def prices(visit: Visit) -> Prices:
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
     changes = tuple(
-        Change(at, models_of([price for price in found if price.model in only], columns)) for at, only, found in ahead
+        PriceChange(at, models_of([price for price in found if price.model in only], columns))
+        for at, only, found in ahead
     )
-    return Prices(tuple(label for _, label in columns), models_of(now, columns), changes)
+    return PriceListPanel(tuple(label for _, label in columns), models_of(now, columns), changes)
 
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
@@ -87,24 +88,24 @@ def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
     return list(found.items())[:MOST_CHANGES]
 
 
-def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[Model, ...]:
+def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[PriceModel, ...]:
     """The prices as a table shows them."""
     by_model: dict[str, list[NewPrice]] = defaultdict(list)
     for price in found:
         by_model[price.model].append(price)
-    return tuple(Model(name, tuple(_rows(rows, columns))) for name, rows in by_model.items())
+    return tuple(PriceModel(name, tuple(_rows(rows, columns))) for name, rows in by_model.items())
 
 
-def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterable[Row]:
+def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterable[PriceRow]:
     """One row for each tier, or for each band of prompt lengths and part of the day in which its prices differ."""
     for tier, label in TIERS.items():
         mine = [price for price in found if price.tier == tier]
         for place, costs in _places(mine, [component for component, _ in columns]):
             cells = (
-                Cell(name, None if nano is None else Money.nano(nano))
+                PriceCell(name, None if nano is None else Money.nano(nano))
                 for (_, name), nano in zip(columns, costs, strict=True)
             )
-            yield Row(label, said_of(place), tuple(cells))
+            yield PriceRow(label, said_of(place), tuple(cells))
 
 
 Place = tuple[int, int, int, int]

@@ -13,11 +13,11 @@ from django.utils.http import urlencode
 from billing.amounts import decimal
 from billing.models import Adjustment, UsageEvent
 from frontend.core.numbers import Money, duration, exact
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import KINDS, bound_label, said
 from millrace.apps.records import selectors
 from millrace.apps.records.models import RequestRecord, Verdict
-from millrace.apps.records.selectors import Leg, Story
+from millrace.apps.records.selectors import RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 
@@ -54,7 +54,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class LimitRow:
+class RequestDetailLimitRow:
     name: str
     of: str
     limit: int
@@ -65,7 +65,7 @@ class LimitRow:
 
 
 @dataclass(frozen=True)
-class BudgetRow:
+class RequestDetailBudgetRow:
     name: str
     of: str
     amount: str
@@ -84,7 +84,7 @@ class PlaceRow:
 
 
 @dataclass(frozen=True)
-class Step:
+class RequestDetailStep:
     """A part of the time a leg took."""
 
     label: str
@@ -115,7 +115,7 @@ class LegCard:
     verdict: str
     kind: str
     finish: str
-    steps: tuple[Step, ...]
+    steps: tuple[RequestDetailStep, ...]
     tokens: tuple[tuple[str, int], ...]
     miss: str
     lines: tuple[LineRow, ...]
@@ -126,14 +126,14 @@ class LegCard:
 
 
 @dataclass(frozen=True)
-class Content:
+class RequestDetailContent:
     body: str
     answers: tuple[str, ...]
     truncated: bool
 
 
 @dataclass(frozen=True)
-class Told:
+class RequestDetailDelivery:
     request_id: str
     at: datetime
     verdict: str
@@ -142,8 +142,8 @@ class Told:
     why_not: str  # the limit that bound, or the error; empty: it was answered
     bound: tuple[Fact, ...]
     facts: tuple[Fact, ...]
-    limits: tuple[LimitRow, ...]
-    budgets: tuple[BudgetRow, ...]
+    limits: tuple[RequestDetailLimitRow, ...]
+    budgets: tuple[RequestDetailBudgetRow, ...]
     route: tuple[Fact, ...]
     skipped: tuple[Fact, ...]
     places: tuple[PlaceRow, ...]
@@ -152,7 +152,7 @@ class Told:
     hold: Money | None
     cost: Money
     saved: Money
-    content: Content | None
+    content: RequestDetailContent | None
     keeps_content: bool
     others: tuple[tuple[str, str], ...]  # addresses and names of replays
     replay_url: str
@@ -161,7 +161,7 @@ class Told:
     url: str
 
 
-def told(visit: Visit, request_id: str) -> Told | None:
+def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
     """The story; None: the tenant has no such request."""
     found = selectors.story(visit.tenant.pk, request_id[:64].replace("\0", ""))
     if found is None:
@@ -169,7 +169,7 @@ def told(visit: Visit, request_id: str) -> Told | None:
     record, first = found.record, found.legs[0].event if found.legs else None
     code, bound = (record.code, record.bound) if record else ("", None)
     verdict = record.verdict if record else str(getattr(first, "verdict", Verdict.COMPLETED))
-    return Told(
+    return RequestDetailDelivery(
         request_id=found.request_id,
         at=record.at if record else found.legs[0].event.admitted_at,
         verdict=Verdict(verdict).label,
@@ -179,7 +179,9 @@ def told(visit: Visit, request_id: str) -> Told | None:
         bound=tuple(_bound(bound)) if bound else (),
         facts=tuple(_facts(visit, record, first)),
         limits=tuple(_limit(each) for each in record.limits) if record else (),
-        budgets=tuple(BudgetRow(b.name, f"{b.scope}, {b.period}", _amount(b.amount, b.unit)) for b in found.budgets),
+        budgets=tuple(
+            RequestDetailBudgetRow(b.name, f"{b.scope}, {b.period}", _amount(b.amount, b.unit)) for b in found.budgets
+        ),
         route=tuple(_route(record)) if record else (),
         skipped=tuple(Fact(each["model"], each["why"].replace("_", " "), mono=True) for each in _skipped(record)),
         places=tuple(_place(each) for each in record.placements) if record else (),
@@ -198,7 +200,7 @@ def told(visit: Visit, request_id: str) -> Told | None:
     )
 
 
-def _writing(visit: Visit, found: Story) -> bool:
+def _writing(visit: PageContext, found: RequestStory) -> bool:
     if found.record is None:
         return visit.now - max(leg.event.settled_at for leg in found.legs) < WRITING
     ran_on = not found.legs and bool(found.record.placements)
@@ -219,7 +221,7 @@ def _bound(bound: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def _facts(visit: Visit, record: RequestRecord | None, first: UsageEvent | None) -> list[Fact]:
+def _facts(visit: PageContext, record: RequestRecord | None, first: UsageEvent | None) -> list[Fact]:
     source = record or first
     if source is None:
         return []
@@ -248,13 +250,13 @@ def _facts(visit: Visit, record: RequestRecord | None, first: UsageEvent | None)
     return facts
 
 
-def _limit(each: Mapping[str, Any]) -> LimitRow:
+def _limit(each: Mapping[str, Any]) -> RequestDetailLimitRow:
     refused, dry = each.get("refused", False), each.get("dry", False)
     verdict = ("would have refused" if dry else "refused") if refused else "passed, on trial" if dry else "passed"
     of = str(each["scope"]) + (f", {each['model']}" if each.get("model") else "")
     kind = ("warn" if dry else "bad") if refused else "good"
     name = str(each["name"]).replace("_", " ")
-    return LimitRow(name, of, each["limit"], each["left"], each.get("cost", 0), verdict, kind)
+    return RequestDetailLimitRow(name, of, each["limit"], each["left"], each.get("cost", 0), verdict, kind)
 
 
 def _route(record: RequestRecord) -> list[Fact]:
@@ -286,7 +288,7 @@ def _place(each: Mapping[str, Any]) -> PlaceRow:
     )
 
 
-def _leg(leg: Leg) -> LegCard:
+def _leg(leg: RequestExecution) -> LegCard:
     event, adjusted = leg.event, sum(int(each.cost_femto) for each in leg.adjustments)
     whole = max(event.duration_us, 1)
     parts = (
@@ -301,7 +303,7 @@ def _leg(leg: Leg) -> LegCard:
         Verdict(event.verdict).label,
         KINDS[event.verdict],
         event.finish_reason.replace("_", " "),
-        tuple(Step(label, us, whole) for label, us in parts),
+        tuple(RequestDetailStep(label, us, whole) for label, us in parts),
         tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
         _miss(event),
         tuple(
@@ -326,7 +328,7 @@ def _why(each: Adjustment) -> str:
     return {"failed": "It failed after all", "cancelled": "It was cancelled"}.get(each.verdict, "It came too late")
 
 
-def _content(found: Story) -> Content | None:
+def _content(found: RequestStory) -> RequestDetailContent | None:
     kept = found.content
     if kept is None:
         return None
@@ -334,14 +336,14 @@ def _content(found: Story) -> Content | None:
         body = json.dumps(json.loads(kept.body), indent=2, ensure_ascii=False)
     except ValueError:
         body = kept.body
-    return Content(body, tuple(kept.answers), kept.truncated)
+    return RequestDetailContent(body, tuple(kept.answers), kept.truncated)
 
 
-def _replays(found: Story) -> list[RequestRecord]:
+def _replays(found: RequestStory) -> list[RequestRecord]:
     return [each for each in found.others if each.replay_of == found.request_id]
 
 
-def _replay(visit: Visit, found: Story) -> str:
+def _replay(visit: PageContext, found: RequestStory) -> str:
     """Where it can be asked again; its prompt goes along where that is kept."""
     url = visit.link("playground") if visit.may(Permission.KEYS_READ) else ""
     if not url or found.record is None or found.record.endpoint == "embeddings":

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 from frontend.core.date_ranges import span_of
 from frontend.core.numbers import Money, share
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.records import selectors
 from millrace.apps.records.models import Verdict
-from millrace.apps.records.selectors import BadCursor, Filters, Listed
+from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
 MOST_CHOICES = 500
@@ -28,19 +28,19 @@ _FILTERS = ("model", "key", "project", "verdict", "code")
 
 
 @dataclass(frozen=True)
-class Option:
+class RequestLogOption:
     value: str
     label: str
     chosen: bool
 
 
 @dataclass(frozen=True)
-class Fields:
+class RequestLogFilters:
     """What stands in the filters."""
 
-    keys: tuple[Option, ...]
-    projects: tuple[Option, ...]
-    verdicts: tuple[Option, ...]
+    keys: tuple[RequestLogOption, ...]
+    projects: tuple[RequestLogOption, ...]
+    verdicts: tuple[RequestLogOption, ...]
     model: str
     code: str
     hidden: tuple[tuple[str, str], ...]  # the span, kept
@@ -48,7 +48,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Row:
+class RequestLogRow:
     request_id: str
     url: str
     at: datetime
@@ -69,8 +69,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Log:
-    rows: tuple[Row, ...]
+class RequestLogPanel:
+    rows: tuple[RequestLogRow, ...]
     older_url: str
     newer_url: str
     fault: str
@@ -78,14 +78,14 @@ class Log:
 
 
 @dataclass(frozen=True)
-class BoundRow:
+class RequestLogBoundRow:
     label: str
     kind: str
     requests: int
 
 
 @dataclass(frozen=True)
-class Figures:
+class RequestLogStats:
     requests: int
     failed: str
     failed_of: int
@@ -95,14 +95,14 @@ class Figures:
     ttft_p95_us: int | None
     objective_us: int
     misses_objective: bool
-    bounds: tuple[BoundRow, ...]
+    bounds: tuple[RequestLogBoundRow, ...]
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _filters(visit: Visit) -> Filters:
+def _filters(visit: PageContext) -> Filters:
     """What the address asks for; what is no value of ours is not asked for."""
     query, span = {name: value.strip()[:128] for name, value in visit.query.items()}, span_of(visit)
     verdict = query.get("verdict", "")
@@ -118,16 +118,16 @@ def _filters(visit: Visit) -> Filters:
     )
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> RequestLogFilters:
     asked = _filters(visit)
     keys = ApiKey.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
     projects = Project.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
     kept = {name: value for name, value in visit.query.items() if name in ("range", "from", "to")}
     filtered = any(visit.query.get(name) for name in _FILTERS)
-    return Fields(
-        tuple(Option(str(pk), name, pk == asked.key_id) for pk, name in keys),
-        tuple(Option(str(pk), name, pk == asked.project_id) for pk, name in projects),
-        tuple(Option(value, label, value == asked.verdict) for value, label in Verdict.choices),
+    return RequestLogFilters(
+        tuple(RequestLogOption(str(pk), name, pk == asked.key_id) for pk, name in keys),
+        tuple(RequestLogOption(str(pk), name, pk == asked.project_id) for pk, name in projects),
+        tuple(RequestLogOption(value, label, value == asked.verdict) for value, label in Verdict.choices),
         asked.model or "",
         asked.code or "",
         tuple(kept.items()),
@@ -135,7 +135,7 @@ def fields(visit: Visit) -> Fields:
     )
 
 
-def log(visit: Visit) -> Log:
+def log(visit: PageContext) -> RequestLogPanel:
     """A page of the log."""
     cursor, fault = visit.query.get("cursor") or None, ""
     try:
@@ -145,7 +145,7 @@ def log(visit: Visit) -> Log:
         page = selectors.requests_page(_filters(visit), None, SIZE)
     wanted = {row.record.key_id for row in page.rows}
     keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=wanted).values_list("pk", "name"))
-    return Log(
+    return RequestLogPanel(
         tuple(_row(visit, row, keys) for row in page.rows),
         _turned(visit, page.older),
         _turned(visit, page.newer),
@@ -154,17 +154,17 @@ def log(visit: Visit) -> Log:
     )
 
 
-def _turned(visit: Visit, cursor: str | None) -> str:
+def _turned(visit: PageContext, cursor: str | None) -> str:
     if cursor is None:
         return ""
     return f"{visit.url('requests')}?{urlencode({**visit.query, 'cursor': cursor})}"
 
 
-def _row(visit: Visit, listed: Listed, keys: dict[int, str]) -> Row:
+def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> RequestLogRow:
     record, usage = listed.record, listed.usage
     tokens = usage.tokens if usage else None
     prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
-    return Row(
+    return RequestLogRow(
         record.request_id,
         visit.url("requests-one", record.request_id),
         record.at,
@@ -199,12 +199,12 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
 
 
-def figures(visit: Visit) -> Figures:
+def figures(visit: PageContext) -> RequestLogStats:
     """How the span's requests went; no filter but the span counts here."""
     span = span_of(visit)
     found = selectors.rates(visit.tenant.pk, span.start, span.end, "day")
     total, objective = found.total, selectors.ttft_objective_ms()
-    return Figures(
+    return RequestLogStats(
         total.requests,
         share(total.failed, total.requests),
         total.failed,
@@ -215,7 +215,7 @@ def figures(visit: Visit) -> Figures:
         objective * 1000,
         total.ttft_p95_ms is not None and total.ttft_p95_ms > objective,
         tuple(
-            BoundRow(bound_label(each.kind, each.scope, each.name, each.model), each.kind, each.requests)
+            RequestLogBoundRow(bound_label(each.kind, each.scope, each.name, each.model), each.kind, each.requests)
             for each in found.bounds[:8]
         ),
     )

@@ -6,8 +6,8 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core.date_ranges import span_of
-from frontend.core.layout import Crumb
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.requests import detail, log
@@ -24,20 +24,20 @@ PANELS = Panels(
 
 
 @tenant_page(NEEDS)
-def requests(visit: Visit) -> HttpResponse:
+def requests(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = log.fields(visit)
     return show(visit, "requests/page.html", "Requests", panels=PANELS, span=span_of(visit), fields=fields)
 
 
 @tenant_page(NEEDS)
-def request(visit: Visit) -> HttpResponse:
+def request(visit: PageContext) -> HttpResponse:
     with visit.scope():
         told = detail.told(visit, visit.arguments["name"])
     if told is None:
         raise Http404
-    crumbs = (Crumb("Requests", visit.url("requests")),)
-    return show(visit, "requests/one.html", "Request", crumbs=crumbs, told=told)
+    breadcrumbs = (Breadcrumb("Requests", visit.url("requests")),)
+    return show(visit, "requests/one.html", "Request", breadcrumbs=breadcrumbs, told=told)
 
 
 urlpatterns = [

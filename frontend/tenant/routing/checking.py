@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.routing import dry_runs, page, places
 from frontend.tenant.routing.dry_runs import Trial
-from frontend.tenant.routing.page import Changed, Shown
+from frontend.tenant.routing.page import RoutingChanged, RoutingPanel
 from frontend.tenant.routing.places import Fault
 from millrace.conf.environment import platform_settings
 from tenants import actions
@@ -21,10 +21,10 @@ class Checked:
     """Either what is wrong, or what it means and would have done."""
 
     fault: Fault | None
-    shown: Shown | None
+    shown: RoutingPanel | None
     trial: Trial | None
     against: int | None  # the version in force, that `diff` is to
-    diff: tuple[Changed, ...]
+    diff: tuple[RoutingChanged, ...]
     unserved: tuple[str, ...]  # models it names that this platform does not serve
 
 
@@ -33,7 +33,7 @@ def served() -> tuple[str, ...]:
     return tuple(spec.name for spec in platform_settings().models)
 
 
-def check(visit: Visit, name: str, text: str) -> Checked:
+def check(visit: PageContext, name: str, text: str) -> Checked:
     """In the visit's scope."""
     found = places.read(text)
     if isinstance(found, Fault):
@@ -50,7 +50,7 @@ def check(visit: Visit, name: str, text: str) -> Checked:
     )
 
 
-def publish(visit: Visit, *, name: str, body: str, base: int | None) -> RoutingPolicy:
+def publish(visit: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicy:
     """Put it in force, unless another version came into force since `base` was read.
 
     Raises:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.records.models import RequestRecord
-from tenants.routing_policies.policy import Decision, Facts, Policy, decide
+from tenants.routing_policies.policy import Decision, Policy, RoutingFacts, decide
 
 DAYS = 7
 MOST = 500  # requests that are tried
@@ -60,7 +60,7 @@ class _Tried:
     rule: str
 
 
-def try_on(visit: Visit, policy: Policy, name: str) -> Trial:
+def try_on(visit: PageContext, policy: Policy, name: str) -> Trial:
     """The newest requests of the last days, decided anew. In the visit's scope.
 
     Of requests for `name`, or of all if the address asks so. The draw is by the request's id, as it was.
@@ -98,7 +98,7 @@ def _try(record: RequestRecord, policy: Policy) -> _Tried:
 
 def _decided(record: RequestRecord, policy: Policy, tools: bool, schema: bool) -> Decision | None:
     tokens = record.prompt_tokens or 0
-    return decide(policy, Facts(record.request_id, record.key_id, tokens, tools, schema, record.at))
+    return decide(policy, RoutingFacts(record.request_id, record.key_id, tokens, tools, schema, record.at))
 
 
 def _shares(tried: Iterable[_Tried]) -> tuple[Share, ...]:
@@ -108,7 +108,7 @@ def _shares(tried: Iterable[_Tried]) -> tuple[Share, ...]:
     return tuple(Share(model, was[model], would[model], len(tried)) for model in models)
 
 
-def _moved(visit: Visit, one: _Tried) -> Moved:
+def _moved(visit: PageContext, one: _Tried) -> Moved:
     record = one.record
     return Moved(
         request_id=record.request_id,

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from django.db.models import QuerySet
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.routing.places import pretty
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
@@ -26,7 +26,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 @dataclass(frozen=True)
-class Target:
+class RoutingTarget:
     model: str
     weight: int
     of: int  # the rule's weights together
@@ -37,12 +37,12 @@ class Target:
 class RuleShown:
     number: int
     conditions: tuple[str, ...]  # empty: always
-    drawn: tuple[Target, ...]
+    drawn: tuple[RoutingTarget, ...]
     standing_by: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Shown:
+class RoutingPanel:
     """A policy in words."""
 
     rules: tuple[RuleShown, ...]
@@ -50,7 +50,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Name:
+class RoutingName:
     name: str
     version: int
     active: bool
@@ -62,7 +62,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Version:
+class RoutingVersion:
     version: int
     active: bool
     at: datetime
@@ -72,7 +72,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Changed:
+class RoutingChanged:
     """A line of the difference. `sign`: + - or a space."""
 
     sign: str
@@ -86,29 +86,29 @@ class One:
     name: str
     version: int
     active: bool
-    shown: Shown | None  # None: of a release that knew other rules
+    shown: RoutingPanel | None  # None: of a release that knew other rules
     text: str
     against: int | None  # the version it is compared with
-    diff: tuple[Changed, ...]
-    versions: tuple[Version, ...]
+    diff: tuple[RoutingChanged, ...]
+    versions: tuple[RoutingVersion, ...]
     edit_url: str  # these, empty: this person may not, or there is nothing to do
     revert_url: str
     withdraw_url: str
 
 
-def versions(visit: Visit) -> QuerySet[RoutingPolicy]:
+def versions(visit: PageContext) -> QuerySet[RoutingPolicy]:
     """All versions of all names. In the visit's scope."""
     found: QuerySet[RoutingPolicy] = RoutingPolicy.objects.for_tenant(visit.tenant).select_related("created_by")
     return found
 
 
-def names(visit: Visit) -> tuple[Name, ...]:
+def names(visit: PageContext) -> tuple[RoutingName, ...]:
     """Each name with the version in force, or its last one if it was withdrawn. In the visit's scope."""
     rows = versions(visit).order_by("name", "-active", "-version").distinct("name")[:MOST]
     return tuple(_name(visit, row) for row in rows)
 
 
-def one(visit: Visit, row: RoutingPolicy) -> One:
+def one(visit: PageContext, row: RoutingPolicy) -> One:
     """A version, compared with the one in force, or, if it is that, with the one before. In the visit's scope."""
     rows = list(versions(visit).filter(name=row.name).order_by("-version")[:MOST])
     against = next((each for each in rows if each.active), None)
@@ -124,7 +124,7 @@ def one(visit: Visit, row: RoutingPolicy) -> One:
         against=None if against is None else against.version,
         diff=_diff(against, row),
         versions=tuple(
-            Version(
+            RoutingVersion(
                 each.version,
                 each.active,
                 each.created_at,
@@ -140,31 +140,31 @@ def one(visit: Visit, row: RoutingPolicy) -> One:
     )
 
 
-def in_words(visit: Visit, of: Policy) -> Shown:
+def in_words(visit: PageContext, of: Policy) -> RoutingPanel:
     """The policy as a person reads it. In the visit's scope."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
     keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
-    return Shown(
+    return RoutingPanel(
         rules=tuple(_rule(number, rule, keys) for number, rule in enumerate(of.rules, 1)),
         fallbacks=tuple(FALLBACKS[each] for each in of.fallback_on),
     )
 
 
-def _shown(visit: Visit, row: RoutingPolicy) -> Shown | None:
+def _shown(visit: PageContext, row: RoutingPolicy) -> RoutingPanel | None:
     try:
         return in_words(visit, policy.parse(row.body))
     except ValueError:
         return None
 
 
-def _name(visit: Visit, row: RoutingPolicy) -> Name:
+def _name(visit: PageContext, row: RoutingPolicy) -> RoutingName:
     try:
         found = policy.parse(row.body)
         rules, models = len(found.rules), found.models
     except ValueError:
         rules, models = 0, ()
     url = visit.url("routing-one", row.pk)
-    return Name(row.name, row.version, row.active, rules, models, row.created_at, _by(row), url)
+    return RoutingName(row.name, row.version, row.active, rules, models, row.created_at, _by(row), url)
 
 
 def _by(row: RoutingPolicy) -> str:
@@ -174,7 +174,7 @@ def _by(row: RoutingPolicy) -> str:
 def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> RuleShown:
     total = sum(target.weight for target in rule.targets)
     drawn = tuple(
-        Target(target.model, target.weight, total, f"{target.weight * 1000 // total / 10:g}%")
+        RoutingTarget(target.model, target.weight, total, f"{target.weight * 1000 // total / 10:g}%")
         for target in rule.targets
         if target.weight
     )
@@ -205,15 +205,15 @@ def _listed(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[Changed, ...]:
+def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[RoutingChanged, ...]:
     if old is None:
         return ()
     return diff(pretty(old.body), pretty(new.body))
 
 
-def diff(old: str, new: str) -> tuple[Changed, ...]:
+def diff(old: str, new: str) -> tuple[RoutingChanged, ...]:
     """Every line, with what was taken out and put in; nothing if they are alike."""
     if old == new:
         return ()
     lines = difflib.ndiff(old.splitlines(), new.splitlines())
-    return tuple(Changed(line[0], line[2:]) for line in lines if line[0] != "?")
+    return tuple(RoutingChanged(line[0], line[2:]) for line in lines if line[0] != "?")

@@ -23,7 +23,7 @@ LONGEST = 64 * 1024  # characters of a policy
 
 
 @dataclass(frozen=True)
-class Line:
+class RoutingLineItem:
     number: int
     text: str
     is_it: bool
@@ -36,7 +36,7 @@ class Fault:
     said: str
     place: str
     line: int
-    lines: tuple[Line, ...]
+    lines: tuple[RoutingLineItem, ...]
 
 
 def read(text: str) -> tuple[dict[str, Any], policy.Policy] | Fault:
@@ -45,17 +45,17 @@ def read(text: str) -> tuple[dict[str, Any], policy.Policy] | Fault:
         return Fault(f"Longer than {LONGEST:,} characters.", "", 1, ())
     try:
         body = json.loads(text)
-    except json.JSONDecodeError as fault:
-        return _at(text, fault.msg, "", fault.lineno)
+    except json.JSONDecodeError as exc:
+        return _at(text, exc.msg, "", exc.lineno)
     except RecursionError:
         return Fault("Nested too deeply.", "", 1, ())
     if not isinstance(body, dict):
         return _at(text, "Want an object: {…}", "", 1)
     try:
         return body, policy.parse(body)
-    except ValueError as fault:
-        found = _PLACE.match(str(fault))
-        said, place = (found["said"], found["place"] or "$") if found else (str(fault), "$")
+    except ValueError as exc:
+        found = _PLACE.match(str(exc))
+        said, place = (found["said"], found["place"] or "$") if found else (str(exc), "$")
         return _at(text, said, place.removeprefix("$").removeprefix("."), _line(text, place))
 
 
@@ -64,7 +64,9 @@ def _at(text: str, said: str, place: str, line: int) -> Fault:
     first = max(1, line - AROUND)
     shown = lines[first - 1 : line + AROUND]
     said = said[:1].upper() + said[1:]
-    return Fault(said, place, line, tuple(Line(first + i, each, first + i == line) for i, each in enumerate(shown)))
+    return Fault(
+        said, place, line, tuple(RoutingLineItem(first + i, each, first + i == line) for i, each in enumerate(shown))
+    )
 
 
 def _line(text: str, place: str) -> int:

@@ -10,8 +10,8 @@ from django.urls import path
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import done, refused, show
 from frontend.tenant.routing import checking, dry_runs, page, places
@@ -54,28 +54,28 @@ class Editor(forms.Form):
 
 
 @tenant_page(Permission.POLICIES_READ)
-def routing(visit: Visit) -> HttpResponse:
+def routing(visit: PageContext) -> HttpResponse:
     new_url = visit.url("routing-edit") if visit.may(Permission.POLICIES_WRITE) else ""
     return show(visit, "routing/page.html", "Routing policy", panels=PANELS, new_url=new_url)
 
 
 @tenant_page(Permission.POLICIES_READ)
-def one(visit: Visit) -> HttpResponse:
+def one(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     with visit.scope():
         found = page.one(visit, row)
-    return show(visit, "routing/one.html", found.name, crumbs=_crumbs(visit), one=found)
+    return show(visit, "routing/one.html", found.name, breadcrumbs=_crumbs(visit), one=found)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def edit(visit: Visit) -> HttpResponse:
+def edit(visit: PageContext) -> HttpResponse:
     """The editor. What is sent is published, or, with `check`, only looked at."""
     form = Editor(posted(visit), initial=_initial(visit))
     if visit.request.method == "POST" and "check" not in visit.request.POST and form.is_valid():
         try:
             made = checking.publish(visit, **form.cleaned_data)
-        except ActionRefused as fault:
-            form.add_error(None, str(fault))
+        except ActionRefused as exc:
+            form.add_error(None, str(exc))
         else:
             said = f"{made.name} is version {made.version} now, within a second everywhere."
             return done(visit, visit.url("routing-one", made.pk), said)
@@ -91,7 +91,7 @@ def edit(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
-def check(visit: Visit) -> HttpResponse:
+def check(visit: PageContext) -> HttpResponse:
     """What is to be said of the text as it is typed."""
     post = visit.request.POST
     with visit.scope():
@@ -100,7 +100,7 @@ def check(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def revert(visit: Visit) -> HttpResponse:
+def revert(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     return ask(
         visit,
@@ -114,7 +114,7 @@ def revert(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def withdraw(visit: Visit) -> HttpResponse:
+def withdraw(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     return ask(
         visit,
@@ -129,7 +129,7 @@ def withdraw(visit: Visit) -> HttpResponse:
     )
 
 
-def _initial(visit: Visit) -> dict[str, Any]:
+def _initial(visit: PageContext) -> dict[str, Any]:
     """What the editor begins with: a version, or an example."""
     asked = visit.query.get("from", "")
     if asked.isascii() and asked.isdigit() and len(asked) < 19:
@@ -141,7 +141,7 @@ def _initial(visit: Visit) -> dict[str, Any]:
     return {"name": "", "body": EXAMPLE.replace("MODEL", models[0] if models else "model")}
 
 
-def _version(visit: Visit, pk: int) -> RoutingPolicy:
+def _version(visit: PageContext, pk: int) -> RoutingPolicy:
     with visit.scope():
         row = page.versions(visit).filter(pk=pk).first()
     if row is None:
@@ -149,11 +149,11 @@ def _version(visit: Visit, pk: int) -> RoutingPolicy:
     return row
 
 
-def _crumbs(visit: Visit) -> tuple[Crumb, ...]:
-    return (Crumb("Routing policy", visit.url("routing")),)
+def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Routing policy", visit.url("routing")),)
 
 
-def _sheet(visit: Visit, submit: str) -> dict[str, Any]:
+def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
     return {"submit": submit, "back": visit.url("routing"), "crumbs": _crumbs(visit)}
 
 

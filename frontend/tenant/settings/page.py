@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from billing.models import BillingEntity, BillingProfile
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from millrace.apps.records.selectors import ttft_objective_ms
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tenants.permissions import Permission
 
@@ -29,7 +29,7 @@ class General:
 
 
 @dataclass(frozen=True)
-class Billing:
+class SettingsBilling:
     """What the next invoice says. Each line of the address may be empty."""
 
     name: str
@@ -46,7 +46,7 @@ class Billing:
 @dataclass(frozen=True)
 class Settings:
     general: General
-    billing: Billing | None  # None: this person may not see it
+    billing: SettingsBilling | None  # None: this person may not see it
     rename_url: str  # these, empty: they may not
     content_url: str
     billing_url: str
@@ -55,7 +55,7 @@ class Settings:
     restore_url: str
 
 
-def settings(visit: Visit) -> Settings:
+def settings(visit: PageContext) -> Settings:
     """Everything on the page."""
     with visit.scope():
         tenant = Tenant.objects.for_tenant(visit.tenant).get()
@@ -77,20 +77,20 @@ def settings(visit: Visit) -> Settings:
     )
 
 
-def profile(visit: Visit) -> BillingProfile | None:
+def profile(visit: PageContext) -> BillingProfile | None:
     """The tenant's, if somebody has set it, with who bills it, which no tenant's scope shows."""
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         rows = BillingProfile.objects.for_tenant(visit.tenant).select_related("entity")
         found: BillingProfile | None = rows.first()
     return found
 
 
-def billing(visit: Visit) -> Billing:
+def billing(visit: PageContext) -> SettingsBilling:
     row = profile(visit)
     entity = row.entity if row else _default_entity()
     town = "" if row is None else f"{row.postcode} {row.city}".strip()
     lines = () if row is None else (row.street, town, row.region, row.country)
-    return Billing(
+    return SettingsBilling(
         name=visit.tenant.name if row is None else row.name,
         address=tuple(line for line in lines if line),
         vat_id="" if row is None else row.vat_id,
@@ -104,7 +104,7 @@ def billing(visit: Visit) -> Billing:
 
 
 def _default_entity() -> BillingEntity | None:
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         return BillingEntity.objects.filter(slug="default").first()
 
 

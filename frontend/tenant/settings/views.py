@@ -13,32 +13,32 @@ from django.urls import path
 from billing.actions.setup import do_set_profile
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import show
 from frontend.tenant.settings import page
 from millrace.conf.environment import platform_settings
 from tenants import actions
-from tenants.models import MOST_CONTENT_DAYS
+from tenants.models import MAX_CONTENT_DAYS
 from tenants.permissions import Permission
 
 MOST_EMAILS = 10
 
 
-class Name(forms.Form):
+class SettingsName(forms.Form):
     name = forms.CharField(label="Name", max_length=200, help_text="As people call it. Its address stays.")
 
 
-class Content(forms.Form):
+class SettingsContent(forms.Form):
     days = forms.IntegerField(
         label="Days",
         min_value=0,
-        max_value=MOST_CONTENT_DAYS,
+        max_value=MAX_CONTENT_DAYS,
         help_text="0: prompts and answers are not kept, and those that are kept are removed.",
     )
 
 
-class Billing(forms.Form):
+class SettingsViewsBilling(forms.Form):
     """What the next invoices say of the tenant, and where they go."""
 
     name = forms.CharField(label="Name on the invoice", max_length=200)
@@ -72,22 +72,22 @@ class Billing(forms.Form):
         for each in found:
             try:
                 validate_email(each)
-            except ValidationError as fault:
-                raise ValidationError(f"{each} is no e-mail address.") from fault
+            except ValidationError as exc:
+                raise ValidationError(f"{each} is no e-mail address.") from exc
         return found
 
 
 @tenant_page()
-def settings(visit: Visit) -> HttpResponse:
+def settings(visit: PageContext) -> HttpResponse:
     return show(visit, "settings/page.html", "Settings", settings=page.settings(visit))
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)
-def name(visit: Visit) -> HttpResponse:
+def name(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
         "Change the name",
-        Name(posted(visit), initial={"name": visit.tenant.name}),
+        SettingsName(posted(visit), initial={"name": visit.tenant.name}),
         lambda data: actions.do_update_tenant(visit.tenant, **data),
         said=lambda changed: f"It is {changed.name} now.",
         **_sheet(visit, "Change it"),
@@ -95,11 +95,11 @@ def name(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM, step_up=True)
-def content(visit: Visit) -> HttpResponse:
+def content(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
         "Keep prompts and answers",
-        Content(posted(visit), initial={"days": visit.tenant.keep_content_days}),
+        SettingsContent(posted(visit), initial={"days": visit.tenant.keep_content_days}),
         lambda data: (actions.do_keep_content(visit.tenant, data["days"]), data["days"])[1],
         said=lambda days: f"Prompts and answers are kept for {days} days." if days else "They are not kept.",
         effect="All members who see requests will read what is kept, and may replay it in the playground.",
@@ -108,7 +108,7 @@ def content(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.BILLING_WRITE, methods=FORM)
-def billing(visit: Visit) -> HttpResponse:
+def billing(visit: PageContext) -> HttpResponse:
     row = page.profile(visit)
     names = ("name", "street", "postcode", "city", "region", "country", "vat_id", "po_number", "currency")
     initial: dict[str, Any] = {"name": visit.tenant.name, "currency": "USD"}
@@ -117,7 +117,7 @@ def billing(visit: Visit) -> HttpResponse:
     return ask(
         visit,
         "Billing details",
-        Billing(posted(visit), initial=initial),
+        SettingsViewsBilling(posted(visit), initial=initial),
         lambda data: do_set_profile(visit.tenant, **data),
         said=lambda _: "The next invoice says so.",
         **_sheet(visit, "Save"),
@@ -125,7 +125,7 @@ def billing(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.TENANT_DELETE, methods=FORM)
-def delete(visit: Visit) -> HttpResponse:
+def delete(visit: PageContext) -> HttpResponse:
     days = platform_settings().deletion_grace_days
     return ask(
         visit,
@@ -141,7 +141,7 @@ def delete(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.TENANT_DELETE, methods=FORM)
-def restore(visit: Visit) -> HttpResponse:
+def restore(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
         f"Restore {visit.tenant.name}",
@@ -153,9 +153,9 @@ def restore(visit: Visit) -> HttpResponse:
     )
 
 
-def _sheet(visit: Visit, submit: str) -> dict[str, Any]:
+def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
     back = visit.url("settings")
-    return {"submit": submit, "back": back, "crumbs": (Crumb("Settings", back),)}
+    return {"submit": submit, "back": back, "crumbs": (Breadcrumb("Settings", back),)}
 
 
 urlpatterns = [

@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 
 from django.db import connection
 
-from billing.metering.usage import GROUP_COLUMNS, Group, Question, TooManyRows, sums, total
+from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageReport, sums, total
 from billing.models import SUMMED, UsageChange
 from frontend.core.numbers import Money, share
-from frontend.core.page_context import Visit
-from frontend.tenant.usage.query import GROUPS, Asked, asked
+from frontend.core.page_context import PageContext
+from frontend.tenant.usage.query import GROUPS, UsageReportQuery, asked
 from tenants.models import ApiKey, Project, User
 
 SHOWN = 100
@@ -36,7 +36,7 @@ GROUP BY 1, 2
 
 
 @dataclass(frozen=True)
-class Row:
+class UsageGroupsRow:
     """One group. `detail` stands below its name; `url` narrows the page to it."""
 
     name: str
@@ -63,8 +63,8 @@ class Groups:
     """`others`: how many rows the table leaves out; the CSV has them."""
 
     label: str
-    rows: tuple[Row, ...]
-    total: Row
+    rows: tuple[UsageGroupsRow, ...]
+    total: UsageGroupsRow
     others: int
     too_many: bool
 
@@ -72,7 +72,7 @@ class Groups:
 Name = tuple[str, str, str]  # name, detail, address
 
 
-def groups(visit: Visit) -> Groups:
+def groups(visit: PageContext) -> Groups:
     """The table, cut to its first rows."""
     now = asked(visit)
     try:
@@ -82,7 +82,7 @@ def groups(visit: Visit) -> Groups:
     return Groups(GROUPS[now.group], tuple(rows[:SHOWN]), whole(rows), max(0, len(rows) - SHOWN), too_many=False)
 
 
-def all_rows(visit: Visit, now: Asked) -> list[Row]:
+def all_rows(visit: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
     """Every group's row: days in their order, all else the dearest first.
 
     Raises:
@@ -94,19 +94,19 @@ def all_rows(visit: Visit, now: Asked) -> list[Row]:
     return rows if now.group == "day" else sorted(rows, key=lambda row: (-row.cost.femto, row.name, row.detail))
 
 
-def whole(rows: list[Row]) -> Row:
+def whole(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
     """The sum of all rows."""
     counts = ("requests", "failed", "uncached", "cached", "written", "output")
     added = {name: sum(getattr(row, name) for row in rows) for name in counts}
     cost, saved = (Money(sum(getattr(row, name).femto for row in rows)) for name in ("cost", "saved"))
     given = added["uncached"] + added["cached"] + added["written"]
     part = share(cost.femto, cost.femto)
-    return Row("All", "", "", **added, hit=share(added["cached"], given), cost=cost, part=part, saved=saved)
+    return UsageGroupsRow("All", "", "", **added, hit=share(added["cached"], given), cost=cost, part=part, saved=saved)
 
 
-def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> Row:
+def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> UsageGroupsRow:
     given = sum(counts[each] for each in INPUT)
-    return Row(
+    return UsageGroupsRow(
         *name,
         requests=counts["completed"] + counts["cancelled"] + counts["failed"],
         failed=counts["failed"],
@@ -121,7 +121,7 @@ def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> Row:
     )
 
 
-def _counted(visit: Visit, now: Asked) -> list[tuple[Name, Mapping[str, int]]]:
+def _counted(visit: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mapping[str, int]]]:
     if now.group == "day":
         rows = sums(now.question, bucket="day")
         return [((f"{row['start'].astimezone(UTC):%Y-%m-%d}", "", _on(visit, row)), row) for row in rows]
@@ -139,24 +139,24 @@ def _counted(visit: Visit, now: Asked) -> list[tuple[Name, Mapping[str, int]]]:
     return list(merged.items())
 
 
-def _on(visit: Visit, row: Mapping[str, Any]) -> str:
+def _on(visit: PageContext, row: Mapping[str, Any]) -> str:
     day = f"{row['start'].astimezone(UTC):%Y-%m-%d}"
     return _narrowed(visit, range="custom", group="model", **{"from": day, "to": day})
 
 
-def _narrowed(visit: Visit, **changed: str) -> str:
+def _narrowed(visit: PageContext, **changed: str) -> str:
     return f"?{urlencode({**visit.query, **changed})}"
 
 
-def _of_models(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+def _of_models(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     return lambda model: (model, "", _narrowed(visit, model=model, group="key"))
 
 
-def _of_tiers(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+def _of_tiers(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     return lambda tier: (tier.capitalize() or "Not priced", "", "")
 
 
-def _of_projects(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+def _of_projects(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     known = Project.objects.for_tenant(visit.tenant).in_bulk(ids)
 
     def name(pk: int) -> Name:
@@ -166,7 +166,7 @@ def _of_projects(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
     return name
 
 
-def _of_keys(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+def _of_keys(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
 
     def name(pk: int) -> Name:
@@ -176,7 +176,7 @@ def _of_keys(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
     return name
 
 
-def _of_members(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
+def _of_members(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     """A member's usage is that of the keys they made, as in their budgets."""
     made = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "created_by_id"))
     people = User.objects.in_bulk([pk for pk in made.values() if pk])
@@ -188,7 +188,7 @@ def _of_members(visit: Visit, ids: list[Any]) -> Callable[[Any], Name]:
     return name
 
 
-_NAMES: Mapping[str, tuple[Group, Callable[[Visit, list[Any]], Callable[[Any], Name]]]] = {
+_NAMES: Mapping[str, tuple[Group, Callable[[PageContext, list[Any]], Callable[[Any], Name]]]] = {
     "model": ("model", _of_models),
     "key": ("key", _of_keys),
     "project": ("project", _of_projects),
@@ -197,7 +197,7 @@ _NAMES: Mapping[str, tuple[Group, Callable[[Visit, list[Any]], Callable[[Any], N
 }
 
 
-def _routes(question: Question) -> list[tuple[Name, Mapping[str, int]]]:
+def _routes(question: UsageReport) -> list[tuple[Name, Mapping[str, int]]]:
     """By the name that was asked for and the model that served it."""
     added = ", ".join(f"sum(u.{name})" for name in SUMMED)
     given = {

@@ -13,10 +13,10 @@ from frontend.core.charts import Chart, Series
 from frontend.core.charts import total as summed
 from frontend.core.date_ranges import days_of
 from frontend.core.numbers import Money, share
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.groups import INPUT
-from frontend.tenant.usage.query import Asked, asked
+from frontend.tenant.usage.query import UsageReportQuery, asked
 from millrace.apps.records.models import Verdict
 from millrace.apps.records.selectors import rates
 
@@ -33,7 +33,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Figures:
+class UsageStats:
     requests: int
     failed: int
     input: int
@@ -95,7 +95,7 @@ class Refusals:
     filtered: bool  # the page is, these are not
 
 
-def _days(visit: Visit, now: Asked) -> list[dict[str, Any]]:
+def _days(visit: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
     """Sums of each day of the span, also of those without use."""
     rows = visit.once(now.question, lambda: sums(now.question, bucket="day"))
     found = {row["start"].astimezone(UTC).date(): row for row in rows}
@@ -107,11 +107,11 @@ def _all_input(counts: Mapping[str, Any]) -> int:
     return sum(int(counts[name]) for name in INPUT)
 
 
-def figures(visit: Visit) -> Figures:
+def figures(visit: PageContext) -> UsageStats:
     counts = total(_days(visit, asked(visit)))
     given, cost = _all_input(counts), Money(counts["cost_femto"])
     tokens = given + counts["output"]
-    return Figures(
+    return UsageStats(
         counts["completed"] + counts["cancelled"] + counts["failed"],
         counts["failed"],
         given,
@@ -124,7 +124,7 @@ def figures(visit: Visit) -> Figures:
     )
 
 
-def tokens(visit: Visit) -> Drawn:
+def tokens(visit: PageContext) -> Drawn:
     """Tokens by billing class and day."""
     now = asked(visit)
     days = _days(visit, now)
@@ -148,7 +148,7 @@ def tokens(visit: Visit) -> Drawn:
     return Drawn(Chart("tokens", of, at, series, "tokens", stacked=True), now.span.label)
 
 
-def cost(visit: Visit) -> Drawn:
+def cost(visit: PageContext) -> Drawn:
     """What each day cost, and would have cost without caches."""
     now = asked(visit)
     days = _days(visit, now)
@@ -164,7 +164,7 @@ def cost(visit: Visit) -> Drawn:
     return Drawn(Chart("cost", f"Cost by day, {now.span.label}: {said}", at, tuple(series), "usd"), now.span.label)
 
 
-def caches(visit: Visit) -> Caches:
+def caches(visit: PageContext) -> Caches:
     now = asked(visit)
     rows = sums(now.question, group_by=("miss_reason",))
     counts = total(rows)
@@ -189,7 +189,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> Miss:
     return Miss(label, said, requests, row["uncached"], share(row["uncached"], all_missed), all_missed)
 
 
-def refusals(visit: Visit) -> Refusals:
+def refusals(visit: PageContext) -> Refusals:
     """What was answered 429, by the limit or budget that bound."""
     now = asked(visit)
     went = rates(visit.tenant.pk, now.span.start, now.span.end, "day")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from billing.metering.usage import Question
+from billing.metering.usage import UsageReport
 from billing.models import UsageRollup
-from frontend.core.date_ranges import Choice, Span, span_of
-from frontend.core.page_context import Visit
+from frontend.core.date_ranges import DateRange, DateRangeChoice, span_of
+from frontend.core.page_context import PageContext
 from tenants.models import ApiKey, Project
 
 GROUPS = {
@@ -26,37 +26,37 @@ _MOST_ID = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Asked:
-    span: Span
+class UsageReportQuery:
+    span: DateRange
     group: str
-    question: Question
+    question: UsageReport
 
 
 @dataclass(frozen=True)
-class Option:
+class UsageOption:
     value: str
     label: str
     chosen: bool
 
 
 @dataclass(frozen=True)
-class Fields:
+class UsageFilters:
     """What stands above the panels."""
 
-    groups: tuple[Choice, ...]
-    models: tuple[Option, ...]
-    keys: tuple[Option, ...]
-    projects: tuple[Option, ...]
+    groups: tuple[DateRangeChoice, ...]
+    models: tuple[UsageOption, ...]
+    keys: tuple[UsageOption, ...]
+    projects: tuple[UsageOption, ...]
     hidden: tuple[tuple[str, str], ...]  # what the filters' form keeps
     clear_url: str  # empty where nothing is filtered
     csv_url: str
 
 
-def asked(visit: Visit) -> Asked:
+def asked(visit: PageContext) -> UsageReportQuery:
     """What is shown; what is no value of ours is not asked for."""
     span, group = span_of(visit), visit.query.get("group", "model")
     model = visit.query.get("model", "").strip()[:128].replace("\0", "")
-    question = Question(
+    question = UsageReport(
         visit.tenant.pk,
         start=span.start,
         end=span.end,
@@ -64,7 +64,7 @@ def asked(visit: Visit) -> Asked:
         key_id=_number(visit.query.get("key", "")),
         project_id=_number(visit.query.get("project", "")),
     )
-    return Asked(span, group if group in GROUPS else "model", question)
+    return UsageReportQuery(span, group if group in GROUPS else "model", question)
 
 
 def _number(text: str) -> int | None:
@@ -72,7 +72,7 @@ def _number(text: str) -> int | None:
     return number if 0 < number <= _MOST_ID else None
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> UsageFilters:
     now = asked(visit)
     kept = {name: value for name, value in visit.query.items() if name in ("range", "from", "to", "group")}
     tenant = visit.tenant
@@ -83,16 +83,16 @@ def fields(visit: Visit) -> Fields:
     keys = ApiKey.objects.for_tenant(tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
     projects = Project.objects.for_tenant(tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
     query = visit.query
-    return Fields(
-        tuple(Choice(label, _with(visit, group=name), name == now.group) for name, label in GROUPS.items()),
-        tuple(Option(name, name, name == now.question.model) for name in sorted(models)),
-        tuple(Option(str(pk), name, pk == now.question.key_id) for pk, name in keys),
-        tuple(Option(str(pk), name, pk == now.question.project_id) for pk, name in projects),
+    return UsageFilters(
+        tuple(DateRangeChoice(label, _with(visit, group=name), name == now.group) for name, label in GROUPS.items()),
+        tuple(UsageOption(name, name, name == now.question.model) for name in sorted(models)),
+        tuple(UsageOption(str(pk), name, pk == now.question.key_id) for pk, name in keys),
+        tuple(UsageOption(str(pk), name, pk == now.question.project_id) for pk, name in projects),
         tuple(kept.items()),
         f"{visit.url('usage')}?{urlencode(kept)}" if any(query.get(name) for name in _FILTERS) else "",
         f"{visit.url('usage-csv')}?{urlencode(query)}" if query else visit.url("usage-csv"),
     )
 
 
-def _with(visit: Visit, **changed: str) -> str:
+def _with(visit: PageContext, **changed: str) -> str:
     return f"?{urlencode({**visit.query, **changed})}"

@@ -7,7 +7,7 @@ from django.urls import path
 
 from billing.metering.usage import TooManyRows
 from frontend.core.metering import metering
-from frontend.core.page_context import Visit, tenant_page
+from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.usage import page
@@ -33,7 +33,7 @@ _HEADING = ("requests", "failed_requests", "uncached_tokens", "cached_tokens", "
 
 
 @tenant_page(NEEDS)
-def usage(visit: Visit) -> HttpResponse:
+def usage(visit: PageContext) -> HttpResponse:
     with visit.scope():
         found = fields(visit)
     metered = metering(visit.now)
@@ -43,7 +43,7 @@ def usage(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(NEEDS)
-def usage_csv(visit: Visit) -> HttpResponse:
+def usage_csv(visit: PageContext) -> HttpResponse:
     """Every row of the table, with the page's span, groups and filters, and all digits."""
     now = asked(visit)
     try:

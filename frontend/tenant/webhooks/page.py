@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlencode
 
-from frontend.core.page_context import Visit
+from frontend.core.page_context import PageContext
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint
 from tenants.permissions import Permission
 from tenants.webhooks.event_types import KINDS
@@ -56,22 +56,22 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class Choice:
+class WebhookChoice:
     value: str
     label: str
     chosen: bool
 
 
 @dataclass(frozen=True)
-class Fields:
-    endpoints: tuple[Choice, ...]
-    states: tuple[Choice, ...]
-    kinds: tuple[Choice, ...]
+class WebhookFilters:
+    endpoints: tuple[WebhookChoice, ...]
+    states: tuple[WebhookChoice, ...]
+    kinds: tuple[WebhookChoice, ...]
     clear_url: str
 
 
 @dataclass(frozen=True)
-class Log:
+class WebhookLog:
     rows: tuple[Delivery, ...]
     newer_url: str
     older_url: str
@@ -88,7 +88,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Story:
+class WebhookDetail:
     """One delivery: the event as it is sent, and each try."""
 
     row: Delivery
@@ -98,29 +98,29 @@ class Story:
     why_no_replay: str
 
 
-def endpoints(visit: Visit) -> tuple[Endpoint, ...]:
+def endpoints(visit: PageContext) -> tuple[Endpoint, ...]:
     """All of the tenant's, oldest first. In the visit's scope."""
     return tuple(_endpoint(visit, row) for row in endpoints_with_last(visit.tenant.pk).order_by("pk"))
 
 
-def endpoint(visit: Visit, pk: int) -> Endpoint | None:
+def endpoint(visit: PageContext, pk: int) -> Endpoint | None:
     row = endpoints_with_last(visit.tenant.pk).filter(pk=pk).first()
     return None if row is None else _endpoint(visit, row)
 
 
-def fields(visit: Visit) -> Fields:
+def fields(visit: PageContext) -> WebhookFilters:
     """The filters as they were asked for. In the visit's scope."""
     query = visit.query
     rows = WebhookEndpoint.objects.for_tenant(visit.tenant).order_by("pk")
-    return Fields(
-        endpoints=tuple(Choice(str(row.pk), row.url, query.get("endpoint") == str(row.pk)) for row in rows),
-        states=tuple(Choice(value, str(label), query.get("state") == value) for value, label in State.choices),
-        kinds=tuple(Choice(kind, kind, query.get("kind") == kind) for kind in KINDS),
+    return WebhookFilters(
+        endpoints=tuple(WebhookChoice(str(row.pk), row.url, query.get("endpoint") == str(row.pk)) for row in rows),
+        states=tuple(WebhookChoice(value, str(label), query.get("state") == value) for value, label in State.choices),
+        kinds=tuple(WebhookChoice(kind, kind, query.get("kind") == kind) for kind in KINDS),
         clear_url=visit.url("webhooks") if _filtered(visit) else "",
     )
 
 
-def log(visit: Visit) -> Log:
+def log(visit: PageContext) -> WebhookLog:
     """A page of deliveries, newest first."""
     rows = deliveries(visit.tenant.pk)
     query = visit.query
@@ -137,7 +137,7 @@ def log(visit: Visit) -> Log:
     else:
         found = list((rows.filter(pk__lt=before) if before is not None else rows).order_by("-pk")[: SIZE + 1])
         older, newer, found = len(found) > SIZE, before is not None, found[:SIZE]
-    return Log(
+    return WebhookLog(
         rows=tuple(_delivery(visit, row) for row in found),
         newer_url=_page(visit, **({"after": found[0].pk} if found else {})) if newer else "",
         older_url=_page(visit, before=found[-1].pk) if older and found else "",
@@ -145,14 +145,14 @@ def log(visit: Visit) -> Log:
     )
 
 
-def story(visit: Visit, pk: int) -> Story | None:
+def story(visit: PageContext, pk: int) -> WebhookDetail | None:
     """All of one delivery; None: there is no such. In the visit's scope."""
     row = deliveries(visit.tenant.pk).filter(pk=pk).first()
     if row is None:
         return None
     body = {"type": row.event.kind, "timestamp": row.event.at.isoformat(), "data": row.event.payload}
     may = visit.may(Permission.WEBHOOKS_WRITE)
-    return Story(
+    return WebhookDetail(
         row=_delivery(visit, row),
         body=json.dumps(body, indent=2, ensure_ascii=False),
         tries=tuple(_try(number, one) for number, one in reversed(list(enumerate(row.attempts.all(), 1)))),
@@ -161,7 +161,7 @@ def story(visit: Visit, pk: int) -> Story | None:
     )
 
 
-def _endpoint(visit: Visit, row: WebhookEndpoint) -> Endpoint:
+def _endpoint(visit: PageContext, row: WebhookEndpoint) -> Endpoint:
     until = row.old_until if row.old_until is not None and row.old_until > visit.now else None
     # What endpoints_with_last has annotated.
     at, status, error = (getattr(row, name) for name in ("last_at", "last_status", "last_error"))
@@ -179,7 +179,7 @@ def _endpoint(visit: Visit, row: WebhookEndpoint) -> Endpoint:
     )
 
 
-def _delivery(visit: Visit, row: WebhookDelivery) -> Delivery:
+def _delivery(visit: PageContext, row: WebhookDelivery) -> Delivery:
     tries = list(row.attempts.all())
     return Delivery(
         id=row.pk,
@@ -210,15 +210,15 @@ def _said(status: int | None, error: str) -> Answer:
     return Answer(" · ".join(part for part in (str(status or ""), error) if part) or "no answer", "bad")
 
 
-def _filtered(visit: Visit) -> bool:
+def _filtered(visit: PageContext) -> bool:
     return any(visit.query.get(name) for name in ("state", "kind", "endpoint"))
 
 
-def _number(visit: Visit, name: str) -> int | None:
+def _number(visit: PageContext, name: str) -> int | None:
     text = visit.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _page(visit: Visit, **cursor: int) -> str:
+def _page(visit: PageContext, **cursor: int) -> str:
     kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
     return f"{visit.url('webhooks')}?{urlencode(kept | cursor)}"

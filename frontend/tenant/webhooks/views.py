@@ -10,8 +10,8 @@ from django.urls import path
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
-from frontend.core.layout import Crumb
-from frontend.core.page_context import FORM, Visit, tenant_page
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import carry_out, refused, show
 from frontend.tenant.webhooks import page
@@ -50,7 +50,7 @@ class EndpointForm(forms.Form):
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
-def webhooks(visit: Visit) -> HttpResponse:
+def webhooks(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
     new_url = visit.url("webhooks-new") if visit.may(Permission.WEBHOOKS_WRITE) else ""
@@ -58,7 +58,7 @@ def webhooks(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
-def one(visit: Visit) -> HttpResponse:
+def one(visit: PageContext) -> HttpResponse:
     with visit.scope():
         found = page.endpoint(visit, visit.arguments["endpoint"])
     if found is None:
@@ -72,20 +72,20 @@ def one(visit: Visit) -> HttpResponse:
         "log_url": log_url,
         "may": visit.may(Permission.WEBHOOKS_WRITE),
     }
-    return show(visit, "webhooks/one.html", "Endpoint", crumbs=_crumbs(visit), **given)
+    return show(visit, "webhooks/one.html", "Endpoint", breadcrumbs=_crumbs(visit), **given)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
-def delivery(visit: Visit) -> HttpResponse:
+def delivery(visit: PageContext) -> HttpResponse:
     with visit.scope():
         found = page.story(visit, visit.arguments["delivery"])
     if found is None:
         raise Http404
-    return show(visit, "webhooks/delivery.html", "Delivery", crumbs=_crumbs(visit), story=found)
+    return show(visit, "webhooks/delivery.html", "Delivery", breadcrumbs=_crumbs(visit), story=found)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def new(visit: Visit) -> HttpResponse:
+def new(visit: PageContext) -> HttpResponse:
     form = EndpointForm(posted(visit))
     title, sheet = "New endpoint", {"action": visit.request.path, "submit": "Add it", **_sheet(visit)}
     if visit.request.method != "POST":
@@ -98,7 +98,7 @@ def new(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def edit(visit: Visit) -> HttpResponse:
+def edit(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     initial = {"url": row.url, "description": row.description, "kinds": row.kinds}
     return ask(
@@ -113,7 +113,7 @@ def edit(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def rotate(visit: Visit) -> HttpResponse:
+def rotate(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     form = forms.Form(posted(visit))
     title = "Rotate the secret"
@@ -128,7 +128,7 @@ def rotate(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def test(visit: Visit) -> HttpResponse:
+def test(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     return ask(
         visit,
@@ -143,7 +143,7 @@ def test(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def switch(visit: Visit) -> HttpResponse:
+def switch(visit: PageContext) -> HttpResponse:
     """Disable an endpoint, or have it get events again."""
     row = _endpoint(visit)
     verb = "Disable" if row.active else "Enable"
@@ -165,7 +165,7 @@ def switch(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def delete(visit: Visit) -> HttpResponse:
+def delete(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     host = row.url.partition("://")[2].partition("/")[0]
     return ask(
@@ -182,7 +182,7 @@ def delete(visit: Visit) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def replay(visit: Visit) -> HttpResponse:
+def replay(visit: PageContext) -> HttpResponse:
     with visit.scope():
         rows = WebhookDelivery.objects.for_tenant(visit.tenant).select_related("event", "endpoint")
         row = rows.filter(pk=visit.arguments["delivery"]).first()
@@ -200,12 +200,12 @@ def replay(visit: Visit) -> HttpResponse:
     )
 
 
-def _secret(visit: Visit, said: str, secret: str, also: str) -> HttpResponse:
+def _secret(visit: PageContext, said: str, secret: str, also: str) -> HttpResponse:
     given: dict[str, Any] = {"said": said, "secret": secret, "also": also, "back": visit.url("webhooks")}
-    return show(visit, "webhooks/secret.html", "The signing secret", crumbs=_crumbs(visit), **given)
+    return show(visit, "webhooks/secret.html", "The signing secret", breadcrumbs=_crumbs(visit), **given)
 
 
-def _endpoint(visit: Visit) -> WebhookEndpoint:
+def _endpoint(visit: PageContext) -> WebhookEndpoint:
     with visit.scope():
         row: WebhookEndpoint | None = (
             WebhookEndpoint.objects.for_tenant(visit.tenant).filter(pk=visit.arguments["endpoint"]).first()
@@ -215,11 +215,11 @@ def _endpoint(visit: Visit) -> WebhookEndpoint:
     return row
 
 
-def _crumbs(visit: Visit) -> tuple[Crumb, ...]:
-    return (Crumb("Webhooks", visit.url("webhooks")),)
+def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Webhooks", visit.url("webhooks")),)
 
 
-def _sheet(visit: Visit) -> dict[str, Any]:
+def _sheet(visit: PageContext) -> dict[str, Any]:
     return {"back": visit.url("webhooks"), "crumbs": _crumbs(visit)}
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inference_worker.contract.config import ModelConfig, ModelError
-from inference_worker.engine.architectures.base import Model
+from inference_worker.engine.architectures.base import CausalModel
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.llama import LlamaModel
 from inference_worker.models.loader import Weights
 
-_MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], Model]] = {"LlamaForCausalLM": LlamaModel}
+_MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {"LlamaForCausalLM": LlamaModel}
 
 
-def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> Model:
+def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> CausalModel:
     """Build the model `config` describes.
 
     Raises:

@@ -9,7 +9,7 @@ import torch
 from inference_worker.engine.attention.base import AttentionBackend, StepMetadata
 
 
-class Model(Protocol):
+class CausalModel(Protocol):
     """A decoder: hidden states for a step's tokens, and logits for those that sample."""
 
     def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:

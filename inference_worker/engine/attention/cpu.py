@@ -12,7 +12,7 @@ from kernels import cpu
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    groups: list[cpu.Group]
+    groups: list[cpu.AttentionGroup]
     cos: torch.Tensor  # [num_tokens, heads, head_dim]: the rotation of queries and keys, and none for values
     sin: torch.Tensor  # likewise, with the sign that rotation by halves gives each
 

@@ -20,7 +20,7 @@ from inference_worker.contract.request import Request, RequestFault, RequestOutp
 from inference_worker.engine.embeddings.embedding_metrics import EmbeddingMetrics
 from inference_worker.engine.embeddings.embedding_runner import Embedder, EmbeddingRunner, Vectors
 from inference_worker.engine.engine import EngineStats
-from inference_worker.engine.scheduling.fairness import Tenants
+from inference_worker.engine.scheduling.fairness import FairShareTable
 from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
 from inference_worker.engine.scheduling.waiting import WaitingQueue
 
@@ -51,7 +51,7 @@ class EmbeddingEngine:
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
         self._step_tokens = max(config.step_tokens, self.max_model_len)  # any input fits
         self._runner = runner or EmbeddingRunner(config, self.model_config)
-        self._tenants = Tenants()
+        self._tenants = FairShareTable()
         self._waiting = WaitingQueue(self._tenants, num_cached=lambda _: 0)
         self._tasks: dict[str, _Task] = {}
         self._numbers = itertools.count()

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 
-class HostTier:
+class KVOffloadCache:
     """Slots of host memory, each for one block, found by the block's hash. The least recently kept goes first.
 
     Args:

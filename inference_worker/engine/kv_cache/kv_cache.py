@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from inference_worker.contract.request import CacheReport, TokenUsage
 from inference_worker.engine.kv_cache.block_pool import BlockPool
-from inference_worker.engine.kv_cache.cpu_offload import HostTier
+from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
 from inference_worker.engine.kv_cache.pins import Pins
 from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
 from inference_worker.engine.scheduling.sequence import Sequence
@@ -81,7 +81,7 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks, self._save)
         self.pins = Pins(int(num_blocks * pin_share), int(num_blocks * tenant_pin_share))
-        self.host = HostTier(num_host_blocks, self.pins.__contains__)
+        self.host = KVOffloadCache(num_host_blocks, self.pins.__contains__)
         self.restores = True  # whether restoring from the host is worth it; the engine measures
         self._history = PrefixHistory(HISTORY_PER_BLOCK * (num_blocks + num_host_blocks))
         self._operations: list[BlockOperation] = []

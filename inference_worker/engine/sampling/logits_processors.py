@@ -22,7 +22,7 @@ from inference_worker.engine.tensors import upload
 # Less likely than anything, but for what a grammar rules out: if it leaves nothing else, the answer must go on.
 _FORBIDDEN = -1e30
 
-Edited = tuple[int, "LogitEdits", int]  # row, what is to be done to it, position of the token to come
+Edited = tuple[int, "LogitsProcessors", int]  # row, what is to be done to it, position of the token to come
 
 
 def edits_logits(params: SamplingParams) -> bool:
@@ -30,7 +30,7 @@ def edits_logits(params: SamplingParams) -> bool:
     return bool(params.logit_bias) or params.min_tokens > 0 or needs_history(params)
 
 
-class LogitEdits:
+class LogitsProcessors:
     """One request's edits. Built once and kept as long as the request, for it counts the answer's tokens."""
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]) -> None:
@@ -115,7 +115,7 @@ def _by_byte(device: torch.device) -> torch.Tensor:
     return torch.where(torch.from_numpy(bits).bool(), 0.0, float("-inf")).to(device)
 
 
-def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitEdits]]) -> None:
+def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitsProcessors]]) -> None:
     parts = [(row, ids, edits) for row, edits in counted if len(ids := edits.prompt(flat.device))]
     if not parts:
         return
@@ -132,7 +132,7 @@ def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[in
     flat.index_copy_(0, index, _divide(flat.index_select(0, index), spread(divisors)))
 
 
-def _penalise_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitEdits]]) -> None:
+def _penalise_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitsProcessors]]) -> None:
     parts = [(row, *edits.answer()) for row, edits in counted]
     places = np.concatenate([ids + row * vocab for row, ids, _, _ in parts])
     if not len(places):

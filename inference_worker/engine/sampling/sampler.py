@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from inference_worker.contract.request import SamplingParams, TokenLogprobs
-from inference_worker.engine.sampling.logits_processors import LogitEdits, apply_edits, apply_masks, edits_logits
+from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, apply_masks, edits_logits
 from inference_worker.engine.sampling.logprobs import RankedTokens, rank_tokens
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from inference_worker.engine.structured_output.grammars import Masks, fill_masks
@@ -37,7 +37,7 @@ class SampleRow:
     params: SamplingParams
     seed: int
     position: int
-    edits: LogitEdits | None = None  # None: the logits stay as they are
+    edits: LogitsProcessors | None = None  # None: the logits stay as they are
     allowed: Masks | None = None  # bits, as of `fill_masks`; None: every token is
 
     @property
@@ -70,7 +70,7 @@ class Sampler:
     def __init__(self, eos_token_ids: Collection[int], *, at_once: int | None = None) -> None:
         self._eos = tuple(eos_token_ids)
         self._at_once = at_once
-        self._edits: WeakKeyDictionary[EngineSequence, LogitEdits] = WeakKeyDictionary()
+        self._edits: WeakKeyDictionary[EngineSequence, LogitsProcessors] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
         """The token of each sequence at its position, with its log-probabilities if it asks for them.
@@ -93,14 +93,14 @@ class Sampler:
         ranked = rank_tokens(logits.index_select(0, places), tokens.index_select(0, places), list(asked.values()))
         return Sampled(tokens, ranked, list(asked))
 
-    def _edits_of(self, seq: EngineSequence, vocab_size: int) -> LogitEdits | None:
+    def _edits_of(self, seq: EngineSequence, vocab_size: int) -> LogitsProcessors | None:
         if not edits_logits(seq.params):
             return None
         edits = self._edits.get(seq)
         if edits is None:
             # A tokenizer may know more tokens than the model: an id beyond a row's end would be in the next one.
             eos = [token for token in self._eos if token < vocab_size]
-            edits = self._edits[seq] = LogitEdits(seq.params, seq.tokens[: seq.num_prompt_tokens], eos)
+            edits = self._edits[seq] = LogitsProcessors(seq.params, seq.tokens[: seq.num_prompt_tokens], eos)
         edits.note(seq.tokens)
         return edits
 

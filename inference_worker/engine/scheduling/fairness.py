@@ -49,7 +49,7 @@ class TenantShare:
             self._output_lengths[size] = old + _NEWEST_SHARE * (output_tokens - old)
 
 
-class Tenants:
+class FairShareTable:
     """The accounts of all tenants. When there are too many, those idle for longest are forgotten.
 
     No method scans the tenants: the active ones are kept in the order of their counters, and their weights summed up.

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
 
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.fairness import Tenants, TenantShare
+from inference_worker.engine.scheduling.fairness import FairShareTable, TenantShare
 from inference_worker.engine.scheduling.sequence import Sequence
 
-MOST_YIELDS = 2
+MAX_FAIRNESS_PREEMPTIONS = 2
 MAX_CLAIMS = 16  # claims to room looked at in a step
 
 
-def under_pressure(candidates: Items[Sequence], tenants: Tenants) -> Sequence:
+def under_pressure(candidates: Items[Sequence], tenants: FairShareTable) -> Sequence:
     """The one to preempt when blocks have run out: of the lowest class, of the tenant that holds most beyond its
     share, the newest."""
     held = _blocks_by_tenant(candidates)
@@ -46,7 +46,7 @@ class Claims:
         self,
         running: Iterable[Sequence],
         taken: Collection[Sequence],
-        tenants: Tenants,
+        tenants: FairShareTable,
         cache: KVCacheManager,
         max_batch: int,
     ) -> None:
@@ -127,7 +127,7 @@ class Claims:
         self._ranks[seq.rank] += sign
         if not self._ranks[seq.rank]:
             del self._ranks[seq.rank]
-        if seq.yields < MOST_YIELDS:
+        if seq.yields < MAX_FAIRNESS_PREEMPTIONS:
             tenants, name = self._yielding[seq.rank], seq.request.tenant
             tenants[name] += sign
             if not tenants[name]:
@@ -140,7 +140,9 @@ class Claims:
         """Yield requests of other tenants over their shares that may be preempted for the share of tenant `mine`."""
         if self._over_share is None:
             over = self._holdings.over
-            self._over_share = [s for s in self._left if s.request.tenant in over and s.yields < MOST_YIELDS]
+            self._over_share = [
+                s for s in self._left if s.request.tenant in over and s.yields < MAX_FAIRNESS_PREEMPTIONS
+            ]
         for seq in self._over_share:
             tenant = seq.request.tenant
             if seq.rank >= rank and tenant != mine.name and self._tenants[tenant].served >= mine.served:
@@ -150,7 +152,7 @@ class Claims:
 class _Holdings:
     """How much of slots and blocks each tenant holds, against its part of the active tenants' weights."""
 
-    def __init__(self, tenants: Tenants, max_batch: int, num_blocks: int) -> None:
+    def __init__(self, tenants: FairShareTable, max_batch: int, num_blocks: int) -> None:
         self._tenants = tenants
         self._max_batch = max_batch
         self._num_blocks = num_blocks

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.kv_cache.kv_cache import BlockOperation, KVCacheManager, PrefixHit
-from inference_worker.engine.scheduling.fairness import Tenants, TenantShare
+from inference_worker.engine.scheduling.fairness import FairShareTable, TenantShare
 from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, Claims, under_pressure
-from inference_worker.engine.scheduling.sequence import Sequence, Status
+from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from inference_worker.engine.scheduling.waiting import WaitingQueue
 
 # Any line of which a claim may be looked at is among so many first ones of its class: a claim succeeds at most
@@ -81,7 +81,7 @@ class Scheduler:
         self.step_tokens = step_tokens
         self.long_prompt_tokens = long_prompt_tokens
         self.max_long_prompts = max_long_prompts
-        self.tenants = Tenants()
+        self.tenants = FairShareTable()
         self.running: list[Sequence] = []  # by arrival
         self.waiting = WaitingQueue(self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens, self._is_long)
         self.preemptions = 0
@@ -125,25 +125,25 @@ class Scheduler:
         seq = scheduled.seq
         if scheduled.samples:
             seq.num_in_flight -= 1
-        if seq.status is Status.FINISHED:
+        if seq.status is SequenceStatus.FINISHED:
             return False
         if scheduled.samples:
             self.tenants[seq.request.tenant].charge(0, 1)
-        if seq.epoch != scheduled.epoch or seq.status is not Status.RUNNING:
+        if seq.epoch != scheduled.epoch or seq.status is not SequenceStatus.RUNNING:
             return False
         self.cache.publish(seq, scheduled.start + scheduled.num_new_tokens)
         return True
 
     def finish(self, seq: Sequence) -> None:
         """Take the sequence out, wherever it stands, and free its blocks. Once finished, nothing happens."""
-        if seq.status is Status.FINISHED:
+        if seq.status is SequenceStatus.FINISHED:
             return
         tenant = self.tenants[seq.request.tenant]
-        if seq.status is Status.RUNNING:
+        if seq.status is SequenceStatus.RUNNING:
             self._leave(seq)
         else:
             self.waiting.remove(seq)
-        seq.status = Status.FINISHED
+        seq.status = SequenceStatus.FINISHED
         if seq.finish_reason in ("stop", "length"):
             tenant.note_output(seq.num_prompt_tokens, seq.num_output_tokens)
 
@@ -154,8 +154,8 @@ class Scheduler:
             RuntimeError: something is not as it must be.
         """
         waiting = list(self.waiting)
-        wrong = [seq for seq in self.running if seq.status is not Status.RUNNING]
-        wrong += [seq for seq in waiting if seq.status is not Status.WAITING or seq.block_ids]
+        wrong = [seq for seq in self.running if seq.status is not SequenceStatus.RUNNING]
+        wrong += [seq for seq in waiting if seq.status is not SequenceStatus.WAITING or seq.block_ids]
         if wrong or len(self.running) > self.max_batch:
             raise RuntimeError(f"scheduler integrity: {wrong or self.running}")
         counted = Counter(seq.request.tenant for seq in self.running), Counter(seq.request.tenant for seq in waiting)
@@ -238,7 +238,7 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
         """Schedule a running sequence, preempting others for its blocks; the tokens it got."""
-        if seq.status is not Status.RUNNING:  # preempted earlier in this very step
+        if seq.status is not SequenceStatus.RUNNING:  # preempted earlier in this very step
             return 0
         count = self._chunk(seq, budget)
         while not self.cache.grow(seq, seq.num_computed_tokens + count):
@@ -258,7 +258,7 @@ class Scheduler:
         seq.waiting_since = now
         self.waiting.add(seq)
         self._leave(seq)
-        seq.status = Status.WAITING
+        seq.status = SequenceStatus.WAITING
         seq.epoch += 1
         self.preemptions += 1
         output.preempted.append(seq)
@@ -307,7 +307,7 @@ class Scheduler:
         if seq.num_in_flight:
             return None  # preempted while a step computed it: that step's token is not known yet
         first = seq.group.sequences[0]
-        if seq.index and not seq.preemptions and first.status is not Status.FINISHED:
+        if seq.index and not seq.preemptions and first.status is not SequenceStatus.FINISHED:
             # The first of `n` answers computes the prompt for all; they begin in a step after those that did.
             computed = next((s.start for s in output.scheduled if s.seq is first), first.num_computed_tokens)
             return first if computed >= first.num_prompt_tokens else None
@@ -330,7 +330,7 @@ class Scheduler:
             self.cache.fork(way, seq)
         else:
             self.cache.start(seq, way, now)
-        seq.status = Status.RUNNING
+        seq.status = SequenceStatus.RUNNING
         insort(self.running, seq, key=lambda s: (s.request.arrival, s.number))
         if is_first and seq.group.prompt_usage is not None:
             tenant.charge(seq.num_prompt_tokens - seq.group.prompt_usage.cache_read, 0)

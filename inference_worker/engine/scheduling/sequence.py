@@ -12,7 +12,7 @@ from inference_worker.contract.validation import needs_history
 from inference_worker.engine.structured_output.grammars import Grammar
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     WAITING = "waiting"  # also after a preemption
     RUNNING = "running"
     FINISHED = "finished"
@@ -51,7 +51,7 @@ class RequestGroup:
 
     @property
     def finished(self) -> bool:
-        return all(seq.status is Status.FINISHED for seq in self.sequences)
+        return all(seq.status is SequenceStatus.FINISHED for seq in self.sequences)
 
 
 class Sequence:
@@ -78,7 +78,7 @@ class Sequence:
         self.num_published = 0  # leading blocks whose hashes need no publishing any more
         self.awaited: bytes | None = None  # hash of the block another request is computing for both
         self.new_pins: list[bytes] = []  # pins this request made, and nobody had paid for before
-        self.status = Status.WAITING
+        self.status = SequenceStatus.WAITING
         self.epoch = 0  # grows with every preemption, so that a step under way knows that its work is void
         self.preemptions = 0
         self.yields = 0  # of the preemptions, those for the sake of a tenant under its share

@@ -17,14 +17,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from inference_worker.contract.request import ServiceClass
-from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, Tenants, TenantShare
+from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, FairShareTable, TenantShare
 from inference_worker.engine.scheduling.ordered import GrowingOrder
 from inference_worker.engine.scheduling.sequence import Sequence
 
 AGING_TOKENS = 2000.0  # expected tokens that weigh as much as a second's wait
 CLASS_SECONDS = 20.0  # an interactive request counts as a class higher for each of these it has waited
 GROUPING_WINDOW = 8  # first requests of a tenant among which the one with most of its prefix cached goes first
-MOST_PASSED = 64  # requests of a line that are looked at in a step and cannot begin yet
+MAX_SKIPPED_REQUESTS = 64  # requests of a line that are looked at in a step and cannot begin yet
 
 _Key = tuple[int, int, float, int]
 
@@ -81,7 +81,7 @@ class WaitingQueue:
 
     def __init__(
         self,
-        tenants: Tenants,
+        tenants: FairShareTable,
         num_cached: Callable[[Sequence], int],
         is_long: Callable[[Sequence], bool] = lambda _: False,
     ) -> None:
@@ -267,7 +267,7 @@ class Candidates:
         """Return the first line of which not all requests that may be looked at have been passed."""
         index = self._indexes.get(order, 0)
         while (line := order.at(index)) is not None:
-            if len(self._passed.get(line, ())) < min(len(line.requests), MOST_PASSED):
+            if len(self._passed.get(line, ())) < min(len(line.requests), MAX_SKIPPED_REQUESTS):
                 break
             index += 1
         self._indexes[order] = index

@@ -28,7 +28,7 @@ MAX_GRAMMAR_BYTES = 48 << 20
 _ADDRESS_SPACE = 512 << 20  # beyond what the probe has; much of it is reserved, and never touched
 _ANSWER_SECONDS = 20.0  # however busy the machine is
 _TRIAL_MASKS = 20
-_MOST_ERROR = 2000  # characters; a pipe takes them at once
+_MAX_ERROR_LENGTH = 2000  # characters; a pipe takes them at once
 _SMALL = '{"grammars": [{"json_schema": {"type": "object"}}]}'
 _TOO_COMPLEX = "it takes too much time or memory"
 
@@ -50,7 +50,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SandboxResult:
     """What came of trying a grammar."""
 
     error: str | None  # None: it can be compiled
@@ -72,14 +72,14 @@ def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
     return LLMatcher(tokenizer, text, log_level=0, limits=limits)
 
 
-class Probe:
+class GrammarSandbox:
     """The other process, started when first needed and again when it has died. For one thread at a time."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
 
-    def try_out(self, text: str) -> Verdict:
+    def try_out(self, text: str) -> SandboxResult:
         """What comes of compiling `text`."""
         process = self._process
         if process is None or process.poll() is not None:
@@ -93,7 +93,7 @@ class Probe:
             answer = None
         finally:
             alarm.cancel()
-        return Verdict(_TOO_COMPLEX) if answer is None else Verdict(**answer)
+        return SandboxResult(_TOO_COMPLEX) if answer is None else SandboxResult(**answer)
 
     def close(self) -> None:
         if self._process is not None:
@@ -118,10 +118,12 @@ def main() -> None:
     while (text := _read(sys.stdin.buffer)) is not None:
         verdict = _try_apart(tokenizer, text)
         size = max(0, verdict.size - base)
-        _write(sys.stdout.buffer, asdict(Verdict(verdict.error if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size)))
+        _write(
+            sys.stdout.buffer, asdict(SandboxResult(verdict.error if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size))
+        )
 
 
-def _try_apart(tokenizer: LLTokenizer, text: str) -> Verdict:
+def _try_apart(tokenizer: LLTokenizer, text: str) -> SandboxResult:
     """Try `text` in a child; the size is that of the whole child."""
     reader, writer = os.pipe()
 
@@ -142,19 +144,19 @@ def _try_apart(tokenizer: LLTokenizer, text: str) -> Verdict:
     with os.fdopen(reader, "rb") as pipe:
         error = pipe.read().decode()
     _, status, usage = os.wait4(pid, 0)
-    return Verdict(_TOO_COMPLEX if status else error or None, usage.ru_maxrss << 10)
+    return SandboxResult(_TOO_COMPLEX if status else error or None, usage.ru_maxrss << 10)
 
 
 def _try(tokenizer: LLTokenizer, text: str) -> str:
     matcher = compile_grammar(tokenizer, text)
     if matcher.is_error():
-        return matcher.get_error()[:_MOST_ERROR]
+        return matcher.get_error()[:_MAX_ERROR_LENGTH]
     for _ in range(_TRIAL_MASKS):  # its first steps
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_stopped() or not mask:
             break
         matcher.consume_token((mask & -mask).bit_length() - 1)
-    return matcher.get_error()[:_MOST_ERROR] if matcher.is_error() else ""
+    return matcher.get_error()[:_MAX_ERROR_LENGTH] if matcher.is_error() else ""
 
 
 def _fork(work: Callable[[], object]) -> int:

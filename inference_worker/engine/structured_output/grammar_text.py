@@ -67,8 +67,8 @@ def _grammar(spec: StructuredSpec) -> str:
 
     try:
         return _lark(any_to_lark(spec.text))
-    except Exception as fault:  # noqa: BLE001 - the library raises plain Exception for what it cannot convert
-        raise RequestRejected("invalid_schema", f"the grammar cannot be read: {str(fault)[:200]}", spec.param) from None
+    except Exception as exc:  # noqa: BLE001 - the library raises plain Exception for what it cannot convert
+        raise RequestRejected("invalid_schema", f"the grammar cannot be read: {str(exc)[:200]}", spec.param) from None
 
 
 def _tools(wanted: dict[str, Any], param: str, any_arguments: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from inference_worker.contract.request import RequestRejected, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output.grammar_cache import Limits, TenantCache
-from inference_worker.engine.structured_output.grammar_sandbox import Probe, Vocabulary, compile_grammar
+from inference_worker.engine.structured_output.grammar_sandbox import GrammarSandbox, Vocabulary, compile_grammar
 from inference_worker.engine.structured_output.grammar_text import each_tool, grammar_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 CACHE = Limits(256 << 20, 1024)  # of all tenants
 TENANT_CACHE = Limits(64 << 20, 256)  # of one tenant
 _ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
-_MOST_MESSAGE = 300
+_MAX_MESSAGE_LENGTH = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token
 _MOST_THREADS, _THREAD_ROWS = 8, 4  # that fill masks, and how many a thread is worth its while for
 _LOOSE_SECONDS = 2.0  # to find which tools they are
@@ -106,7 +106,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_THREADS - 1, thread_name_prefix="masks")
 
 
-class Grammars:
+class GrammarCompiler:
     """A model's compiled grammars, cached for each tenant. May be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
@@ -153,8 +153,8 @@ class Grammars:
         return Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), tokenizer.eos_token_ids)
 
     @cached_property
-    def _probe(self) -> Probe:
-        return Probe(self._vocabulary)
+    def _probe(self) -> GrammarSandbox:
+        return GrammarSandbox(self._vocabulary)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -207,9 +207,9 @@ class Grammars:
                 if time.monotonic() < give_up_at or strict:
                     self._check(alone, grammar_text(alone))
                     continue
-            except RequestRejected as fault:
-                if strict or fault.code != "unsupported_schema":
-                    raise RequestRejected(fault.code, f"tool {name}: {fault.message}", fault.param) from None
+            except RequestRejected as exc:
+                if strict or exc.code != "unsupported_schema":
+                    raise RequestRejected(exc.code, f"tool {name}: {exc.message}", exc.param) from None
             loose.append(name)
         return loose
 
@@ -222,4 +222,4 @@ def _rejected(error: str, spec: StructuredSpec) -> RequestRejected:
 
 def _tidy(error: str) -> str:
     """In one line, and without advice that is for whoever calls the library."""
-    return " ".join(error.split(" Enable ")[0].replace("<non-verbose/>", "").split())[:_MOST_MESSAGE]
+    return " ".join(error.split(" Enable ")[0].replace("<non-verbose/>", "").split())[:_MAX_MESSAGE_LENGTH]

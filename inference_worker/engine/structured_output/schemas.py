@@ -58,8 +58,8 @@ def read_object(text: str, what: str, param: str) -> Schema:
         raise RequestRejected("invalid_schema", f"{what} is larger than {MAX_SCHEMA_BYTES >> 10} KiB", param)
     try:
         value = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as fault:
-        raise RequestRejected("invalid_schema", f"{what} is no JSON: {str(fault)[:200]}", param) from None
+    except (ValueError, RecursionError) as exc:
+        raise RequestRejected("invalid_schema", f"{what} is no JSON: {str(exc)[:200]}", param) from None
     if not isinstance(value, dict):
         raise RequestRejected("invalid_schema", f"{what} must be a JSON object", param)
     return value

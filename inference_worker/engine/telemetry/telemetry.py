@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
     from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, Timeline
 
-RECORDS_KEPT = 512  # last requests, and last steps: MFU and bandwidth use are told of these
+MAX_RECORDS = 512  # last requests, and last steps: MFU and bandwidth use are told of these
 
 # vLLM's words for how a request ended; its dashboards group by them.
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort"}
@@ -29,7 +29,7 @@ _TOKEN_CLASSES = tuple(field.name for field in fields(TokenUsage))
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRecord:
+class EngineRequestRecord:
     """One request from its arrival to its end, all its answers together. Times in seconds."""
 
     request_id: str
@@ -94,10 +94,10 @@ class EngineMetrics:
     tell was true, though two of them perhaps a moment apart, and what only grows never shrinks.
     """
 
-    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, kept: int = RECORDS_KEPT) -> None:
+    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, kept: int = MAX_RECORDS) -> None:
         self._scheduler = scheduler
         self._roofline = roofline
-        self._requests: deque[RequestRecord] = deque(maxlen=kept)
+        self._requests: deque[EngineRequestRecord] = deque(maxlen=kept)
         self._steps: deque[StepRecord] = deque(maxlen=kept)
         self._histograms = {family.name: Histogram(family.buckets) for family in families.HISTOGRAMS}
         self._ttft, self._itl = self._histograms[families.TTFT], self._histograms[families.ITL]
@@ -204,7 +204,7 @@ class EngineMetrics:
         self._observe(families.REQUEST_GENERATION, record.usage.output)
         self._observe(families.REQUEST_COMPUTED, record.usage.prompt - record.cached_tokens)
 
-    def requests(self) -> list[RequestRecord]:
+    def requests(self) -> list[EngineRequestRecord]:
         """The last requests that ended, oldest first."""
         return list(self._requests)
 
@@ -306,11 +306,11 @@ def _shape(batch: SchedulerOutput) -> BatchShape:
     return BatchShape(decodes, prefill_tokens, decode_pairs, prefill_pairs, kv_tokens, samples)
 
 
-def _request_record(group: RequestGroup, output: RequestOutput, now: float) -> RequestRecord:
+def _request_record(group: RequestGroup, output: RequestOutput, now: float) -> EngineRequestRecord:
     request, begun, first = group.request, group.scheduled_at, group.first_token_at
     timelines: Items[Timeline] = [seq.timeline for seq in group.sequences]
     gaps = sum(t.gaps for t in timelines)
-    return RequestRecord(
+    return EngineRequestRecord(
         request_id=request.request_id,
         tenant=request.tenant,
         service_class=request.service_class,

@@ -25,8 +25,8 @@ def main() -> None:
 
         try:
             ensure_model(spec, state_dir(), progress)
-        except ModelError as fault:
-            sys.exit(str(fault))
+        except ModelError as exc:
+            sys.exit(str(exc))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def up(*, check_only: bool = False) -> int:
                 return 0
             stack.keep_secrets()
             return asyncio.run(_run(stack))
-    except (SettingsError, checks.CheckFailed, ServiceError) as fault:
-        print(f"millrace up: {fault}", file=sys.stderr)
+    except (SettingsError, checks.CheckFailed, ServiceError) as exc:
+        print(f"millrace up: {exc}", file=sys.stderr)
         return 1
 
 

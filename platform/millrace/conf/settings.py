@@ -149,7 +149,7 @@ MFA_TOTP_ISSUER = "Millrace"
 MFA_FORMS = {
     "authenticate": "frontend.accounts.adapters.EnterCode",
     "reauthenticate": "frontend.accounts.adapters.EnterCodeAgain",
-    "activate_totp": "frontend.accounts.adapters.ActivateTotp",
+    "activate_totp": "frontend.accounts.adapters.AdaptersActivateTotp",
 }
 SOCIALACCOUNT_ADAPTER = "frontend.accounts.adapters.SocialAccountAdapter"
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's word for a verified address is believed

@@ -45,9 +45,9 @@ def state_folder(folder: Path, min_free: int) -> None:
             probe.touch()
             probe.unlink()
         os.listdir(folder)
-    except OSError as fault:
+    except OSError as exc:
         raise CheckFailed(
-            f"the state folder {folder} cannot be used ({fault.strerror}: {fault.filename});"
+            f"the state folder {folder} cannot be used ({exc.strerror}: {exc.filename});"
             " mend its owner or mode, or name another with --state or MILLRACE_STATE_DIR"
         ) from None
     free = shutil.disk_usage(folder).free
@@ -64,8 +64,8 @@ def only_one(folder: Path) -> TextIO:
     path = folder / "lock"
     try:
         file = path.open("a+", encoding="utf-8")
-    except OSError as fault:
-        raise CheckFailed(f"{path}: {fault.strerror}") from None
+    except OSError as exc:
+        raise CheckFailed(f"{path}: {exc.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -89,13 +89,13 @@ def port_free(host: str, port: int) -> None:
     try:
         with socket.create_server((host, port), family=family):
             return
-    except OSError as fault:
-        if fault.errno == errno.EADDRINUSE:
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
             problem = f"port {port} on {host} is in use; stop what uses it, or take another"
-        elif fault.errno == errno.EACCES:
+        elif exc.errno == errno.EACCES:
             problem = f"port {port} on {host} is not allowed to this user; take one above 1023"
         else:
-            problem = f"cannot listen on {host} port {port} ({fault}); check MILLRACE_HOST, or take another"
+            problem = f"cannot listen on {host} port {port} ({exc}); check MILLRACE_HOST, or take another"
     other = port + 1 if 1024 <= port < 65_535 else 8000
     raise CheckFailed(f"{problem}: make up PORT={other}, --port or MILLRACE_PORT")
 
@@ -108,8 +108,8 @@ def models_there(models: tuple[ModelSpec, ...]) -> None:
         path = Path(spec.source).expanduser()
         try:
             found = path.stat()
-        except OSError as fault:
-            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: {fault.strerror}") from None
+        except OSError as exc:
+            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: {exc.strerror}") from None
         if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)):
             raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: this user may not read it")
 
@@ -120,8 +120,8 @@ def database_answers(url: str) -> None:
 
     try:
         psycopg.connect(url, connect_timeout=5).close()
-    except psycopg.Error as fault:
-        raise CheckFailed(f"MILLRACE_DATABASE_URL: no connection: {str(fault).strip()}") from None
+    except psycopg.Error as exc:
+        raise CheckFailed(f"MILLRACE_DATABASE_URL: no connection: {str(exc).strip()}") from None
 
 
 def broker_answers(url: str) -> None:
@@ -133,7 +133,7 @@ def broker_answers(url: str) -> None:
     client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5, retry=ONCE)
     try:
         client.ping()
-    except (redis.RedisError, ValueError) as fault:
-        raise CheckFailed(f"MILLRACE_BROKER_URL: no connection: {fault}") from None
+    except (redis.RedisError, ValueError) as exc:
+        raise CheckFailed(f"MILLRACE_BROKER_URL: no connection: {exc}") from None
     finally:
         client.close()

@@ -13,12 +13,12 @@ import shutil
 import stat
 from pathlib import Path
 
-from millrace.devserver.program import ServiceError, User
+from millrace.devserver.program import ServiceError, UnixUser
 
 _OUTSIDE = (Path("/var/lib/millrace"), Path("/tmp/millrace-root"))  # noqa: S108  (owner and mode are checked)
 
 
-def service_user() -> User | None:
+def service_user() -> UnixUser | None:
     """Whom the service runs as: an unprivileged user when we are root, else None (ourselves)."""
     if os.geteuid() != 0:
         return None
@@ -27,24 +27,24 @@ def service_user() -> User | None:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return User(entry.pw_uid, entry.pw_gid)
+        return UnixUser(entry.pw_uid, entry.pw_gid)
     raise ServiceError("PostgreSQL cannot run as root and there is no user `nobody` to run it as; do not run as root")
 
 
-def owner(path: Path) -> User | None:
+def owner(path: Path) -> UnixUser | None:
     """The owner of a folder, if we are root and it is not root's; else None."""
     found = path.stat()
-    return User(found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None
+    return UnixUser(found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None
 
 
-def reachable(path: Path, user: User | None) -> bool:
+def reachable(path: Path, user: UnixUser | None) -> bool:
     """Whether `user` may pass through every folder above `path` (by mode bits; no access lists)."""
     if user is None:
         return True
     return all(_may_pass(folder.stat(), user) for folder in path.resolve().parents)
 
 
-def _may_pass(folder: os.stat_result, user: User) -> bool:
+def _may_pass(folder: os.stat_result, user: UnixUser) -> bool:
     if folder.st_uid == user.uid:
         return bool(folder.st_mode & stat.S_IXUSR)
     if folder.st_gid == user.gid:
@@ -62,8 +62,8 @@ def outside_folder() -> Path:
     for folder in _OUTSIDE:
         try:
             folder.mkdir(mode=0o711, exist_ok=True)
-        except OSError as fault:
-            refused.append(f"{folder}: {fault.strerror}")
+        except OSError as exc:
+            refused.append(f"{folder}: {exc.strerror}")
             continue
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
@@ -74,7 +74,7 @@ def outside_folder() -> Path:
     raise ServiceError("no place for PostgreSQL's files outside the state folder: " + "; ".join(refused))
 
 
-def make_owned(folder: Path, user: User | None) -> None:
+def make_owned(folder: Path, user: UnixUser | None) -> None:
     """Make `folder`, private to `user`; one that is there must be theirs already."""
     try:
         folder.mkdir(mode=0o700, parents=True)

@@ -20,8 +20,8 @@ from pathlib import Path
 import psycopg
 
 from millrace.devserver import data_dir
-from millrace.devserver.program import Program, ServiceError, User, end_leftover, free_port, port_is_free
-from millrace.devserver.state_file import Kept
+from millrace.devserver.program import Program, ServiceError, UnixUser, end_leftover, free_port, port_is_free
+from millrace.devserver.state_file import ServiceState
 from tenants.isolation import db_roles
 
 ROLE = "millrace"
@@ -70,7 +70,7 @@ class Postgres:
         Raises:
             ServiceError: with what to do about it.
         """
-        kept = Kept(self.state_dir, "postgres")
+        kept = ServiceState(self.state_dir, "postgres")
         folder = Path(kept.setdefault("folder", str(self._new_folder())))
         data_dir.make_owned(folder, data_dir.service_user() if not folder.exists() else data_dir.owner(folder))
         user = data_dir.owner(folder)
@@ -102,7 +102,7 @@ class Postgres:
     @property
     def folder(self) -> Path:
         """Where the data lies: below the state folder, or elsewhere if the server's user cannot reach that."""
-        return Path(Kept(self.state_dir, "postgres")["folder"])
+        return Path(ServiceState(self.state_dir, "postgres")["folder"])
 
     @property
     def url(self) -> str:
@@ -121,7 +121,7 @@ class Postgres:
 
     def make_roles(self) -> None:
         """Make the roles that migrations and the platform need, as far as they are missing. The server must run."""
-        password = Kept(self.state_dir, "postgres").secret("app_password")
+        password = ServiceState(self.state_dir, "postgres").secret("app_password")
         with psycopg.connect(self.superuser_url, autocommit=True) as connection:
             connection.execute(db_roles.ROLES_SQL)
             for statement in (
@@ -133,7 +133,7 @@ class Postgres:
                 connection.execute(statement.encode())
 
     def _url(self, role: str, password: str) -> str:
-        kept = Kept(self.state_dir, "postgres")
+        kept = ServiceState(self.state_dir, "postgres")
         return f"postgresql://{role}:{kept.secret(password)}@127.0.0.1:{kept['port']}/{ROLE}"
 
     def _new_folder(self) -> Path:
@@ -144,7 +144,7 @@ class Postgres:
         # A random name: a state folder that was removed and made anew must not meet the old one's data.
         return data_dir.outside_folder() / f"postgres-{os.urandom(8).hex()}"
 
-    def _binaries(self, user: User | None) -> Path:
+    def _binaries(self, user: UnixUser | None) -> Path:
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is None or spec.origin is None:
             raise ServiceError(f"the package {_PACKAGE} is not installed; run `make up`, or set MILLRACE_DATABASE_URL")
@@ -156,7 +156,7 @@ class Postgres:
             site = data_dir.copy_tree_once(site, _PARTS, data_dir.outside_folder() / f"program-{version}")
         return site / _TREE / "bin"
 
-    def _initialise(self, kept: Kept, binaries: Path, folder: Path, user: User | None) -> None:
+    def _initialise(self, kept: ServiceState, binaries: Path, folder: Path, user: UnixUser | None) -> None:
         """Make the cluster beside its final place and move it there when it is complete."""
         uid = user.uid if user else os.geteuid()
         if not data_dir.has_name(uid):
@@ -221,7 +221,7 @@ def _environ() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _run(argv: list[str], user: User | None, cwd: Path, stdin: str = "") -> None:
+def _run(argv: list[str], user: UnixUser | None, cwd: Path, stdin: str = "") -> None:
     ids = {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
     done = subprocess.run(  # noqa: S603  (our own argument vector, no shell)
         argv,

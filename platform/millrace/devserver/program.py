@@ -22,7 +22,7 @@ class ServiceError(Exception):
 
 
 @dataclass(frozen=True)
-class User:
+class UnixUser:
     """The ids a child runs under."""
 
     uid: int
@@ -42,7 +42,7 @@ class Program:
     argv: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
-    user: User | None = None
+    user: UnixUser | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 10.0
     orphan_signal: signal.Signals = signal.SIGKILL

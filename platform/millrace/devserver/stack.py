@@ -200,8 +200,8 @@ def check_all(environ: Mapping[str, str]) -> None:
     for var in env.variables(*environment.SETTINGS_CLASSES):
         try:
             env.read(var, environ)
-        except (ValueError, OSError) as fault:
-            faults.append(f"{var.name}: {fault}")
+        except (ValueError, OSError) as exc:
+            faults.append(f"{var.name}: {exc}")
     if faults:
         raise env.SettingsError("wrong settings:\n  " + "\n  ".join(faults))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class Kept:
+class ServiceState:
     """The values of one service, read from and at each change written to `<state folder>/<name>.json`, mode 0600."""
 
     def __init__(self, state_dir: Path, name: str) -> None:

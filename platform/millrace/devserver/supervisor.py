@@ -256,6 +256,6 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
             said = file.read().decode(errors="replace").splitlines()[-lines:]
-    except OSError as fault:
-        return f"({fault})"
+    except OSError as exc:
+        return f"({exc})"
     return "\n".join([f"the end of {log}:", *(f"  {line}" for line in said)])

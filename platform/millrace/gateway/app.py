@@ -15,30 +15,30 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from billing.budgets.budget_leases import SliceStore
+from billing.budgets.budget_leases import BudgetLeaseStore
 from billing.metering import status
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
-from millrace.gateway.admission.admission import LimitAdmission
-from millrace.gateway.admission.budget_admission import MoneyAdmission, Treasury
+from millrace.gateway.admission.admission import RateLimitAdmission
+from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.admission.idempotency import IdempotencyStore
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
-from millrace.gateway.auth.revocation import ChangeWatcher
+from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalogue
 from millrace.gateway.core.malloc import return_freed_memory
-from millrace.gateway.core.request_db import Rows
+from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
-from millrace.gateway.dispatch.jobs import JobMaker
+from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.monitor import Watch
+from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.dispatch.replicas import read_present
-from millrace.gateway.dispatch.stream_subscribers import Readers
-from millrace.gateway.lifecycle.batch_lines import Lines
+from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from millrace.gateway.lifecycle.batch_runner import BatchRunner
-from millrace.gateway.lifecycle.request_log import Recorder
+from millrace.gateway.lifecycle.request_log import RequestLogWriter
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
@@ -68,11 +68,11 @@ class Gateway:
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
-        self.live = LiveRequests()
-        slices = SliceStore(self.database, self.id, settings.request_seconds)
-        self.treasury = Treasury(slices, self.broker, self.patient_broker)
-        self.changes = ChangeWatcher(
-            self.database, self.patient_broker, self.keys, self.live, self.treasury, gateway_id=self.id
+        self.live = ActiveRequests()
+        slices = BudgetLeaseStore(self.database, self.id, settings.request_seconds)
+        self.budget_admission = BudgetAdmission(slices, self.broker, self.patient_broker)
+        self.changes = ChangeFeedReader(
+            self.database, self.patient_broker, self.keys, self.live, self.budget_admission, gateway_id=self.id
         )
         self.router = Router(models)
         self.dispatcher = Dispatcher(
@@ -82,13 +82,13 @@ class Gateway:
             queue_seconds=settings.queue_seconds,
             keep_seconds=settings.stream_keep_seconds,
         )
-        self.watch = Watch(self.dispatcher)
-        self.readers = Readers(self.broker)
-        self.rows = Rows(settings.database_url)
+        self.watch = DispatchMonitor(self.dispatcher)
+        self.readers = StreamSubscribers(self.broker)
+        self.rows = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.state_dir)
         self.idempotency = IdempotencyStore(self.broker)
-        limits = LimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
-        self.admission = MoneyAdmission(limits, self.treasury)
+        limits = RateLimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
+        self.admission = RequestAdmission(limits, self.budget_admission)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.disk = DiskWatch(settings)
         self.service = InferenceService(
@@ -98,14 +98,14 @@ class Gateway:
             self.metrics,
             self.live,
             self.readers,
-            JobMaker(self.id, settings.cache_secret, settings.request_seconds),
+            InferenceJobBuilder(self.id, settings.cache_secret, settings.request_seconds),
             self.disk,
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
         self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_body_bytes)
-        self.recorder = Recorder(self.rows, self.id, self.metrics)
-        lines = Lines(self.rows, self.id)
+        self.recorder = RequestLogWriter(self.rows, self.id, self.metrics)
+        lines = BatchLineStore(self.rows, self.id)
         self.batches = BatchRunner(
             lines,
             self.storage,
@@ -221,9 +221,9 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         settings = platform_settings()
         gateway = Gateway(settings, load_catalogue(settings.models, settings.state_dir))
         await gateway.start()
-    except Exception as fault:
+    except Exception as exc:
         log.exception("gateway_start_failed")
-        await send({"type": "lifespan.startup.failed", "message": str(fault)})
+        await send({"type": "lifespan.startup.failed", "message": str(exc)})
         return
     _running.append(gateway)
     # What was imported and loaded stays for ever: a full collection that went through it would stop all streams for

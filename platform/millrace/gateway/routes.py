@@ -8,9 +8,9 @@ from typing import Any
 from django.urls import path, re_path
 
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints.batches import Batch, Batches, CancelBatch, CreateBatch
-from millrace.gateway.http.endpoints.files import CreateFile, DeleteFile, File, FileContent, Files
-from millrace.gateway.http.endpoints.health import Healthz, Metrics, Readyz
+from millrace.gateway.http.endpoints.batches import BatchEndpoint, BatchesEndpoint, CancelBatch, CreateBatch
+from millrace.gateway.http.endpoints.files import CreateFile, DeleteFile, FileContent, FileEndpoint, FilesEndpoint
+from millrace.gateway.http.endpoints.health import Healthz, MetricsEndpoint, Readyz
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Completions, Embeddings, Unknown
 from millrace.gateway.http.endpoints.message_batches import (
     CancelMessageBatch,
@@ -21,12 +21,12 @@ from millrace.gateway.http.endpoints.message_batches import (
     MessageBatchResults,
 )
 from millrace.gateway.http.endpoints.messages import CountTokens, Messages
-from millrace.gateway.http.endpoints.models import Model, Models
+from millrace.gateway.http.endpoints.models import ModelEndpoint, ModelsEndpoint
 from millrace.gateway.http.endpoints.outcomes import ReportOutcome
 from millrace.gateway.http.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from millrace.gateway.http.endpoints.websocket import realtime_chat, refuse_socket
-from millrace.gateway.http.endpoints.why import Why
+from millrace.gateway.http.endpoints.why import DecisionRecord
 
 
 def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
@@ -49,11 +49,11 @@ ROUTES: list[Any] = [
     path("v1/chat/completions", _application(ChatCompletions)),
     path("v1/completions", _application(Completions)),
     path("v1/embeddings", _application(Embeddings)),
-    path("v1/files", _by_method(CreateFile, Files)),
-    path("v1/files/<str:file_id>", _by_method(File, DeleteFile)),
+    path("v1/files", _by_method(CreateFile, FilesEndpoint)),
+    path("v1/files/<str:file_id>", _by_method(FileEndpoint, DeleteFile)),
     path("v1/files/<str:file_id>/content", _application(FileContent)),
-    path("v1/batches", _by_method(CreateBatch, Batches)),
-    path("v1/batches/<str:batch_id>", _application(Batch)),
+    path("v1/batches", _by_method(CreateBatch, BatchesEndpoint)),
+    path("v1/batches/<str:batch_id>", _application(BatchEndpoint)),
     path("v1/batches/<str:batch_id>/cancel", _application(CancelBatch)),
     path("v1/responses", _application(CreateResponse)),
     path("v1/responses/<str:response_id>", _application(ResumeResponse)),
@@ -63,15 +63,15 @@ ROUTES: list[Any] = [
     path("v1/messages/batches/<str:batch_id>", _by_method(MessageBatch, DeleteMessageBatch)),
     path("v1/messages/batches/<str:batch_id>/cancel", _application(CancelMessageBatch)),
     path("v1/messages/batches/<str:batch_id>/results", _application(MessageBatchResults)),
-    path("v1/models", _application(Models)),
-    path("v1/models/<path:name>", _application(Model)),
+    path("v1/models", _application(ModelsEndpoint)),
+    path("v1/models/<path:name>", _application(ModelEndpoint)),
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
-    path("v1/requests/<str:request_id>/why", _application(Why)),
+    path("v1/requests/<str:request_id>/why", _application(DecisionRecord)),
     path("v1/requests/<str:request_id>/outcome", _application(ReportOutcome)),
     path("healthz", _application(Healthz)),
     path("health", _application(Healthz)),  # where load clients look, as vLLM has it
     path("readyz", _application(Readyz)),
-    path("metrics", _application(Metrics)),
+    path("metrics", _application(MetricsEndpoint)),
     re_path(r"^v1/", _application(Unknown)),
 ]
 _chat: Callable[..., Any] = realtime_chat

@@ -15,8 +15,8 @@ from millrace.conf.environment import platform_settings
 from millrace.devserver.state_file import write_private
 from tenants import actions
 from tenants.authentication import find_key
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Project, Tenant, User
 
 OPERATOR_EMAIL = "operator@millrace.local"
@@ -91,7 +91,7 @@ def _make_owner(tenant: Tenant, password: str) -> None:
 
 def _demo_tenant() -> Tenant:
     """A tenant with something to route between, if there is: one name for the deployments of the embedded model."""
-    with system(SystemUse.BOOTSTRAP):
+    with all_tenants_scope(BypassReason.BOOTSTRAP):
         known = Tenant.objects.all_tenants().filter(slug=DEMO).first()
     if known is not None:
         return known

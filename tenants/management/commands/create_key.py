@@ -7,8 +7,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.keys import snapshot
 from tenants.models import Project, Tenant
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", action="append", help="a model the key may use; several times (default: all)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             tenant = Tenant.objects.all_tenants().filter(slug=options["tenant"]).first()
         if tenant is None:
             raise CommandError(f"There is no tenant {options['tenant']!r}.")

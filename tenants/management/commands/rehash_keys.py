@@ -9,8 +9,8 @@ from django.db.models import Count
 
 from millrace.conf.environment import platform_settings
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import snapshot
 from tenants.models import ApiKey
 
@@ -24,7 +24,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.stdout.write(f"{actions.do_rehash_unpeppered()} keys stored anew")
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             live = ApiKey.objects.all_tenants().filter(revoked_at__isnull=True).order_by()
             held = dict(live.values_list("pepper").annotate(Count("id")))
         for place, pepper in enumerate(platform_settings().key_peppers, 1):

@@ -7,8 +7,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ApiKey
 
 
@@ -19,7 +19,7 @@ class Command(BaseCommand):
         parser.add_argument("prefix", help="the key's visible start, for example: sk-mr-Ab12Cd")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             keys = list(ApiKey.objects.all_tenants().filter(prefix=options["prefix"]))
         if len(keys) != 1:
             raise CommandError(f"{len(keys) or 'No'} keys start with {options['prefix']!r}.")

@@ -18,8 +18,8 @@ def _fill(world: World, state: str) -> None:
     from billing.budgets.alerts import check_thresholds
     from billing.models import Window
     from tenants import actions
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
     tenant, project, key, now = world.tenants[state], world.projects[state], world.keys[state][0], datetime.now(UTC)
     month = {"unit": "money", "period": "month"}
@@ -32,7 +32,7 @@ def _fill(world: World, state: str) -> None:
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     end = (start + timedelta(days=32)).replace(day=1)
     span = {"tenant_id": tenant.pk, "unit": "money", "period_start": start, "period_end": end}
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         Window.objects.create(budget_id=whole.pk, used=used * 10**15, held=0, carried=0, **span)
         Window.objects.create(budget_id=trial.pk, used=3 * 10**14, held=10**8, carried=10**7, refused=4, **span)
     limits = actions.do_set_limits(tenant, {"requests_per_minute": 600, "long_cap": 2}, project=project)

@@ -16,8 +16,8 @@ def prepare(world: World) -> None:
     from billing.actions.payments import Received, do_record_payment
     from billing.invoicing.preview import period_at
     from billing.models import CreditGrant
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
     now = datetime.now(UTC)
     start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=1, microsecond=0)
@@ -28,7 +28,7 @@ def prepare(world: World) -> None:
             counts = {"uncached": 3_000_001 + number, "cache_read": 5_000_003, "output": 400_007}
             at = start + timedelta(days=number)
             meter(tenant, at=at, project_id=project.pk, key_id=key.pk, price_version=world.price_version, **counts)
-    with system(SystemUse.BILLING):
+    with all_tenants_scope(BypassReason.BILLING):
         period = period_at(world.tenants["populated"], start)
     assert period is not None
     do_close_period(period)

@@ -11,15 +11,15 @@ def prepare(world: World) -> None:
     from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
     from billing.metering.usage import this_month
     from billing.models import BudgetAlert, Window
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
     from tenants.models import Mail
 
     start, _ = this_month()
     for state in ("populated", "over"):
         tenant = world.tenants[state]
         budget = do_make_budget(tenant, name="Alerted", unit="money", period="month", amount=10**11)
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             window = Window.objects.create(
                 tenant_id=tenant.pk,
                 budget_id=budget.pk,

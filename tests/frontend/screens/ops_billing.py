@@ -18,10 +18,10 @@ def _period(tenant: Any) -> int:
 def _draft(tenant: Any) -> int:
     """Any tenant's: the one of the screenshots has none."""
     from billing.models import Invoice
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         return Invoice.objects.all_tenants().filter(state="draft", complete=True).values_list("pk", flat=True)[0]
 
 

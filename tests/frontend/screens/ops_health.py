@@ -42,9 +42,9 @@ def prepare(world: World) -> None:
     from millrace.apps.operations import history, tasks
     from millrace.apps.operations.cordons import do_cordon
     from millrace.apps.operations.costs import do_set_machine_cost
-    from millrace.apps.operations.fleet_status import read_board
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from millrace.apps.operations.fleet_status import read_fleet_status
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
     now = datetime.now(UTC)
     with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
@@ -52,12 +52,12 @@ def prepare(world: World) -> None:
         for minute in range(50):
             speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3 + minute % 5, minute=minute)
             speak(broker, "smollm2-135m-f32-0.bb", "smollm2-135m-f32", running=minute % 3, minute=minute // 2)
-            history.sample(read_board(), now - timedelta(minutes=49 - minute))
+            history.sample(read_fleet_status(), now - timedelta(minutes=49 - minute))
         speak(broker, "smollm2-135m-1.cc", "smollm2-135m", running=2)
         broker.delete(beat_key("smollm2-135m-1.cc"))
     do_cordon("smollm2-135m-f32-0", why="a new kernel is tried")
     do_set_machine_cost("smollm2-135m", 400_000_000)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         for reason in UsageQuarantine.Reason:
             UsageQuarantine.objects.create(
                 received_at=now,

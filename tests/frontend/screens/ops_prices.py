@@ -27,10 +27,10 @@ def _draft(tenant) -> int:
     from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
     from billing.pricing.price_book import NewPrice, Proposal, in_force
-    from tenants.isolation.db_roles import SystemUse
-    from tenants.isolation.scopes import system
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
 
-    with system(SystemUse.PRICES):
+    with all_tenants_scope(BypassReason.PRICES):
         found = PriceVersion.objects.filter(state=PriceVersion.State.DRAFT).first()
         if found is not None:
             return found.pk

@@ -21,13 +21,13 @@ from millrace.apps.batches.reading import BadFile, Found, read_lines
 from millrace.apps.batches.results import WRITERS, ending
 from millrace.apps.batches.storage import Storage, new_name
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
 ABANDONED = timedelta(minutes=10)  # a running line whose lease ended so long ago is nobody's any more
-KEPT = timedelta(days=30)
+RETENTION = timedelta(days=30)
 LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZING, Batch.Status.CANCELLING)
 
 
@@ -37,7 +37,7 @@ def storage() -> Storage:
 
 def live_batches() -> list[int]:
     """Batches that are not finished, oldest first."""
-    with system(SystemUse.BATCHES):
+    with all_tenants_scope(BypassReason.BATCHES):
         return list(Batch.objects.all_tenants().filter(status__in=LIVE).order_by("id").values_list("id", flat=True))
 
 
@@ -52,7 +52,7 @@ def do_advance(batch_id: int) -> None:
 @contextmanager
 def _locked(batch_id: int) -> Iterator[Batch | None]:
     """The batch, which no other job touches until the transaction's end; None: another one is at it."""
-    with system(SystemUse.BATCHES, durable=True):
+    with all_tenants_scope(BypassReason.BATCHES, durable=True):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended('batch ' || %s, 0))", [str(batch_id)])
             (mine,) = cursor.fetchone()
@@ -66,9 +66,9 @@ def _read_in(batch: Batch) -> None:
     try:
         with storage().path(batch.input_file).open("rb") as file:
             found = read_lines(file, batch.endpoint, platform_settings().max_body_bytes)
-    except (BadFile, FileNotFoundError) as fault:
+    except (BadFile, FileNotFoundError) as exc:
         gone = {"code": "file_not_found", "line": None, "message": "The file's contents are gone.", "param": None}
-        errors = fault.faults if isinstance(fault, BadFile) else [gone]
+        errors = exc.faults if isinstance(exc, BadFile) else [gone]
         _move(batch, Batch.Status.VALIDATING, status=Batch.Status.FAILED, failed_at=now, errors=errors)
         return
     if _move(batch, Batch.Status.VALIDATING, status=Batch.Status.IN_PROGRESS, in_progress_at=now, total=len(found)):
@@ -137,7 +137,7 @@ def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[
                 files[which] = stack.enter_context(kept.writing(names[which]))
             files[which].write(write(batch, line, end))
     purpose = File.Purpose.BATCH_OUTPUT if batch.dialect == "openai" else File.Purpose.MESSAGES_OUTPUT
-    lasting = KEPT if batch.output_seconds is None else timedelta(seconds=batch.output_seconds)
+    lasting = RETENTION if batch.output_seconds is None else timedelta(seconds=batch.output_seconds)
     for which in files:
         File.objects.create(
             name=names[which],

@@ -8,13 +8,13 @@ from typing import IO, Any
 
 import msgspec
 
-MOST_LINES = 50_000
-MOST_BYTES = 200_000_000
-MOST_CUSTOM_ID = 512  # characters
-MOST_FAULTS = 100  # told of one file
+MAX_LINES = 50_000
+MAX_FILE_BYTES = 200_000_000
+MAX_CUSTOM_ID_LENGTH = 512  # characters
+MAX_REPORTED_ERRORS = 100  # told of one file
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True):
+class BatchFileRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One line."""
 
     custom_id: str
@@ -41,7 +41,7 @@ class BadFile(Exception):
         self.faults = list(faults)
 
 
-decode_request = msgspec.json.Decoder(Request).decode
+decode_request = msgspec.json.Decoder(BatchFileRequest).decode
 
 
 def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Found]:
@@ -56,7 +56,7 @@ def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Fou
     for line, place, text in _lines(file, most_line_bytes):
         fault = _too_long(most_line_bytes) if len(text) > most_line_bytes else None
         request = None if fault else _decode(text)
-        if isinstance(request, Request):
+        if isinstance(request, BatchFileRequest):
             fault = _fault(request, endpoint, seen)
             seen.add(request.custom_id)
             found.append(Found(len(found), request.custom_id, place, len(text)))
@@ -65,10 +65,10 @@ def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Fou
         if fault is not None:
             code, message, param = fault
             faults.append({"code": code, "line": line, "message": message, "param": param})
-        if len(faults) == MOST_FAULTS:
+        if len(faults) == MAX_REPORTED_ERRORS:
             break
-        if len(found) > MOST_LINES:
-            message = f"A batch has at most {MOST_LINES} requests."
+        if len(found) > MAX_LINES:
+            message = f"A batch has at most {MAX_LINES} requests."
             raise BadFile([{"code": "too_many_requests", "line": line, "message": message, "param": None}])
     if faults:
         raise BadFile(faults)
@@ -98,18 +98,18 @@ def _too_long(most: int) -> Fault:
     return "request_too_large", f"This line is longer than {most} bytes.", None
 
 
-def _decode(text: bytes) -> Request | Fault:
+def _decode(text: bytes) -> BatchFileRequest | Fault:
     try:
         return decode_request(text)
-    except msgspec.ValidationError as fault:
-        return "invalid_request", f"This line is no request: {fault}", None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        return "invalid_json_line", f"This line is not valid JSON: {fault}", None
+    except msgspec.ValidationError as exc:
+        return "invalid_request", f"This line is no request: {exc}", None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        return "invalid_json_line", f"This line is not valid JSON: {exc}", None
 
 
-def _fault(request: Request, endpoint: str, seen: set[str]) -> Fault | None:
-    if not 0 < len(request.custom_id) <= MOST_CUSTOM_ID:
-        return "invalid_custom_id", f"custom_id must have 1 to {MOST_CUSTOM_ID} characters.", "custom_id"
+def _fault(request: BatchFileRequest, endpoint: str, seen: set[str]) -> Fault | None:
+    if not 0 < len(request.custom_id) <= MAX_CUSTOM_ID_LENGTH:
+        return "invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID_LENGTH} characters.", "custom_id"
     if "\0" in request.custom_id:
         return "invalid_custom_id", "custom_id must not hold the character NUL.", "custom_id"
     if request.custom_id in seen:

@@ -9,8 +9,8 @@ from celery import shared_task
 
 from millrace.apps.batches.actions import LIVE, do_advance, live_batches, storage
 from millrace.apps.batches.models import Batch, File
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ def advance() -> None:
 def sweep() -> int:
     """Remove files past their time, what purged tenants had, and contents without a row; returns how many files."""
     kept = storage()
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         purged = Tenant.objects.all_tenants().filter(status=Tenant.Status.PURGED).values("id")
         Batch.objects.all_tenants().filter(tenant_id__in=purged).delete()
         used = Batch.objects.all_tenants().filter(status__in=LIVE).values("input_file")
@@ -39,7 +39,7 @@ def sweep() -> int:
         files.filter(tenant_id__in=purged).delete()
         files.filter(expires_at__lt=datetime.now(UTC)).exclude(name__in=used).delete()
     old = list(kept.old(LEFT_OVER_SECONDS))
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         known = set(File.objects.all_tenants().filter(name__in=old).values_list("name", flat=True))
     for name in old:
         if name not in known:

@@ -16,8 +16,8 @@ from millrace.apps.operations.broker import connect
 from millrace.apps.operations.models import Cordon
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
     """
     if not 0 < len(worker) <= 128 or len(why) > 200:
         raise ActionRefused("Want a worker's name, and a reason of at most 200 characters.")
-    with system(SystemUse.OPERATOR):
+    with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
         found = Cordon.objects.filter(worker=worker).first()
         if found is not None and found.drain == drain:
@@ -56,7 +56,7 @@ def do_uncordon(worker: str) -> None:
     Raises:
         Conflict: it is not cordoned.
     """
-    with system(SystemUse.OPERATOR):
+    with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
         found = Cordon.objects.filter(worker=worker).first()
         if found is None:
@@ -72,7 +72,7 @@ def copy_cordons() -> int:
     Raises:
         redis.RedisError: the broker is away.
     """
-    with system(SystemUse.OPERATOR), connect() as broker:
+    with all_tenants_scope(BypassReason.OPERATOR), connect() as broker:
         _lock()  # NOTE: held while the copy is written, so that no older one comes after a newer
         wanted = {row.worker: DRAIN if row.drain else CORDON for row in Cordon.objects.all()}
         with broker.pipeline(transaction=True) as pipe:
@@ -86,8 +86,8 @@ def copy_cordons() -> int:
 def _tell() -> None:
     try:
         copy_cordons()
-    except redis.RedisError as fault:
-        log.warning("cordons_not_told_yet", error=str(fault))
+    except redis.RedisError as exc:
+        log.warning("cordons_not_told_yet", error=str(exc))
 
 
 def _lock() -> None:

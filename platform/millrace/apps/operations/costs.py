@@ -13,8 +13,8 @@ from millrace.apps.operations.history import span
 from millrace.apps.operations.models import MachineCost, ReplicaMinute
 from tenants import audit
 from tenants.actions import ActionRefused
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 DEAREST = 10**15  # nano-USD an hour: a million dollars is a slip of the pen
 FEMTO = 10**6  # in a nano
@@ -56,7 +56,7 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
     """
     if not 0 <= nano_per_hour < DEAREST:
         raise ActionRefused("Want an amount from 0 to a million dollars an hour.")
-    with system(SystemUse.OPERATOR):
+    with all_tenants_scope(BypassReason.OPERATOR):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         found = MachineCost.objects.filter(model=model).first()
@@ -69,7 +69,7 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
 
 
 def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
-    """Each model that ran, of whole hours from that of `start` on; inside `system(…)`."""
+    """Each model that ran, of whole hours from that of `start` on; inside `all_tenants_scope(…)`."""
     start = start.replace(minute=0, second=0, microsecond=0)
     rates = dict(MachineCost.objects.values_list("model", "nano_per_hour"))
     models = dict(ReplicaMinute.objects.filter(at__gte=start, at__lt=end).values_list("worker", "model"))

@@ -17,8 +17,8 @@ import structlog
 from billing.metering import status
 from billing.metering.status import SettlerStatus
 from inference_worker.contract.messages import (
-    BEAT_KEPT_MS,
     CORDONS_KEY,
+    HEARTBEAT_TTL_MS,
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     Heartbeat,
@@ -28,11 +28,11 @@ from inference_worker.contract.messages import (
 )
 from millrace.apps.operations.broker import connect
 from millrace.apps.operations.gateway_heartbeat import (
+    GATEWAY_HEARTBEAT_TTL_SECONDS,
     GATEWAYS_KEY,
-    KEPT_SECONDS,
-    Presence,
-    decode_presence,
-    presence_key,
+    GatewayHeartbeat,
+    decode_gateway_heartbeat,
+    gateway_heartbeat_key,
 )
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 SETTLER_LATE_MS = 10_000  # a settler that has said nothing for so long does not run
 
 
-class State(StrEnum):
+class ReplicaState(StrEnum):
     """What a replica does with new work."""
 
     READY = "ready"
@@ -53,9 +53,9 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaStatus:
     id: str
-    state: State
+    state: ReplicaState
     beat: Heartbeat
     age_ms: int | None  # of its last heartbeat; None: more than a minute
 
@@ -70,16 +70,16 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Gateway:
+class GatewayStatus:
     id: str
-    presence: Presence
+    presence: GatewayHeartbeat
     age_ms: int
 
 
 @dataclass(frozen=True)
-class Board:
-    replicas: tuple[Replica, ...]
-    gateways: tuple[Gateway, ...]
+class FleetStatus:
+    replicas: tuple[ReplicaStatus, ...]
+    gateways: tuple[GatewayStatus, ...]
     settler: SettlerStatus | None  # None: none has ever reported
     settler_age_ms: int | None
 
@@ -89,10 +89,10 @@ class Board:
 
     def ready(self, model: str) -> int:
         """Replicas that take new requests for the model."""
-        return sum(one.state == State.READY and one.beat.model == model for one in self.replicas)
+        return sum(one.state == ReplicaState.READY and one.beat.model == model for one in self.replicas)
 
 
-def read_board() -> Board:
+def read_fleet_status() -> FleetStatus:
     """Ask the broker.
 
     Raises:
@@ -108,10 +108,12 @@ def read_board() -> Board:
             beats, cordons, gateways, settler, (seconds, micros) = pipe.execute()
         told = None if settler is None else status.decode(settler)
         age = None if told is None else max(0, seconds * 1000 + micros // 1000 - told.at // 1000)
-        return Board(_replicas(broker, beats, cordons), _gateways(broker, gateways), told, age)
+        return FleetStatus(_replicas(broker, beats, cordons), _gateways(broker, gateways), told, age)
 
 
-def _replicas(broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mapping[bytes, bytes]) -> tuple[Replica, ...]:
+def _replicas(
+    broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mapping[bytes, bytes]
+) -> tuple[ReplicaStatus, ...]:
     ids = sorted(raw.decode() for raw in beats)
     with broker.pipeline(transaction=False) as pipe:
         for replica_id in ids:
@@ -124,39 +126,41 @@ def _replicas(broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mappin
         except msgspec.MsgspecError:
             log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, while a deploy goes on
             continue
-        age = max(0, BEAT_KEPT_MS - ttl) if ttl > 0 else None
+        age = max(0, HEARTBEAT_TTL_MS - ttl) if ttl > 0 else None
         wish = cordons.get(worker_of(replica_id).encode(), b"")
-        found.append(Replica(replica_id, _state(beat, age, wish), beat, age))
+        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age))
     return tuple(found)
 
 
-def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> State:
+def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> ReplicaState:
     if age_ms is None or age_ms > REPLICA_SUSPECT_SECONDS * 1000:
-        return State.SILENT
+        return ReplicaState.SILENT
     if wish == b"drain":
-        return State.DRAINING if beat.running or beat.waiting else State.DRAINED
+        return ReplicaState.DRAINING if beat.running or beat.waiting else ReplicaState.DRAINED
     if beat.draining:
-        return State.DRAINING
+        return ReplicaState.DRAINING
     if wish:
-        return State.CORDONED
+        return ReplicaState.CORDONED
     if beat.disk_low:
-        return State.DISK_LOW
-    return State.READY if beat.ready else State.STARTING
+        return ReplicaState.DISK_LOW
+    return ReplicaState.READY if beat.ready else ReplicaState.STARTING
 
 
-def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[Gateway, ...]:
+def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatus, ...]:
     ids = sorted(name.decode() for name in names)
     with broker.pipeline(transaction=False) as pipe:
         for gateway_id in ids:
-            pipe.get(presence_key(gateway_id))
-            pipe.pttl(presence_key(gateway_id))
+            pipe.get(gateway_heartbeat_key(gateway_id))
+            pipe.pttl(gateway_heartbeat_key(gateway_id))
         said: list[Any] = pipe.execute()
     found, gone = [], []
     for gateway_id, payload, ttl in zip(ids, said[::2], said[1::2], strict=True):
         if payload is None or ttl < 0:
             gone.append(gateway_id)
             continue
-        found.append(Gateway(gateway_id, decode_presence(payload), KEPT_SECONDS * 1000 - ttl))
+        found.append(
+            GatewayStatus(gateway_id, decode_gateway_heartbeat(payload), GATEWAY_HEARTBEAT_TTL_SECONDS * 1000 - ttl)
+        )
     if gone:
         broker.srem(GATEWAYS_KEY, *gone)  # one that was only cut off names itself again with its next word
     return tuple(found)

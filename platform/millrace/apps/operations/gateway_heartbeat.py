@@ -11,12 +11,12 @@ import redis.asyncio as redis
 
 from inference_worker.contract.messages import encode
 from tenants.outbox.change_feed import GATEWAYS_KEY as GATEWAYS_KEY
-from tenants.outbox.change_feed import presence_key as presence_key
+from tenants.outbox.change_feed import gateway_heartbeat_key as gateway_heartbeat_key
 
-KEPT_SECONDS = 5
+GATEWAY_HEARTBEAT_TTL_SECONDS = 5
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class QueueDepth(msgspec.Struct, frozen=True):
     """Requests of one model that no replica has a free place for."""
 
     model: str
@@ -25,17 +25,17 @@ class Waiting(msgspec.Struct, frozen=True):
     oldest_ms: int
 
 
-class Presence(msgspec.Struct, frozen=True):
+class GatewayHeartbeat(msgspec.Struct, frozen=True):
     """One gateway, twice a second."""
 
     in_flight: int
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[QueueDepth, ...] = ()
 
 
-decode_presence = msgspec.msgpack.Decoder(Presence).decode
+decode_gateway_heartbeat = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
 
 
-def tell(pipe: redis.client.Pipeline, gateway_id: str, presence: Presence) -> None:
+def send_gateway_heartbeat(pipe: redis.client.Pipeline, gateway_id: str, presence: GatewayHeartbeat) -> None:
     """Queue the commands that say it."""
     pipe.sadd(GATEWAYS_KEY, gateway_id)
-    pipe.set(presence_key(gateway_id), encode(presence), ex=KEPT_SECONDS)
+    pipe.set(gateway_heartbeat_key(gateway_id), encode(presence), ex=GATEWAY_HEARTBEAT_TTL_SECONDS)

@@ -19,13 +19,13 @@ from billing.budgets.alerts import HARD_IS_FULL_AT
 from billing.models import CompiledSheet, InvoiceMail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
-from millrace.apps.operations.fleet_status import Board, State, read_board
+from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.conf.environment import platform_settings
 from millrace.devserver.disk_reserve import watched_folders
 from millrace.devserver.processes import read_processes
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Mail, Tenant, WebhookDelivery, WebhookEndpoint
 
 SETTLEMENT_LATE_MS = 60_000
@@ -33,10 +33,10 @@ RECONCILED_LATE = timedelta(minutes=20)
 CORDONED_LONG = timedelta(hours=1)
 MAIL_LATE = timedelta(hours=1)
 QUEUE_SHARE = 3  # a request that has waited for a third of what it may, waits too long
-LOOKS_BACK = timedelta(hours=1)  # at requests
-ENOUGH = 20  # requests to say anything of
-MOST_FAILED = 100  # one request in so many may fail
-KEPT = timedelta(days=90)
+LOOKBACK = timedelta(hours=1)  # at requests
+MIN_REQUESTS = 20  # requests to say anything of
+MAX_FAILED_PER_THOUSAND = 100  # one request in so many may fail
+RETENTION = timedelta(days=90)
 MANY_DEATHS = 3  # of a process that runs again
 _LOCK = 0x68656C74  # any number that is nobody else's advisory lock
 
@@ -64,7 +64,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Concern:
+class HealthIssue:
     """One thing that needs a person. `urgent`: customers or money are concerned already."""
 
     kind: Kind
@@ -94,8 +94,8 @@ FROM records_requestrecord WHERE at >= %s AND served <> '' GROUP BY served ORDER
 """
 
 
-def concerns(board: Board | None, now: datetime | None = None) -> list[Concern]:
-    """All there is, what is urgent first; inside `system(…)`. `board`: None if the broker is away."""
+def concerns(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
+    """All there is, what is urgent first; inside `all_tenants_scope(…)`. `board`: None if the broker is away."""
     now = now or datetime.now(UTC)
     found = [_broker_away()] if board is None else [one for ask in _OF_BOARD for one in ask(board, now)]
     found += [one for question in _OF_ROWS for one in question(now)]
@@ -103,20 +103,20 @@ def concerns(board: Board | None, now: datetime | None = None) -> list[Concern]:
     return sorted(found, key=lambda one: not one.urgent)
 
 
-def look() -> tuple[Board | None, list[Concern]]:
+def look() -> tuple[FleetStatus | None, list[HealthIssue]]:
     """Ask the broker and the database."""
     try:
-        board = read_board()
+        board = read_fleet_status()
     except redis.RedisError:
         board = None
-    with system(SystemUse.OPERATOR):
+    with all_tenants_scope(BypassReason.OPERATOR):
         return board, concerns(board)
 
 
-def note(board: Board | None, now: datetime | None = None) -> list[Concern]:
+def note(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
     """Write down which concerns are new and which are over; gives those there are."""
     now = now or datetime.now(UTC)
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         found = concerns(board, now)
@@ -135,19 +135,19 @@ def note(board: Board | None, now: datetime | None = None) -> list[Concern]:
 
 def sweep(now: datetime | None = None) -> int:
     """Forget what has long been over; returns how much."""
-    with system(SystemUse.HOUSEKEEPING):
-        return HealthEvent.objects.filter(closed_at__lt=(now or datetime.now(UTC)) - KEPT).delete()[0]
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        return HealthEvent.objects.filter(closed_at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
 
 
 # Of this machine.
 
 
-def _disk() -> Iterator[Concern]:
+def _disk() -> Iterator[HealthIssue]:
     settings = platform_settings()
     space = FreeSpace(watched_folders(settings.state_dir), settings.min_free_disk)
     is_low = space.look()
     if space.free < space.resume_at:
-        yield Concern(
+        yield HealthIssue(
             Kind.DISK,
             "",
             urgent=is_low,
@@ -157,12 +157,12 @@ def _disk() -> Iterator[Concern]:
         )
 
 
-def _processes() -> Iterator[Concern]:
+def _processes() -> Iterator[HealthIssue]:
     """Processes of `millrace up` that are down, or that were restarted several times lately."""
     for process in read_processes(platform_settings().state_dir):
         if process.running and process.deaths < MANY_DEATHS:
             continue
-        yield Concern(
+        yield HealthIssue(
             Kind.PROCESS,
             process.name,
             urgent=not process.running,
@@ -174,8 +174,8 @@ def _processes() -> Iterator[Concern]:
 # Of what the broker says.
 
 
-def _broker_away() -> Concern:
-    return Concern(
+def _broker_away() -> HealthIssue:
+    return HealthIssue(
         Kind.BROKER,
         "",
         urgent=True,
@@ -184,13 +184,15 @@ def _broker_away() -> Concern:
     )
 
 
-def _models(board: Board, now: datetime) -> Iterator[Concern]:
+def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for spec in platform_settings().models:
         if board.ready(spec.name):
             continue
-        there = [one for one in board.replicas if one.beat.model == spec.name and one.state != State.SILENT]
-        cordoned = [one for one in there if one.state in (State.CORDONED, State.DRAINING, State.DRAINED)]
-        yield Concern(
+        there = [one for one in board.replicas if one.beat.model == spec.name and one.state != ReplicaState.SILENT]
+        cordoned = [
+            one for one in there if one.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
+        ]
+        yield HealthIssue(
             Kind.MODEL,
             spec.name,
             urgent=True,
@@ -199,11 +201,11 @@ def _models(board: Board, now: datetime) -> Iterator[Concern]:
         )
 
 
-def _replicas(board: Board, now: datetime) -> Iterator[Concern]:
+def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for one in board.replicas:
-        if one.state == State.SILENT:
+        if one.state == ReplicaState.SILENT:
             silent = "more than a minute" if one.age_ms is None else f"{one.age_ms // 1000} s"
-            yield Concern(
+            yield HealthIssue(
                 Kind.REPLICA,
                 one.id,
                 urgent=False,
@@ -212,10 +214,10 @@ def _replicas(board: Board, now: datetime) -> Iterator[Concern]:
             )
 
 
-def _disks(board: Board, now: datetime) -> Iterator[Concern]:
+def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for one in board.replicas:
-        if one.state == State.DISK_LOW:
-            yield Concern(
+        if one.state == ReplicaState.DISK_LOW:
+            yield HealthIssue(
                 Kind.DISK,
                 one.id,
                 urgent=True,
@@ -224,7 +226,7 @@ def _disks(board: Board, now: datetime) -> Iterator[Concern]:
             )
 
 
-def _queues(board: Board, now: datetime) -> Iterator[Concern]:
+def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     waits: dict[str, tuple[int, int]] = {}
     for gateway in board.gateways:
         for each in gateway.presence.waiting:
@@ -234,7 +236,7 @@ def _queues(board: Board, now: datetime) -> Iterator[Concern]:
     longest = platform_settings().queue_seconds * 1000
     for model, (depth, oldest) in sorted(waits.items()):
         if oldest * QUEUE_SHARE > longest:
-            yield Concern(
+            yield HealthIssue(
                 Kind.QUEUE,
                 model,
                 urgent=True,
@@ -243,9 +245,9 @@ def _queues(board: Board, now: datetime) -> Iterator[Concern]:
             )
 
 
-def _settler(board: Board, now: datetime) -> Iterator[Concern]:
+def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     if not board.settler_runs:
-        yield Concern(
+        yield HealthIssue(
             Kind.SETTLER,
             "",
             urgent=True,
@@ -254,7 +256,7 @@ def _settler(board: Board, now: datetime) -> Iterator[Concern]:
         )
     elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
         seconds = board.settler.lag_ms // 1000
-        yield Concern(
+        yield HealthIssue(
             Kind.SETTLER,
             "",
             urgent=False,
@@ -266,7 +268,7 @@ def _settler(board: Board, now: datetime) -> Iterator[Concern]:
 # Of what the database holds.
 
 
-def _budgets(now: datetime) -> Iterator[Concern]:
+def _budgets(now: datetime) -> Iterator[HealthIssue]:
     with connection.cursor() as cursor:
         cursor.execute(_BUDGETS, {"now": now})
         rows = cursor.fetchall()
@@ -279,7 +281,7 @@ def _budgets(now: datetime) -> Iterator[Concern]:
         blocked = full and mode == "hard"
         used = "has no room" if percent is None else f"is {percent:.0f}% used"
         more = f", and {number - 1} more" if number > 1 else ""
-        yield Concern(
+        yield HealthIssue(
             Kind.BUDGET,
             str(tenant_id),
             urgent=blocked,
@@ -291,7 +293,7 @@ def _budgets(now: datetime) -> Iterator[Concern]:
         )
 
 
-def _quarantine(now: datetime) -> Iterator[Concern]:
+def _quarantine(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageQuarantine.objects.filter(resolved_at__isnull=True).order_by().values("reason")
     todo = {
         UsageQuarantine.Reason.UNDECODABLE: "No usage record at all: find out who writes to the usage stream.",
@@ -301,7 +303,7 @@ def _quarantine(now: datetime) -> Iterator[Concern]:
     }
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
         records = "usage record is" if row["number"] == 1 else "usage records are"
-        yield Concern(
+        yield HealthIssue(
             Kind.QUARANTINE,
             row["reason"],
             urgent=True,
@@ -314,12 +316,12 @@ def _since(first: datetime, now: datetime) -> str:
     return "" if now - first < timedelta(minutes=1) else f", the first for {timesince(first, now, depth=1)}"
 
 
-def _unrated(now: datetime) -> Iterator[Concern]:
+def _unrated(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageRollup.objects.all_tenants().filter(
         bucket=UsageRollup.Bucket.HOUR, start__gte=now - timedelta(days=1), tier="", completed__gt=0
     )
     for row in rows.order_by().values("model").annotate(legs=Sum("completed")).order_by("model"):
-        yield Concern(
+        yield HealthIssue(
             Kind.UNRATED,
             row["model"],
             urgent=False,
@@ -328,7 +330,7 @@ def _unrated(now: datetime) -> Iterator[Concern]:
         )
 
 
-def _prices(now: datetime) -> Iterator[Concern]:
+def _prices(now: datetime) -> Iterator[HealthIssue]:
     priced = set(
         CompiledSheet.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now).values_list(
             "model", flat=True
@@ -336,7 +338,7 @@ def _prices(now: datetime) -> Iterator[Concern]:
     )
     for spec in platform_settings().models:
         if spec.name not in priced:
-            yield Concern(
+            yield HealthIssue(
                 Kind.PRICE,
                 spec.name,
                 urgent=True,
@@ -352,11 +354,11 @@ _ADVICE = {
 }
 
 
-def _reconciliation(now: datetime) -> Iterator[Concern]:
+def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
     last = Reconciliation.objects.order_by("-id").first()
     if last is None or now - last.at > RECONCILED_LATE:
         since = "yet" if last is None else f"for {timesince(last.at, now, depth=1)}"
-        yield Concern(
+        yield HealthIssue(
             Kind.RECONCILIATION,
             "late",
             urgent=False,
@@ -368,7 +370,7 @@ def _reconciliation(now: datetime) -> Iterator[Concern]:
         found = f"{number:,} difference{'' if number == 1 else 's'}"
         corrected = f", {last.corrected:,} corrected" if last.corrected else ""
         overdue = f"; overdue slices: {last.overdue_slices:,}" if last.overdue_slices else ""
-        yield Concern(
+        yield HealthIssue(
             Kind.RECONCILIATION,
             "differences",
             urgent=True,
@@ -377,24 +379,24 @@ def _reconciliation(now: datetime) -> Iterator[Concern]:
         )
 
 
-def _requests(now: datetime) -> Iterator[Concern]:
+def _requests(now: datetime) -> Iterator[HealthIssue]:
     objective = platform_settings().ttft_objective_ms
     with connection.cursor() as cursor:
-        cursor.execute(_REQUESTS, [now - LOOKS_BACK])
+        cursor.execute(_REQUESTS, [now - LOOKBACK])
         rows = cursor.fetchall()
     for model, number, failed, p95 in rows:
-        if number < ENOUGH:
+        if number < MIN_REQUESTS:
             continue
         if p95 is not None and p95 > objective:
-            yield Concern(
+            yield HealthIssue(
                 Kind.OBJECTIVE,
                 model,
                 urgent=False,
                 title=f"{model}: first tokens come within {p95:,} ms for 95 of 100, not within {objective:,} ms",
                 todo="Of the last hour. See its queue and batch; add a replica if both are full.",
             )
-        if failed * MOST_FAILED > number:
-            yield Concern(
+        if failed * MAX_FAILED_PER_THOUSAND > number:
+            yield HealthIssue(
                 Kind.FAILURES,
                 model,
                 urgent=True,
@@ -403,10 +405,10 @@ def _requests(now: datetime) -> Iterator[Concern]:
             )
 
 
-def _cordons(now: datetime) -> Iterator[Concern]:
+def _cordons(now: datetime) -> Iterator[HealthIssue]:
     for cordon in Cordon.objects.filter(since__lt=now - CORDONED_LONG).order_by("worker"):
         state = "drained" if cordon.drain else "cordoned"
-        yield Concern(
+        yield HealthIssue(
             Kind.CORDON,
             cordon.worker,
             urgent=False,
@@ -415,7 +417,7 @@ def _cordons(now: datetime) -> Iterator[Concern]:
         )
 
 
-def _webhooks(now: datetime) -> Iterator[Concern]:
+def _webhooks(now: datetime) -> Iterator[HealthIssue]:
     bad = Q(active=True, failing_since__lt=now - timedelta(hours=1)) | Q(active=False) & ~Q(disabled_because="")
     endpoints = WebhookEndpoint.objects.all_tenants().filter(bad).select_related("tenant").order_by("pk")
     failed = WebhookDelivery.objects.all_tenants().filter(state=WebhookDelivery.State.FAILED).values("endpoint_id")
@@ -424,7 +426,7 @@ def _webhooks(now: datetime) -> Iterator[Concern]:
         since = "" if one.failing_since is None else f" for {timesince(one.failing_since, now, depth=1)}"
         gone = "was disabled" if not one.active else f"has failed{since}"
         undelivered = f"; {lost[one.pk]:,} events were not delivered" if one.pk in lost else ""
-        yield Concern(
+        yield HealthIssue(
             Kind.WEBHOOK,
             str(one.pk),
             urgent=False,
@@ -434,13 +436,13 @@ def _webhooks(now: datetime) -> Iterator[Concern]:
         )
 
 
-def _mails(now: datetime) -> Iterator[Concern]:
+def _mails(now: datetime) -> Iterator[HealthIssue]:
     late = now - MAIL_LATE
     waiting = Mail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
     waiting += InvoiceMail.objects.all_tenants().filter(sent_at__isnull=True, made_at__lt=late).count()
     if waiting:
         mails = "mail has" if waiting == 1 else "mails have"
-        yield Concern(
+        yield HealthIssue(
             Kind.MAIL,
             "",
             urgent=False,
@@ -449,8 +451,14 @@ def _mails(now: datetime) -> Iterator[Concern]:
         )
 
 
-_OF_BOARD: tuple[Callable[[Board, datetime], Iterable[Concern]], ...] = (_models, _queues, _settler, _replicas, _disks)
-_OF_ROWS: tuple[Callable[[datetime], Iterable[Concern]], ...] = (
+_OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
+    _models,
+    _queues,
+    _settler,
+    _replicas,
+    _disks,
+)
+_OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
     *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
     *(_cordons, _webhooks, _mails),
 )

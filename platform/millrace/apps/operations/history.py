@@ -14,12 +14,12 @@ from django.db import connection
 
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import MetricsSnapshot
-from millrace.apps.operations.fleet_status import Board, Replica, State
+from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
 from millrace.apps.operations.models import ReplicaMinute
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
-KEPT = timedelta(days=7)
+RETENTION = timedelta(days=7)
 _TTFT_BOUNDS = next(family.buckets for family in families.HISTOGRAMS if family.name == families.TTFT)
 # Every figure as whole numbers: shares in hundredths of a percent, batches in hundredths of a request.
 _SPAN = """
@@ -43,7 +43,7 @@ FROM seen GROUP BY bucket, worker ORDER BY bucket, worker
 
 
 @dataclass(frozen=True)
-class Point:
+class FleetPoint:
     """One worker during one bucket of time. Shares: hundredths of a percent; None: there was nothing to share."""
 
     at: datetime
@@ -60,11 +60,11 @@ class Point:
     minutes: int  # it was seen in
 
 
-def sample(board: Board, now: datetime | None = None) -> int:
+def sample(board: FleetStatus, now: datetime | None = None) -> int:
     """Write down how the live replicas are, once a minute however often it is called; returns how many were new."""
     at = (now or datetime.now(UTC)).replace(second=0, microsecond=0)
-    rows = [_row(at, one) for one in board.replicas if one.state != State.SILENT]
-    with system(SystemUse.HOUSEKEEPING):
+    rows = [_row(at, one) for one in board.replicas if one.state != ReplicaState.SILENT]
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         before = ReplicaMinute.objects.filter(at=at).count()
         ReplicaMinute.objects.bulk_create(rows, ignore_conflicts=True)
         return ReplicaMinute.objects.filter(at=at).count() - before
@@ -72,24 +72,26 @@ def sample(board: Board, now: datetime | None = None) -> int:
 
 def sweep(now: datetime | None = None) -> int:
     """Remove what is too old; returns how much."""
-    with system(SystemUse.HOUSEKEEPING):
-        return ReplicaMinute.objects.filter(at__lt=(now or datetime.now(UTC)) - KEPT).delete()[0]
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        return ReplicaMinute.objects.filter(at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
 
 
-def span(start: datetime, end: datetime, bucket: timedelta) -> list[Point]:
-    """Every worker in every bucket, from `start` on, that it was seen in; oldest first; inside `system(…)`."""
+def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
+    """Every worker in every bucket, from `start` on, that it was seen in; oldest first; inside
+    `all_tenants_scope(…)`."""
     with connection.cursor() as cursor:
         asked: dict[str, Any] = {"start": start, "end": end, "bucket": bucket}
         cursor.execute(_SPAN, asked)
         return [
-            Point(at.astimezone(UTC), worker, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
+            FleetPoint(at.astimezone(UTC), worker, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
             for at, worker, *values in cursor.fetchall()
         ]
 
 
-def ttft_p95(replicas: Sequence[Replica], since: datetime) -> dict[str, int]:
+def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, int]:
     """The engine's time to the first token that 95 of 100 requests stayed below, in microseconds, by replica: of those
-    since then, or of all if that was before it started; inside `system(…)`. Replicas without any are left out."""
+    since then, or of all if that was before it started; inside `all_tenants_scope(…)`. Replicas without any are left
+    out."""
     ids = [one.id for one in replicas]
     rows = ReplicaMinute.objects.filter(at__gte=since, replica_id__in=ids).order_by("replica_id", "at")
     first = {row.replica_id: row for row in rows.distinct("replica_id").only("replica_id", "at", "ttft", "beat")}
@@ -120,7 +122,7 @@ def _quantile(counts: Sequence[int], percent: int = 95) -> int | None:
     return low + (bounds[place] - low) * (rank - below * 100) // (counts[place] * 100)
 
 
-def _row(at: datetime, one: Replica) -> ReplicaMinute:
+def _row(at: datetime, one: ReplicaStatus) -> ReplicaMinute:
     beat, metrics, machine = one.beat, one.beat.metrics, one.beat.machine
     seconds = 0.0 if metrics is None else sum(metrics.counters.get(families.FORWARD_SECONDS, {}).values())
     iterations = None if metrics is None else metrics.histograms.get(families.ITERATION_TOKENS)

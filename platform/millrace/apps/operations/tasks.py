@@ -7,7 +7,7 @@ import structlog
 from celery import shared_task
 
 from millrace.apps.operations import cordons, health, history
-from millrace.apps.operations.fleet_status import read_board
+from millrace.apps.operations.fleet_status import read_fleet_status
 
 log = structlog.get_logger(__name__)
 
@@ -16,9 +16,9 @@ log = structlog.get_logger(__name__)
 def look() -> int:
     """Write down how replicas are, and what needs a person; returns how many things do."""
     try:
-        board = read_board()
-    except redis.RedisError as fault:
-        log.warning("broker_unreachable", error=str(fault))
+        board = read_fleet_status()
+    except redis.RedisError as exc:
+        log.warning("broker_unreachable", error=str(exc))
         return len(health.note(None))
     history.sample(board)
     return len(health.note(board))
@@ -29,8 +29,8 @@ def copy_cordons() -> int:
     """Put the broker's copy of the cordons right, should it have lost it."""
     try:
         return cordons.copy_cordons()
-    except redis.RedisError as fault:
-        log.warning("broker_unreachable", error=str(fault))
+    except redis.RedisError as exc:
+        log.warning("broker_unreachable", error=str(exc))
         return 0
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from celery import shared_task
 
 from millrace.apps.outcomes.models import Outcome
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
 @shared_task(name="outcomes.sweep")
 def sweep() -> int:
     """Remove what purged tenants reported; returns how many."""
-    with system(SystemUse.HOUSEKEEPING):
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
         purged = Tenant.objects.all_tenants().filter(status=Tenant.Status.PURGED).values("id")
         return Outcome.objects.all_tenants().filter(tenant_id__in=purged).delete()[0]

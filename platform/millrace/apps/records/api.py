@@ -20,12 +20,12 @@ from billing.models import TOKEN_CLASSES, Adjustment
 from billing.serializers import InstantField
 from millrace.apps.records import selectors
 from millrace.apps.records.models import RequestRecord, Verdict
-from millrace.apps.records.selectors import BadCursor, Filters, Leg, Listed, Story, Usage
-from tenants.api.serializers import MOST, Query
+from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
+from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
 from tenants.views import TenantView
 
-LONGEST = timedelta(days=92)  # that rates are asked for at once
+MAX_RATES_PERIOD = timedelta(days=92)  # that rates are asked for at once
 
 
 def _usd(femto: int) -> str:
@@ -48,8 +48,10 @@ class _Times(Query):
 
 class RequestQuery(_Times):
     model = serializers.CharField(required=False, max_length=128, help_text="Asked for, or served, under this name.")
-    key = serializers.IntegerField(required=False, min_value=1, max_value=MOST, help_text="Only this key's.")
-    project = serializers.IntegerField(required=False, min_value=1, max_value=MOST, help_text="Only this project's.")
+    key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Only this key's.")
+    project = serializers.IntegerField(
+        required=False, min_value=1, max_value=MAX_BIGINT, help_text="Only this project's."
+    )
     verdict = serializers.ChoiceField(Verdict.choices, required=False, help_text="Only those that ended so.")
     status = serializers.CharField(required=False, max_length=64, help_text="HTTP's, stream_<code>, or nothing.")
     code = serializers.CharField(required=False, max_length=64, help_text="Of the error.")
@@ -141,7 +143,7 @@ class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
         return _usd(int(row.cost_femto))
 
 
-class RequestLegOut(serializers.Serializer[Leg]):
+class RequestLegOut(serializers.Serializer[RequestExecution]):
     """A priced call of a model, as its worker reported it."""
 
     leg = serializers.IntegerField(source="event.leg")
@@ -169,7 +171,7 @@ class RequestLegOut(serializers.Serializer[Leg]):
     adjustments = RequestAdjustmentOut(many=True)
 
     @extend_schema_field(RequestLineOut(many=True))
-    def get_lines(self, leg: Leg) -> list[dict[str, Any]]:
+    def get_lines(self, leg: RequestExecution) -> list[dict[str, Any]]:
         return [
             {
                 "component": line.component,
@@ -221,7 +223,7 @@ class RequestContentOut(serializers.Serializer[Any]):
     truncated = serializers.BooleanField()
 
 
-class RequestStoryOut(serializers.Serializer[Story]):
+class RequestStoryOut(serializers.Serializer[RequestStory]):
     """The whole story of a request."""
 
     request_id = serializers.CharField()
@@ -235,10 +237,10 @@ class RequestStoryOut(serializers.Serializer[Story]):
     saved_usd = serializers.SerializerMethodField()
     hold_nano = serializers.IntegerField(allow_null=True)
 
-    def get_usd(self, found: Story) -> str:
+    def get_usd(self, found: RequestStory) -> str:
         return _usd(found.cost_femto)
 
-    def get_saved_usd(self, found: Story) -> str:
+    def get_saved_usd(self, found: RequestStory) -> str:
         return _usd(found.saved_femto)
 
 
@@ -288,15 +290,15 @@ class Requests(TenantView):
         with self.scope():
             try:
                 page = selectors.requests_page(asked.asked(self.access.tenant.pk), cursor, size)
-            except BadCursor as fault:
-                raise ValidationError({"cursor": [str(fault)]}) from fault
+            except BadCursor as exc:
+                raise ValidationError({"cursor": [str(exc)]}) from exc
         usage = {row.record.request_id: row.usage for row in page.rows if row.usage is not None}
         answer = {"next": _link(request, page.older), "previous": _link(request, page.newer)}
         rows = RequestOut([_record(row) for row in page.rows], many=True, context={"usage": usage}).data
         return Response({**answer, "results": rows})
 
 
-def _record(row: Listed) -> RequestRecord:
+def _record(row: ListedRequest) -> RequestRecord:
     return row.record
 
 
@@ -336,8 +338,8 @@ class RequestRates(TenantView):
         given = asked.validated_data
         end = given.get("to") or datetime.now(UTC)
         start = given.get("from") or end - timedelta(days=1)
-        if not timedelta(0) < end - start <= LONGEST:
-            raise ValidationError({"from": [f"It must be before `to`, by {LONGEST.days} days at most."]})
+        if not timedelta(0) < end - start <= MAX_RATES_PERIOD:
+            raise ValidationError({"from": [f"It must be before `to`, by {MAX_RATES_PERIOD.days} days at most."]})
         with self.scope():
             found = selectors.rates(self.access.tenant.pk, start, end, given["bucket"])
         told = {"ttft_objective_ms": selectors.ttft_objective_ms()}

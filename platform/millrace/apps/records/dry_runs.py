@@ -18,19 +18,19 @@ import redis
 from django.conf import settings
 from django.db.models import F, QuerySet, Sum
 
-from billing.metering.usage import Question, sums, total
+from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, UsageEvent, Window
 from billing.periods import billing_zone
 from tenants.models import ApiKey
 
 DAYS = 7
-MOST_REQUESTS = 100_000  # that are looked at, from the oldest of the time on
+MAX_REQUESTS = 100_000  # that are looked at, from the oldest of the time on
 _INPUTS = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
 _PERIODS = {"minute": 60.0, "day": 86_400.0}
 
 
 @dataclass(frozen=True)
-class Tried:
+class DryRunResult:
     """`refused` of so many `requests`. `complete`: these are all there were in that time."""
 
     requests: int
@@ -39,7 +39,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Scope:
+class DryRunScope:
     """Whose requests: all the tenant's, or those of the project, key or member that is named, or for a model."""
 
     tenant_id: int
@@ -64,8 +64,8 @@ class Scope:
             return 0
         if self.member_id is not None:
             keys = self._members_keys()
-            return sum(Scope(self.tenant_id, key_id=key).used_before(unit, start, end) for key in keys)
-        asked = Question(self.tenant_id, start, end, self.model, self.key_id, self.project_id)
+            return sum(DryRunScope(self.tenant_id, key_id=key).used_before(unit, start, end) for key in keys)
+        asked = UsageReport(self.tenant_id, start, end, self.model, self.key_id, self.project_id)
         found = total(sums(asked))
         if unit == "money":
             return found["cost_femto"]
@@ -79,8 +79,8 @@ class Scope:
 
 
 def budget_would_refuse(
-    scope: Scope, unit: str, period: str, amount: int, *, days: int = DAYS, now: datetime | None = None
-) -> Tried:
+    scope: DryRunScope, unit: str, period: str, amount: int, *, days: int = DAYS, now: datetime | None = None
+) -> DryRunResult:
     """What a hard budget of so much (nano-USD, tokens or requests) each day or month would have refused.
 
     The period under way when the time begins counts with what was used in it before. One for good counts from then.
@@ -94,9 +94,9 @@ def budget_would_refuse(
     rows = scope.events(start, end).order_by("admitted_at", "request_id", "leg")
     values = rows.annotate(cost=column) if column is not None else rows
     seen = refused = 0
-    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "leg")[: MOST_REQUESTS + 1]:
-        if seen == MOST_REQUESTS:
-            return Tried(seen, refused, complete=False)
+    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "leg")[: MAX_REQUESTS + 1]:
+        if seen == MAX_REQUESTS:
+            return DryRunResult(seen, refused, complete=False)
         needed = 1 if column is None else int(cost)
         if (begun := _window(period, at, zone)) != window:
             window, used = begun, 0
@@ -105,12 +105,12 @@ def budget_would_refuse(
             refused += 1
         else:
             used += needed
-    return Tried(seen, refused, complete=True)
+    return DryRunResult(seen, refused, complete=True)
 
 
 def limits_would_refuse(
-    scope: Scope, limits: Mapping[str, int], *, days: int = DAYS, now: datetime | None = None
-) -> dict[str, Tried]:
+    scope: DryRunScope, limits: Mapping[str, int], *, days: int = DAYS, now: datetime | None = None
+) -> dict[str, DryRunResult]:
     """What each of these limits, by itself, would have refused. Names and meaning are those of a set of limits.
 
     Raises:
@@ -122,15 +122,15 @@ def limits_would_refuse(
     rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "leg")
     seen, complete = 0, True
     columns = ("admitted_at", "prompt", "output", "duration_us", "cache_read")
-    for at, *counts in rows.annotate(prompt=prompt).values_list(*columns)[: MOST_REQUESTS + 1]:
-        if seen == MOST_REQUESTS:
+    for at, *counts in rows.annotate(prompt=prompt).values_list(*columns)[: MAX_REQUESTS + 1]:
+        if seen == MAX_REQUESTS:
             complete = False
             break
         seen += 1
         moment = at.timestamp()
         for each in tries.values():
             each.take(moment, *counts)
-    return {name: Tried(seen, each.refused, complete) for name, each in tries.items()}
+    return {name: DryRunResult(seen, each.refused, complete) for name, each in tries.items()}
 
 
 class _Try:

@@ -25,7 +25,7 @@ _COUNTED = ("concurrency",)
 
 
 @dataclass(frozen=True)
-class Bound:
+class LimitingFactor:
     """A limit or hard budget that holds for a key. Money is in nano-USD."""
 
     kind: str  # limit or budget
@@ -45,7 +45,7 @@ class Bound:
         return 1000 if self.left is None or not self.limit else self.left * 1000 // self.limit
 
 
-def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[Bound, ...]]:
+def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingFactor, ...]]:
     """What holds for each of the keys, what has least left first. The tenant's scope must be open; five questions are
     asked, however many keys there are."""
     keys = list(keys)
@@ -58,9 +58,9 @@ def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[Bound, ..
     return found
 
 
-def effective(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
+def effective(bounds: Sequence[LimitingFactor]) -> tuple[LimitingFactor, ...]:
     """The lowest of each kind that holds for all models: what the key is limited to, whosever limit that is."""
-    lowest: dict[tuple[str, str, str], Bound] = {}
+    lowest: dict[tuple[str, str, str], LimitingFactor] = {}
     for bound in bounds:
         kind = (bound.kind, bound.name if bound.kind == "limit" else bound.unit, bound.period)
         if not bound.model and (kind not in lowest or bound.limit < lowest[kind].limit):
@@ -77,7 +77,7 @@ def _applies(row: LimitSet | Budget, key: ApiKey) -> bool:
     )
 
 
-def _limits(tenant_id: int) -> list[tuple[LimitSet, list[Bound]]]:
+def _limits(tenant_id: int) -> list[tuple[LimitSet, list[LimitingFactor]]]:
     rows = list(LimitSet.objects.for_tenant(tenant_id).filter(dry_run=False).order_by("pk"))
     names = {
         (row.pk, name): start_of(tenant_id, row.pk) + short
@@ -89,7 +89,7 @@ def _limits(tenant_id: int) -> list[tuple[LimitSet, list[Bound]]]:
     return [(row, list(_bounds(row, held))) for row in rows]
 
 
-def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | None) -> Iterable[Bound]:
+def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | None) -> Iterable[LimitingFactor]:
     now = time.time_ns() // 1_000_000
     for name, counts, period, _ in WINDOWS:
         limit = getattr(row, name)
@@ -97,14 +97,16 @@ def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | 
             of = held and held.get((row.pk, name))
             left = None if held is None else remaining(of if isinstance(of, bytes) else None, limit, period, now)
             unit = "requests" if counts == "requests" else "tokens"
-            yield Bound("limit", row.scope, row.pk, name, unit, name.rpartition("_per_")[2], row.model, limit, left)
+            yield LimitingFactor(
+                "limit", row.scope, row.pk, name, unit, name.rpartition("_per_")[2], row.model, limit, left
+            )
     for name in (*_COUNTED, *_FIXED):
         limit = getattr(row, name)
         if limit is not None:
             taken = 0 if name in _FIXED else None if held is None else int(held.get((row.pk, name)) or 0)
             left = None if taken is None else max(0, limit - taken)
             unit = "requests" if name in _COUNTED else "tokens"
-            yield Bound("limit", row.scope, row.pk, name, unit, "", row.model, limit, left)
+            yield LimitingFactor("limit", row.scope, row.pk, name, unit, "", row.model, limit, left)
 
 
 def _held(
@@ -127,7 +129,7 @@ def _held(
     return dict(zip([*buckets, *((pk, "concurrency") for pk in places)], answers, strict=True))
 
 
-def _budgets(tenant_id: int) -> list[tuple[Budget, Bound]]:
+def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
     now = datetime.now(UTC)
     rows = list(Budget.objects.for_tenant(tenant_id).filter(active=True, mode=Budget.Mode.HARD).order_by("pk"))
     under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
@@ -137,12 +139,12 @@ def _budgets(tenant_id: int) -> list[tuple[Budget, Bound]]:
     return [(row, _of_budget(row, windows[row.pk], now)) for row in rows]
 
 
-def _of_budget(row: Budget, window: Window | None, now: datetime) -> Bound:
+def _of_budget(row: Budget, window: Window | None, now: datetime) -> LimitingFactor:
     limit = row.amount + (window.carried if window else 0)
     if row.raise_until is not None and row.raise_until > now:
         limit += row.raise_amount
     used = -(-int(window.used) // 10**6) + window.held if window else 0
-    return Bound(
+    return LimitingFactor(
         "budget",
         budget_scope(row),
         row.pk,

@@ -25,10 +25,10 @@ from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
 PAGE, MOST_PAGE = 50, 200
-MOST_LEGS = 200  # told of one request
+MAX_EXECUTIONS = 200  # told of one request
 LATEST_EVENT = timedelta(days=2)  # after a request's record, its legs are admitted: batches wait long
-_MOST_BOUNDS = 50
-_MOST_BUCKETS = 1000
+_MAX_LIMITS = 50
+_MAX_BUCKETS = 1000
 
 
 class BadCursor(ValueError):
@@ -74,7 +74,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRequest:
     """A request in a list; `usage` is None until it is settled, and where nothing ran."""
 
     record: RequestRecord
@@ -82,15 +82,15 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Page:
+class RequestPage:
     """Requests, newest first. `older` and `newer` are cursors; None: there are none."""
 
-    rows: tuple[Listed, ...]
+    rows: tuple[ListedRequest, ...]
     older: str | None
     newer: str | None
 
 
-def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE) -> Page:
+def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE) -> RequestPage:
     """A page of the requests, from the newest on or from a cursor of another page.
 
     Raises:
@@ -109,7 +109,7 @@ def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE)
     older = _write(False, found[-1]) if found and (back or more) else None
     newer = _write(True, found[0]) if found and (more if back else cursor is not None) else None
     usage = usages(found)
-    return Page(tuple(Listed(row, usage.get(row.request_id)) for row in found), older, newer)
+    return RequestPage(tuple(ListedRequest(row, usage.get(row.request_id)) for row in found), older, newer)
 
 
 def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
@@ -140,7 +140,7 @@ def parts_of(record: RequestRecord) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Line:
+class RequestLine:
     """A step of the arithmetic: tokens x price = femto-USD, exactly."""
 
     component: str
@@ -152,11 +152,11 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Leg:
+class RequestExecution:
     """A priced call of a model for the request, as its worker reported it."""
 
     event: UsageEvent
-    lines: tuple[Line, ...]
+    lines: tuple[RequestLine, ...]
     adjustments: tuple[Adjustment, ...]
 
     @property
@@ -184,13 +184,13 @@ class HeldFrom:
 
 
 @dataclass(frozen=True)
-class Story:
+class RequestStory:
     """All that is known of a request. `record` is None where it is too old, or was never written."""
 
     request_id: str
     record: RequestRecord | None
     others: tuple[RequestRecord, ...]  # the same request at other gateways, and calls that were given its answer
-    legs: tuple[Leg, ...]
+    legs: tuple[RequestExecution, ...]
     budgets: tuple[HeldFrom, ...]
     batch: str | None  # the name of the batch it is a line of
     content: RequestContent | None  # prompt and answer, where they are kept
@@ -203,7 +203,7 @@ class Story:
         return bool(self.legs)
 
 
-def story(tenant_id: int, request_id: str) -> Story | None:
+def story(tenant_id: int, request_id: str) -> RequestStory | None:
     """The whole story of a request; None: the tenant has none of this name."""
     records = RequestRecord.objects.for_tenant(tenant_id)
     found = list(records.filter(request_id=request_id).order_by("at")[:20])
@@ -216,7 +216,7 @@ def story(tenant_id: int, request_id: str) -> Story | None:
     rated: list[UsageEvent | Adjustment] = [leg.event for leg in legs]
     rated += [each for leg in legs for each in leg.adjustments]
     held = [leg.event.hold for leg in legs if leg.event.hold is not None]
-    return Story(
+    return RequestStory(
         request_id,
         record,
         (*found[1:], *replays),
@@ -239,16 +239,16 @@ def kept_content(tenant_id: int, request_id: str) -> RequestContent | None:
     return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, at__gte=since).first()
 
 
-def _legs(tenant_id: int, names: Sequence[str]) -> tuple[Leg, ...]:
+def _legs(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:
     rows = UsageEvent.objects.for_tenant(tenant_id).filter(request_id__in=names)
-    events = list(rows.order_by("admitted_at", "request_id", "leg")[:MOST_LEGS])
+    events = list(rows.order_by("admitted_at", "request_id", "leg")[:MAX_EXECUTIONS])
     if not events:
         return ()
     adjustments = list(Adjustment.objects.for_tenant(tenant_id).filter(request_id__in=names).order_by("made_at"))
     wanted = {price_id for event in events for price_id in event.price_ids or () if price_id}
     prices = Price.objects.in_bulk(wanted)
     return tuple(
-        Leg(
+        RequestExecution(
             event,
             tuple(_lines(event, prices)),
             tuple(each for each in adjustments if (each.request_id, each.leg) == (event.request_id, event.leg)),
@@ -257,13 +257,13 @@ def _legs(tenant_id: int, names: Sequence[str]) -> tuple[Leg, ...]:
     )
 
 
-def _lines(event: UsageEvent, prices: Mapping[int, Price]) -> Iterable[Line]:
+def _lines(event: UsageEvent, prices: Mapping[int, Price]) -> Iterable[RequestLine]:
     for component, price_id in zip(COMPONENTS, event.price_ids or (), strict=False):
         price = None if price_id is None else prices.get(price_id)
         if price is not None:
             tokens = getattr(event, component)
             femto = tokens * price.nano_per_million
-            yield Line(component.value, tokens, price.nano_per_million, femto, price.pk, price.effective_from)
+            yield RequestLine(component.value, tokens, price.nano_per_million, femto, price.pk, price.effective_from)
 
 
 def _budgets(tenant_id: int, windows: Iterable[int]) -> tuple[HeldFrom, ...]:
@@ -353,9 +353,9 @@ def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour
         raise ValueError(f"want one of {', '.join(BUCKETS)}")
     values: dict[str, Any] = {"tenant": tenant_id, "start": start, "end": end, "bucket": bucket}
     with connection.cursor() as cursor:
-        cursor.execute(_COUNTS, {**values, "most": _MOST_BUCKETS + 1})
+        cursor.execute(_COUNTS, {**values, "most": _MAX_BUCKETS + 1})
         rows = cursor.fetchall()
-        cursor.execute(_BOUNDS, {**values, "most": _MOST_BOUNDS})
+        cursor.execute(_BOUNDS, {**values, "most": _MAX_LIMITS})
         bounds = tuple(BoundBy(*row) for row in cursor.fetchall())
     (total,) = (Counts(first, *rest) for first, whole, *rest in rows if whole)
     buckets = [Counts(first, *rest) for first, whole, *rest in rows if not whole]
@@ -382,5 +382,5 @@ def _read(cursor: str) -> tuple[bool, datetime, str]:
         if way not in ("b", "f") or not name or "\0" in name:
             raise ValueError(way)
         return way == "b", instant(at), name
-    except (ValueError, binascii.Error) as fault:
-        raise BadCursor("Give one from another page.") from fault
+    except (ValueError, binascii.Error) as exc:
+        raise BadCursor("Give one from another page.") from exc

@@ -8,10 +8,10 @@ from celery import shared_task
 from django.db import connection
 
 from millrace.conf.environment import platform_settings
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
-AT_ONCE = 5_000  # rows: each transaction is short
+DELETE_BATCH_SIZE = 5_000  # rows: each transaction is short
 _RECORDS = """
 DELETE FROM records_requestrecord WHERE ctid = ANY(ARRAY(
     SELECT r.ctid FROM records_requestrecord r
@@ -37,9 +37,9 @@ def sweep(now: datetime | None = None) -> int:
 def _delete(statement: str, now: datetime, before: datetime) -> int:
     removed = 0
     while True:
-        with system(SystemUse.HOUSEKEEPING), connection.cursor() as cursor:
-            cursor.execute(statement, {"before": before, "now": now, "most": AT_ONCE})
+        with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+            cursor.execute(statement, {"before": before, "now": now, "most": DELETE_BATCH_SIZE})
             count = int(cursor.rowcount)
         removed += count
-        if count < AT_ONCE:
+        if count < DELETE_BATCH_SIZE:
             return removed

@@ -17,19 +17,19 @@ from django.db import connection
 from billing.actions.budgets import do_make_budget
 from billing.budgets.budget_leases import LEASE_SECONDS, SETTLING_SECONDS, UNITS
 from billing.metering import rollups
-from billing.metering.ingest import Message, Outcome, settle
+from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
 from billing.models import Budget, CompiledSheet, UsageEvent
 from billing.pricing.pricing import PriceIndex
 from billing.pricing.rating import rate
 from inference_worker.contract.messages import encode
-from millrace.devserver.demo.history import PREFIX, Span, Use, months, uses
+from millrace.devserver.demo.history import PREFIX, DemoPeriod, DemoUsage, months, uses
 from millrace.devserver.demo.records import record
-from millrace.devserver.demo.seeding import Models, Player
+from millrace.devserver.demo.seeding import DemoModels, DemoTenant
 from millrace.devserver.demo.tenants import BudgetSpec
 from tenants.actions import record_key_use
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey
 
 BATCH = 2000
@@ -44,7 +44,7 @@ _DATE = "UPDATE billing_slice SET made_at = %s WHERE id = %s"
 
 
 @dataclass
-class Told:
+class BackfillProgress:
     """How far it is."""
 
     done: int = 0  # days of tenants
@@ -58,14 +58,16 @@ class Told:
 def prices() -> PriceIndex:
     """Every sheet there is."""
     index = PriceIndex()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         index.add(row.decoded() for row in CompiledSheet.objects.order_by("pk"))
     return index
 
 
-def backfill(players: Sequence[Player], span: Span, models: Models, tell: Callable[[Told], None]) -> Told:
+def backfill(
+    players: Sequence[DemoTenant], span: DemoPeriod, models: DemoModels, tell: Callable[[BackfillProgress], None]
+) -> BackfillProgress:
     """Settle what each tenant used until now and no run before has settled; then bring the rollups up to date."""
-    index, told = prices(), Told()
+    index, told = prices(), BackfillProgress()
     plan = {player.spec.slug: list(span.all_days(player)) for player in players}
     for month in months([day for days in plan.values() for day in days]):
         ensure_partitions(month)
@@ -85,7 +87,7 @@ def backfill(players: Sequence[Player], span: Span, models: Models, tell: Callab
     return told
 
 
-def _budgets(player: Player, history: Sequence[Use], now: datetime) -> None:
+def _budgets(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> None:
     """The budgets that are missing; some are as large as part of what the history comes to."""
     spec = player.spec
     wanted: list[tuple[BudgetSpec, ApiKey | None]] = [(budget, None) for budget in spec.budgets]
@@ -111,7 +113,7 @@ def _budgets(player: Player, history: Sequence[Use], now: datetime) -> None:
         )
 
 
-def _amount(budget: BudgetSpec, history: Sequence[Use], now: datetime) -> int:
+def _amount(budget: BudgetSpec, history: Sequence[DemoUsage], now: datetime) -> int:
     if isinstance(budget.amount, int):
         return budget.amount
     since = {
@@ -128,37 +130,37 @@ def _amount(budget: BudgetSpec, history: Sequence[Use], now: datetime) -> int:
 class _Sending:
     """One tenant's usage on its way to the settler."""
 
-    def __init__(self, player: Player, told: Told) -> None:
+    def __init__(self, player: DemoTenant, told: BackfillProgress) -> None:
         self._player, self._told = player, told
-        self._waiting: list[Message] = []
+        self._waiting: list[UsageMessage] = []
         self._unbounded: set[str] = set()  # keys that no budget is for
         with tenant_scope(player.tenant):
             events = UsageEvent.objects.for_tenant(player.tenant).filter(request_id__startswith=PREFIX)
             self._known = set(events.values_list("request_id", flat=True))
 
-    def send(self, day: date, found: Iterable[Use]) -> None:
+    def send(self, day: date, found: Iterable[DemoUsage]) -> None:
         """Settle a day's requests, each key's together, as they fit its budgets."""
-        by_key: dict[str, list[Use]] = {}
+        by_key: dict[str, list[DemoUsage]] = {}
         for use in found:
-            if use.event.envelope.request_id in self._known:
+            if use.event.billing_context.request_id in self._known:
                 self._told.known += 1
             else:
                 by_key.setdefault(use.key, []).append(use)
         for key, group in by_key.items():
             self._admit(key, day, group)
         if by_key:
-            last = {group[-1].event.envelope.key_id: _moment(group[-1]) for group in by_key.values()}
+            last = {group[-1].event.billing_context.key_id: _moment(group[-1]) for group in by_key.values()}
             record_key_use(last)
 
     def flush(self) -> None:
         messages, self._waiting = self._waiting, []
         if not messages:
             return
-        outcome: Outcome = settle(messages)
+        outcome: SettleResult = settle(messages)
         self._told.settled += outcome.settled
         self._told.quarantined += outcome.quarantined
 
-    def _admit(self, key: str, day: date, group: Sequence[Use]) -> None:
+    def _admit(self, key: str, day: date, group: Sequence[DemoUsage]) -> None:
         """As much of the group as fits: by and by, since what waits to be settled holds more than it will use."""
         while group:
             slice_, rooms = self._lease(key, day, group)
@@ -174,7 +176,7 @@ class _Sending:
                 return
             self._admit(key, day, fitting)
 
-    def _lease(self, key: str, day: date, group: Sequence[Use]) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    def _lease(self, key: str, day: date, group: Sequence[DemoUsage]) -> tuple[tuple[int, int] | None, dict[str, int]]:
         """A slice of just what the group holds, of the windows on the key's way that day; or, by units, what room there
         is where it is short. Neither: no budget is for the key."""
         if key in self._unbounded:
@@ -182,7 +184,7 @@ class _Sending:
         row, tenant = self._player.keys[key], self._player.tenant
         noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
         amount = [sum(use.need[unit] for use in group) for unit in UNITS]
-        with system(SystemUse.COMMAND), connection.cursor() as cursor:
+        with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
             cursor.execute(_OPEN, [tenant.pk, row.project_id, row.pk, noon])
             unit_of = dict(cursor.fetchall())
             if not unit_of:
@@ -201,21 +203,25 @@ class _Sending:
             rooms[unit] = min(room, rooms.get(unit, room))
         return None, rooms
 
-    def _queue(self, group: Sequence[Use], slice_: tuple[int, int] | None) -> None:
-        self._waiting += [Message(use.event.envelope.request_id, encode(_held(use, slice_))) for use in group]
+    def _queue(self, group: Sequence[DemoUsage], slice_: tuple[int, int] | None) -> None:
+        self._waiting += [
+            UsageMessage(use.event.billing_context.request_id, encode(_held(use, slice_))) for use in group
+        ]
         if len(self._waiting) >= BATCH:
             self.flush()
 
 
-def _held(use: Use, slice_: tuple[int, int] | None) -> Any:
+def _held(use: DemoUsage, slice_: tuple[int, int] | None) -> Any:
     """The event as the worker would send it, with what was held for it."""
     held = {"hold": use.need["money"], "hold_tokens": use.need["tokens"]}
     if slice_ is not None:
         held |= {"slice_id": slice_[0], "fence": slice_[1]}
-    return msgspec.structs.replace(use.event, envelope=msgspec.structs.replace(use.event.envelope, **held))
+    return msgspec.structs.replace(
+        use.event, billing_context=msgspec.structs.replace(use.event.billing_context, **held)
+    )
 
 
-def _divided(group: Sequence[Use], rooms: dict[str, int]) -> tuple[list[Use], list[Use]]:
+def _divided(group: Sequence[DemoUsage], rooms: dict[str, int]) -> tuple[list[DemoUsage], list[DemoUsage]]:
     """Those that fit into the rooms one after another, and the others."""
     fitting, rest, left = [], [], dict(rooms)
     for use in group:
@@ -227,5 +233,5 @@ def _divided(group: Sequence[Use], rooms: dict[str, int]) -> tuple[list[Use], li
     return fitting, rest
 
 
-def _moment(use: Use) -> datetime:
-    return datetime.fromtimestamp(use.event.envelope.admitted_at / 1_000_000, UTC)
+def _moment(use: DemoUsage) -> datetime:
+    return datetime.fromtimestamp(use.event.billing_context.admitted_at / 1_000_000, UTC)

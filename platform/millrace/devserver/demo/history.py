@@ -15,16 +15,16 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 
 from billing.pricing.pricing import Component, PriceIndex, hold_nano
-from inference_worker.contract.messages import Envelope, UsageEvent
+from inference_worker.contract.messages import BillingContext, UsageEvent
 from inference_worker.contract.request import TokenUsage
-from millrace.devserver.demo.seeding import Models, Player
+from millrace.devserver.demo.seeding import DemoModels, DemoTenant
 from millrace.devserver.demo.tenants import KeySpec, Work
 
 DAYS = 61  # of history before a tenant was made
 LEARNING_DAYS = 75  # in which a customer learns to use the cache
 BLOCK = 32  # tokens, as the engine caches them
 PREFIX = "demo_"  # of request ids
-LONGEST_PROMPT = 7000
+MAX_PROMPT_TOKENS = 7000
 _HOURS = (2, 1, 1, 1, 1, 2, 4, 8, 14, 18, 19, 18, 16, 18, 19, 18, 16, 13, 10, 8, 7, 6, 5, 3)  # weights, UTC
 _WEEK = (1.15, 1.2, 1.2, 1.15, 1.0, 0.45, 0.4)  # from Monday
 _UPTO = tuple(accumulate(_HOURS))
@@ -32,7 +32,7 @@ _MISSES = ("first_use", "prefix_changed", "expired_or_evicted")
 
 
 @dataclass(frozen=True)
-class Use:
+class DemoUsage:
     """A request, and what it would hold of budgets."""
 
     key: str
@@ -42,25 +42,25 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Span:
+class DemoPeriod:
     """The days of history that are wanted, and how much use there is in all of them together."""
 
     days: int
     events: int  # of a tenant of volume 1, in DAYS days
     now: datetime
 
-    def first_day(self, player: Player) -> date:
+    def first_day(self, player: DemoTenant) -> date:
         """NOTE: counted from when the tenant was made, not from now: a later run must not begin elsewhere."""
         return player.tenant.created_at.astimezone(UTC).date() - timedelta(days=self.days)
 
-    def all_days(self, player: Player) -> Iterator[date]:
+    def all_days(self, player: DemoTenant) -> Iterator[date]:
         day, last = self.first_day(player), self.now.astimezone(UTC).date()
         while day <= last:
             yield day
             day += timedelta(days=1)
 
 
-def uses(player: Player, day: date, span: Span, models: Models, prices: PriceIndex) -> list[Use]:
+def uses(player: DemoTenant, day: date, span: DemoPeriod, models: DemoModels, prices: PriceIndex) -> list[DemoUsage]:
     """The requests of one day until now, in order."""
     keys = [key for key in player.spec.keys if key.work and models.named(key.work.model)]
     if not keys:
@@ -81,20 +81,20 @@ def uses(player: Player, day: date, span: Span, models: Models, prices: PriceInd
         use = _use(player, key, at, f"{day} {place}", age, draw, models, prices)
         if use is not None and at <= upto:
             found.append(use)
-    found.sort(key=lambda use: use.event.envelope.admitted_at)
+    found.sort(key=lambda use: use.event.billing_context.admitted_at)
     return found
 
 
 def _use(
-    player: Player,
+    player: DemoTenant,
     key: KeySpec,
     at: int,
     name: str,
     age: float,
     draw: random.Random,
-    models: Models,
+    models: DemoModels,
     prices: PriceIndex,
-) -> Use | None:
+) -> DemoUsage | None:
     work = key.work
     model = None if work is None else models.named(work.model)
     if work is None or model is None:
@@ -110,7 +110,7 @@ def _use(
         return None
     writes_5m, writes_1h = work.writes == Component.CACHE_WRITE_5M, work.writes == Component.CACHE_WRITE_1H
     ttft = int(35_000 + 240 * usage.uncached + draw.expovariate(1 / 30_000))
-    envelope = Envelope(
+    billing_context = BillingContext(
         admitted_at=at,
         request_id=PREFIX + hashlib.blake2b(f"{player.spec.slug} {name}".encode(), digest_size=13).hexdigest(),
         leg=0,
@@ -121,7 +121,7 @@ def _use(
         price_version=sheet.version,
     )
     event = UsageEvent(
-        envelope=envelope,
+        billing_context=billing_context,
         attempt=1,
         verdict=verdict,
         finish_reason=reason if work.output else "stop",
@@ -135,12 +135,12 @@ def _use(
         changed_at=usage.cache_read if miss_reason == "prefix_changed" else None,
     )
     hold = hold_nano(sheet, usage.prompt, asked, at, writes_5m=writes_5m, writes_1h=writes_1h)
-    return Use(key.name, work, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
+    return DemoUsage(key.name, work, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
 
 
 def _tokens(work: Work, age: float, draw: random.Random) -> tuple[TokenUsage, str]:
     """By class, and why the cache did not give it all."""
-    prompt = min(LONGEST_PROMPT, max(8, int(work.prompt * math.exp(draw.gauss(0, 0.5)))))
+    prompt = min(MAX_PROMPT_TOKENS, max(8, int(work.prompt * math.exp(draw.gauss(0, 0.5)))))
     output = min(2000, max(1, int(work.output * math.exp(draw.gauss(0, 0.6))))) if work.output else 0
     blocks = prompt // BLOCK
     if not blocks:

@@ -11,10 +11,10 @@ from billing.actions.drafts import close_after, do_close_period, do_draft, notes
 from billing.actions.invoices import do_finalise
 from billing.actions.payments import Received, do_record_payment
 from billing.models import BillingEntity, CreditGrant, Invoice, Period
-from millrace.devserver.demo.seeding import Player
+from millrace.devserver.demo.seeding import DemoTenant
 from tenants.actions import Conflict
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 WELCOME = "Welcome to Millrace (demo)"
 GOODWILL = 500  # cents
@@ -29,13 +29,13 @@ class Billed:
     left: list[str] = field(default_factory=list)  # what could not be done, and why
 
 
-def welcome(players: list[Player], now: datetime) -> None:
+def welcome(players: list[DemoTenant], now: datetime) -> None:
     """Grant the credit that some have had since the start of last month."""
     start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     for player in players:
         if not player.spec.welcome:
             continue
-        with system(SystemUse.COMMAND):
+        with all_tenants_scope(BypassReason.COMMAND):
             known = CreditGrant.objects.for_tenant(player.tenant).filter(note=WELCOME).exists()
         if not known:
             kind, amount = CreditGrant.Kind.PROMOTIONAL, player.spec.welcome
@@ -45,14 +45,14 @@ def welcome(players: list[Player], now: datetime) -> None:
 def invoice(entity: BillingEntity, now: datetime) -> Billed:
     """Close the months that are over, draft them, finalise all but the last and one of that, and book payments."""
     billed = Billed()
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         over = Period.objects.filter(entity=entity, ends_at__lte=now - close_after()).order_by("ends_at")
         periods = list(over.select_related("entity"))
     for period in periods:
         try:
             do_close_period(period, now)
-        except Conflict as fault:  # a run that was cut short left a hold, which the settler gives back in a minute
-            billed.left.append(f"{period.label}: {fault}")
+        except Conflict as exc:  # a run that was cut short left a hold, which the settler gives back in a minute
+            billed.left.append(f"{period.label}: {exc}")
             break
         last = period == periods[-1]
         drafts = do_draft(period)
@@ -65,7 +65,7 @@ def invoice(entity: BillingEntity, now: datetime) -> Billed:
 
 
 def _final(period: Period) -> list[Invoice]:
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         rows = Invoice.objects.all_tenants().filter(period=period, kind=Invoice.Kind.INVOICE, number__isnull=False)
         return list(rows.order_by("pk"))
 
@@ -73,7 +73,7 @@ def _final(period: Period) -> list[Invoice]:
 def _settle(period: Period, billed: Billed, last: bool) -> None:
     """Payments: of a month before the last all but one, and a note of goodwill; of the last a part."""
     final = _final(period)
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         credited = {row.pk for row in final if notes_on(row).exists()}
     for place, row in enumerate(final):
         billed.final.append(str(row.number))

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from millrace.devserver.demo.prompts import INSTRUCTIONS, QUESTIONS
-from millrace.devserver.demo.seeding import Models, Player, Secrets
+from millrace.devserver.demo.seeding import DemoModels, DemoTenant, Secrets
 
-AT_ONCE = 4
+MAX_CONCURRENT_REQUESTS = 4
 MAX_TOKENS = 48
 ANSWER_SECONDS = 120
 REFUSED_PAUSE = 0.5  # whoever is refused waits a little, as a customer's client does
@@ -28,7 +28,7 @@ class NobodyAnswers(Exception):
 
 
 @dataclass
-class Asked:
+class LiveResult:
     """What became of the requests so far."""
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -49,15 +49,15 @@ class _Line:
 
 
 def ask(
-    players: Sequence[Player],
+    players: Sequence[DemoTenant],
     secrets: Secrets,
-    models: Models,
+    models: DemoModels,
     url: str,
     *,
     seconds: float,
     most: int,
-    tell: Callable[[Asked], None],
-) -> Asked:
+    tell: Callable[[LiveResult], None],
+) -> LiveResult:
     """Send requests for so many seconds, at most so many.
 
     Raises:
@@ -65,7 +65,7 @@ def ask(
     """
     lines = [line for player in players for line in _lines(player, secrets, models)]
     _see(url)
-    asked, lock = Asked(), threading.Lock()
+    asked, lock = LiveResult(), threading.Lock()
     numbers, ends = itertools.count(), time.monotonic() + seconds
 
     def work() -> None:
@@ -82,13 +82,13 @@ def ask(
             if status != http.client.OK:
                 time.sleep(REFUSED_PAUSE)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for future in [pool.submit(work) for _ in range(AT_ONCE)]:
+    with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+        for future in [pool.submit(work) for _ in range(MAX_CONCURRENT_REQUESTS)]:
             future.result()
     return asked
 
 
-def _lines(player: Player, secrets: Secrets, models: Models) -> list[_Line]:
+def _lines(player: DemoTenant, secrets: Secrets, models: DemoModels) -> list[_Line]:
     found = []
     for key in player.spec.keys:
         secret = secrets.get(player, key.name)
@@ -104,8 +104,8 @@ def _see(url: str) -> None:
         connection.request("GET", "/readyz")
         connection.getresponse().read()
         connection.close()
-    except (OSError, http.client.HTTPException) as fault:
-        raise NobodyAnswers(f"nothing answers at {url}: {fault}") from fault
+    except (OSError, http.client.HTTPException) as exc:
+        raise NobodyAnswers(f"nothing answers at {url}: {exc}") from exc
 
 
 def _request(url: str, line: _Line, number: int) -> tuple[int, int]:

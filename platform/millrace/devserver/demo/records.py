@@ -13,8 +13,8 @@ from billing.models import Budget, UsageEvent
 from billing.pricing.pricing import Tier
 from millrace.apps.records.models import RequestRecord, Verdict
 from millrace.conf.environment import platform_settings
-from millrace.devserver.demo.history import PREFIX, Use
-from millrace.devserver.demo.seeding import Player
+from millrace.devserver.demo.history import PREFIX, DemoUsage
+from millrace.devserver.demo.seeding import DemoTenant
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import LimitSet
 
@@ -28,7 +28,7 @@ _STATUS = {
 }
 
 
-def record(player: Player, history: Sequence[Use], now: datetime) -> int:
+def record(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> int:
     """Write the records that are missing; returns how many. A request without a usage event was refused by a budget."""
     since = now - timedelta(days=platform_settings().record_days)
     recent = [use for use in history if _at(use) > since]
@@ -42,12 +42,12 @@ def record(player: Player, history: Sequence[Use], now: datetime) -> int:
         limits = {row.key_id: row for row in LimitSet.objects.for_tenant(tenant).filter(key__isnull=False)}
     rows = []
     for use in recent:
-        envelope = use.event.envelope
-        if envelope.request_id in written:
+        billing_context = use.event.billing_context
+        if billing_context.request_id in written:
             continue
-        rows.append(_record(use, refused_by=None if envelope.request_id in settled else budget))
-        limit = limits.get(envelope.key_id)
-        if limit is not None and limit.requests_per_minute and int(envelope.request_id[-3:], 16) < RUSHED:
+        rows.append(_record(use, refused_by=None if billing_context.request_id in settled else budget))
+        limit = limits.get(billing_context.key_id)
+        if limit is not None and limit.requests_per_minute and int(billing_context.request_id[-3:], 16) < RUSHED:
             rows.append(_rushed(use, limit))
     for start in range(0, len(rows), BATCH):
         with tenant_scope(tenant):
@@ -55,7 +55,7 @@ def record(player: Player, history: Sequence[Use], now: datetime) -> int:
     return len(rows)
 
 
-def _budget(player: Player) -> dict[str, Any]:
+def _budget(player: DemoTenant) -> dict[str, Any]:
     """The budget of the whole tenant, as a record of a refusal names it."""
     rows = Budget.objects.for_tenant(player.tenant).filter(mode="hard", key=None, project=None, member=None)
     row = rows.order_by("-unit", "pk").first()
@@ -65,15 +65,15 @@ def _budget(player: Player) -> dict[str, Any]:
     return {"kind": "budget", **named, "left": 0, "resets_at": None}
 
 
-def _record(use: Use, refused_by: dict[str, Any] | None) -> RequestRecord:
+def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
     event, work = use.event, use.work
-    envelope, usage = event.envelope, event.usage
+    billing_context, usage = event.billing_context, event.usage
     status, code, verdict = _STATUS[event.verdict]
     answered = refused_by is None
     placement = {
         "leg": 0,
         "attempt": 1,
-        "model": envelope.model,
+        "model": billing_context.model,
         "replica": event.replica_id,
         "by": "prefix" if usage.cache_read else "load",
         "load": 1,
@@ -81,32 +81,32 @@ def _record(use: Use, refused_by: dict[str, Any] | None) -> RequestRecord:
         "queued_ms": event.queue_us // 1000,
     }
     return RequestRecord(
-        tenant_id=envelope.tenant_id,
+        tenant_id=billing_context.tenant_id,
         at=_at(use),
-        request_id=envelope.request_id,
-        project_id=envelope.project_id,
-        key_id=envelope.key_id,
+        request_id=billing_context.request_id,
+        project_id=billing_context.project_id,
+        key_id=billing_context.key_id,
         gateway_id=_GATEWAY,
         endpoint="batch" if work.tier == Tier.BATCH else "chat.completions" if work.output else "embeddings",
-        asked=envelope.model,
-        served=envelope.model if answered else "",
-        stream=bool(work.output) and work.tier != Tier.BATCH and envelope.request_id[-1] < "a",
+        asked=billing_context.model,
+        served=billing_context.model if answered else "",
+        stream=bool(work.output) and work.tier != Tier.BATCH and billing_context.request_id[-1] < "a",
         status=status if answered else "429",
         code=code if answered else "budget_exceeded",
         verdict=verdict if answered else Verdict.LIMITED,
         bound=None if refused_by is None else {**refused_by, "needed": use.need["money"]},
-        route={"targets": [envelope.model], "prompt_tokens": usage.prompt},
+        route={"targets": [billing_context.model], "prompt_tokens": usage.prompt},
         placements=[placement] if answered else [],
         prompt_tokens=usage.prompt,
         max_tokens=use.need["tokens"] - usage.prompt,
         hold_nano=use.need["money"] if answered else None,
-        price_version=envelope.price_version if answered else None,
+        price_version=billing_context.price_version if answered else None,
         total_ms=(event.queue_us + event.duration_us) // 1000 + 6 if answered else 9,
         ttft_ms=(event.queue_us + event.ttft_us) // 1000 + 5 if answered and verdict != Verdict.FAILED else None,
     )
 
 
-def _rushed(use: Use, limits: LimitSet) -> RequestRecord:
+def _rushed(use: DemoUsage, limits: LimitSet) -> RequestRecord:
     """A request that came a moment later and was one too many for its key in that minute."""
     row = _record(use, refused_by={"kind": "limit"})
     row.request_id, row.at = row.request_id[:-1] + "x", row.at + timedelta(milliseconds=250)
@@ -125,5 +125,5 @@ def _rushed(use: Use, limits: LimitSet) -> RequestRecord:
     return row
 
 
-def _at(use: Use) -> datetime:
-    return datetime.fromtimestamp(use.event.envelope.admitted_at / 1_000_000, UTC)
+def _at(use: DemoUsage) -> datetime:
+    return datetime.fromtimestamp(use.event.billing_context.admitted_at / 1_000_000, UTC)

@@ -12,10 +12,10 @@ from django.db import connection
 from billing.budgets.alerts import check_thresholds
 from millrace.conf.environment import platform_settings
 from millrace.devserver.demo import seeding
-from millrace.devserver.demo.backfill import Told, backfill
-from millrace.devserver.demo.history import DAYS, Span
+from millrace.devserver.demo.backfill import BackfillProgress, backfill
+from millrace.devserver.demo.history import DAYS, DemoPeriod
 from millrace.devserver.demo.invoices import Billed, invoice, welcome
-from millrace.devserver.demo.seeding import Models, Player, Secrets
+from millrace.devserver.demo.seeding import DemoModels, DemoTenant, Secrets
 from millrace.devserver.demo.tenants import CAST
 
 EVENTS = 20_000  # of each tenant, about
@@ -30,13 +30,13 @@ class Busy(Exception):
 class Played:
     """What a run has made or found."""
 
-    players: list[Player]
-    told: Told
+    players: list[DemoTenant]
+    told: BackfillProgress
     billed: Billed
 
 
-def models() -> Models:
-    return Models.of(platform_settings().models)
+def models() -> DemoModels:
+    return DemoModels.of(platform_settings().models)
 
 
 def secrets() -> Secrets:
@@ -49,7 +49,7 @@ def play(
     events: int = EVENTS,
     password: str | None = None,
     now: datetime | None = None,
-    tell: Callable[[Told], None] = lambda told: None,
+    tell: Callable[[BackfillProgress], None] = lambda told: None,
 ) -> Played:
     """Make the tenants and their history, as far as either is missing, and invoice the months that are over.
 
@@ -60,7 +60,7 @@ def play(
     with _alone():
         kept, served = secrets(), models()
         players = [seeding.enter(spec, kept, served, password) for spec in CAST]
-        span = Span(days, events, now)
+        span = DemoPeriod(days, events, now)
         entity = seeding.bill(players, served, _began(players, days))
         welcome(players, now)
         told = backfill(players, span, served, tell)
@@ -68,7 +68,7 @@ def play(
         return Played(players, told, invoice(entity, now))
 
 
-def _began(players: list[Player], days: int) -> date:
+def _began(players: list[DemoTenant], days: int) -> date:
     return min(player.tenant.created_at for player in players).date() - timedelta(days=days)
 
 

@@ -21,8 +21,8 @@ from inference_worker.contract.settings import ModelSpec
 from millrace.devserver.demo.tenants import KeySpec, TenantSpec
 from millrace.devserver.state_file import write_private
 from tenants import actions
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system, tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, LimitSet, Membership, Project, RoutingPolicy, Tenant, User
 
 BOOK = ENTITY = "demo"
@@ -33,7 +33,7 @@ _DEARER_OUTPUT = "18"  # of the second model, until last month
 
 
 @dataclass(frozen=True)
-class Models:
+class DemoModels:
     """The names of the platform's models, as the cast uses them."""
 
     generating: tuple[str, ...]
@@ -45,7 +45,7 @@ class Models:
         return found[min(which == "second", len(found) - 1)] if found else None
 
     @classmethod
-    def of(cls, specs: tuple[ModelSpec, ...]) -> Models:
+    def of(cls, specs: tuple[ModelSpec, ...]) -> DemoModels:
         embeds = [spec.source == "embedded:minilm" for spec in specs]
         return cls(
             tuple(spec.name for spec, embeds_ in zip(specs, embeds, strict=True) if not embeds_),
@@ -54,7 +54,7 @@ class Models:
 
 
 @dataclass
-class Player:
+class DemoTenant:
     """A demo tenant as it stands."""
 
     spec: TenantSpec
@@ -74,28 +74,28 @@ class Secrets:
         except (OSError, ValueError):
             self._kept = {}
 
-    def get(self, player: Player, key: str) -> str | None:
+    def get(self, player: DemoTenant, key: str) -> str | None:
         return self._kept.get(f"{player.spec.slug}/{key}")
 
-    def keep(self, player: Player, key: str, secret: str) -> None:
+    def keep(self, player: DemoTenant, key: str, secret: str) -> None:
         self._kept[f"{player.spec.slug}/{key}"] = secret
         write_private(self.path, json.dumps(self._kept, indent=2) + "\n")
 
 
 def real_tenants() -> list[str]:
     """The slugs of tenants that are no demo, nor gone."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         real = Tenant.objects.all_tenants().filter(is_demo=False).exclude(status=Tenant.Status.PURGED)
         return list(real.values_list("slug", flat=True))
 
 
-def enter(spec: TenantSpec, secrets: Secrets, models: Models, password: str | None) -> Player:
+def enter(spec: TenantSpec, secrets: Secrets, models: DemoModels, password: str | None) -> DemoTenant:
     """The tenant with its people, projects, keys and limits; its budgets come once prices are known."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().filter(slug=spec.slug).first()
     if tenant is None:
         tenant = actions.do_create_tenant(spec.slug, spec.name, is_demo=True)
-    player = Player(spec, tenant)
+    player = DemoTenant(spec, tenant)
     for who in spec.people:
         player.people[who] = _person(player, who, password)
     with tenant_scope(tenant):
@@ -111,7 +111,7 @@ def enter(spec: TenantSpec, secrets: Secrets, models: Models, password: str | No
     return player
 
 
-def _person(player: Player, who: str, password: str | None) -> User:
+def _person(player: DemoTenant, who: str, password: str | None) -> User:
     person, email = player.spec.people[who], player.spec.email(who)
     user = User.objects.filter(email=email).first() or User.objects.create_user(email, password, name=person.name)
     if password is not None and not user.check_password(password):
@@ -124,7 +124,7 @@ def _person(player: Player, who: str, password: str | None) -> User:
     return user
 
 
-def _key(player: Player, spec: KeySpec, secrets: Secrets, models: Models) -> ApiKey:
+def _key(player: DemoTenant, spec: KeySpec, secrets: Secrets, models: DemoModels) -> ApiKey:
     project = player.projects[spec.project]
     with tenant_scope(player.tenant):
         key = ApiKey.objects.for_tenant(player.tenant).filter(project=project, name=spec.name).order_by("pk").first()
@@ -146,7 +146,7 @@ def _key(player: Player, spec: KeySpec, secrets: Secrets, models: Models) -> Api
     return key
 
 
-def _limit(player: Player, limits: dict[str, int], *, key: ApiKey | None = None, by_operator: bool = False) -> None:
+def _limit(player: DemoTenant, limits: dict[str, int], *, key: ApiKey | None = None, by_operator: bool = False) -> None:
     if not limits:
         return
     with tenant_scope(player.tenant):
@@ -156,7 +156,7 @@ def _limit(player: Player, limits: dict[str, int], *, key: ApiKey | None = None,
     actions.do_set_limits(player.tenant, limits, key=key, by_operator=by_operator)
 
 
-def _route(player: Player, models: Models) -> None:
+def _route(player: DemoTenant, models: DemoModels) -> None:
     """Two versions of a policy, so that there is something to compare and go back to."""
     with tenant_scope(player.tenant):
         known = RoutingPolicy.objects.for_tenant(player.tenant).filter(name=NAME).count()
@@ -167,10 +167,10 @@ def _route(player: Player, models: Models) -> None:
         actions.do_publish_policy(player.tenant, NAME, body, created_by=player.people["owner"])
 
 
-def bill(players: list[Player], models: Models, began: date) -> BillingEntity:
+def bill(players: list[DemoTenant], models: DemoModels, began: date) -> BillingEntity:
     """Have the demo's own company bill them, by the demo's own price book: months and numbers of real tenants' invoices
     have nothing to do with it. `began`: the day before which nobody used anything."""
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.filter(slug=ENTITY).first()
     entity = entity or do_add_entity(
         slug=ENTITY,
@@ -215,18 +215,18 @@ def _tax(entity: BillingEntity) -> None:
         {"country": "DE", "buyer": "", "category": "S", "rate_ppm": 190_000},
         {"country": "", "buyer": "", "category": "O", "label": "Tax"},
     ]
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         known = set(TaxRule.objects.filter(entity=entity).values_list("country", "buyer"))
     for rule in rules:
         if (rule["country"], rule["buyer"]) not in known:
             do_add_tax_rule(entity=entity, starts_on=since, **rule)
 
 
-def _price(players: list[Player], models: Models, began: date) -> None:
+def _price(players: list[DemoTenant], models: DemoModels, began: date) -> None:
     """NOTE: the book is everybody's before it has prices: publishing then makes sheets for all of them from `began` on,
     where assigning later would make them from now on."""
     first, second = models.named("first"), models.named("second")
-    with system(SystemUse.COMMAND):
+    with all_tenants_scope(BypassReason.COMMAND):
         versions = list(PriceVersion.objects.filter(book__name=BOOK).order_by("pk"))
         assigned = set(BookAssignment.objects.all_tenants().values_list("tenant_id", flat=True))
     old = _all_prices(models)
@@ -250,7 +250,7 @@ def _price(players: list[Player], models: Models, began: date) -> None:
         do_publish_prices(do_propose_prices(Proposal(new), book=BOOK, effective_from=changed, note=note), by=None)
 
 
-def _all_prices(models: Models) -> list[NewPrice]:
+def _all_prices(models: DemoModels) -> list[NewPrice]:
     prices = list(demo_prices.proposal(models.generating, models.embedding).prices)
     for tier, halves in _MARKUP.items():
         prices += [

@@ -54,7 +54,7 @@ class KeySpec:
 
 
 @dataclass(frozen=True)
-class Person:
+class DemoUser:
     name: str
     role: str
 
@@ -65,7 +65,7 @@ class TenantSpec:
     name: str
     country: str
     city: str
-    people: dict[str, Person]
+    people: dict[str, DemoUser]
     projects: dict[str, str] = field(default_factory=dict)
     keys: tuple[KeySpec, ...] = ()
     budgets: tuple[BudgetSpec, ...] = ()
@@ -86,11 +86,11 @@ HARBOUR = TenantSpec(
     country="DE",
     city="Bremen",
     people={
-        "owner": Person("Hanna Brandt", "owner"),
-        "admin": Person("Levin Ott", "admin"),
-        "dev": Person("Noor Saleh", "developer"),
-        "books": Person("Greta Falk", "billing"),
-        "guest": Person("Emil Voss", "readonly"),
+        "owner": DemoUser("Hanna Brandt", "owner"),
+        "admin": DemoUser("Levin Ott", "admin"),
+        "dev": DemoUser("Noor Saleh", "developer"),
+        "books": DemoUser("Greta Falk", "billing"),
+        "guest": DemoUser("Emil Voss", "readonly"),
     },
     projects={"default": "Default", "search": "Shelf search"},
     keys=(
@@ -120,9 +120,9 @@ LANTERN = TenantSpec(
     country="US",
     city="Portland",
     people={
-        "owner": Person("Ruth Okafor", "owner"),
-        "dev": Person("Sam Whitlock", "developer"),
-        "books": Person("Ida Marsh", "billing"),
+        "owner": DemoUser("Ruth Okafor", "owner"),
+        "dev": DemoUser("Sam Whitlock", "developer"),
+        "books": DemoUser("Ida Marsh", "billing"),
     },
     projects={"default": "Default", "letters": "Letters"},
     keys=(
@@ -140,8 +140,8 @@ COPPER = TenantSpec(
     country="FR",
     city="Lyon",
     people={
-        "owner": Person("Anaïs Girard", "owner"),
-        "dev": Person("Tomas Lind", "developer"),
+        "owner": DemoUser("Anaïs Girard", "owner"),
+        "dev": DemoUser("Tomas Lind", "developer"),
     },
     keys=(
         KeySpec("Village dialogue", Work(5, 600, 240), by="dev", limits={"requests_per_minute": 60}),
@@ -162,9 +162,9 @@ MEADOW = TenantSpec(
     country="NL",
     city="Utrecht",
     people={
-        "owner": Person("Jaap Verhoef", "owner"),
-        "admin": Person("Mira Castell", "admin"),
-        "dev": Person("Ola Nyberg", "developer"),
+        "owner": DemoUser("Jaap Verhoef", "owner"),
+        "admin": DemoUser("Mira Castell", "admin"),
+        "dev": DemoUser("Ola Nyberg", "developer"),
     },
     projects={"default": "Default", "papers": "Paper reader"},
     keys=(
@@ -190,6 +190,6 @@ BLANK = TenantSpec(
     name="Blank Page (demo)",
     country="DE",
     city="Kiel",
-    people={"owner": Person("Pia Sommer", "owner")},
+    people={"owner": DemoUser("Pia Sommer", "owner")},
 )
 CAST = (HARBOUR, LANTERN, COPPER, MEADOW, BLANK)

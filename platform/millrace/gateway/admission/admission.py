@@ -1,7 +1,7 @@
 """May it: limits and money, decided before dispatch and settled after.
 
-`Admission` is the interface the endpoints are written against. `LimitAdmission` keeps every limit of a key's snapshot;
-`millrace.gateway.admission.budget_admission` adds budgets behind the same calls.
+`Admission` is the interface the endpoints are written against. `RateLimitAdmission` keeps every limit of a key's
+snapshot; `millrace.gateway.admission.budget_admission` adds budgets behind the same calls.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any, Protocol
 import redis.asyncio as redis
 import structlog
 
-from billing.pricing.pricing import PriceSheet
-from inference_worker.contract.messages import Envelope
+from billing.pricing.pricing import RateCard
+from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import ServiceClass, TokenUsage
 from millrace.gateway.admission import rates
-from millrace.gateway.admission.limits import ENFORCED, LEASE_MS, Cost, LimitStore, Taken, checks_of
+from millrace.gateway.admission.limits import ENFORCED, LEASE_MS, LimitCost, LimitStore, TakenLimits, checks_of
 from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
-from millrace.gateway.core.limit_status import Check, Standing
+from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from millrace.gateway.routing.router import Candidate
-from tenants.keys.snapshot import KeySnapshot, LimitSet
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
 
 log = structlog.get_logger(__name__)
 
 RENEW_SECONDS = LEASE_MS / 3000
-_RENEWED_AT_ONCE = 500
-_NOTHING = Cost(0, 0, 0)
+_RENEWAL_BATCH_SIZE = 500
+_NOTHING = LimitCost(0, 0, 0)
 _TOKENS_OUT = ("output_tokens_per_minute", "output_tokens_per_day")
 _TOKENS_ALL = ("tokens_per_minute", "tokens_per_day")
 
 
 @dataclass(frozen=True)
-class Demand:
+class AdmissionRequest:
     """What a request asks for, known exactly before it is admitted."""
 
     request_id: str
     admitted_at: int  # microseconds since 1970, UTC
-    key: KeySnapshot
+    key: ApiKeySnapshot
     name: str  # the model, as asked for
     candidates: list[Candidate]
     prompt_tokens: int
@@ -53,12 +53,12 @@ class Demand:
     charged: bool = False  # the request itself was counted before its body was read
 
     @property
-    def limit_sets(self) -> list[LimitSet]:
+    def limit_sets(self) -> list[LimitSetSnapshot]:
         return self.key.limits.of(self.name, self.candidates[0].model.name)
 
 
 @dataclass(frozen=True)
-class Terms:
+class AdmissionGrant:
     """What an admitted request may use, and what was set aside for it."""
 
     max_tokens: int
@@ -67,17 +67,17 @@ class Terms:
     fence: int | None = None
     hold: int | None = None  # nano-USD
     hold_tokens: int | None = None
-    sheet: PriceSheet | None = None  # of `price_version`
+    sheet: RateCard | None = None  # of `price_version`
     windows: Sequence[int] = ()  # of budgets, that it was held from
 
 
-class Ticket(Protocol):
+class AdmissionLease(Protocol):
     """An admitted request's place: held until it ends, whichever way."""
 
-    terms: Terms
+    terms: AdmissionGrant
 
     @property
-    def standings(self) -> Sequence[Standing]:
+    def limit_statuses(self) -> Sequence[LimitStatus]:
         """How the limits stood, for the answer's headers."""
 
     async def close(self, usage: TokenUsage | None) -> None:
@@ -85,24 +85,24 @@ class Ticket(Protocol):
 
 
 class Admission(Protocol):
-    async def admit(self, demand: Demand) -> Ticket:
+    async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
         """Admit or refuse.
 
         Raises:
             ApiError: refused; says by which limit and when to come back.
         """
 
-    async def charge(self, key: KeySnapshot) -> None:
+    async def charge(self, key: ApiKeySnapshot) -> None:
         """Count one request before its body is read and tokenized. It stays counted, whatever becomes of it.
 
         Raises:
             ApiError: 429, a limit on requests does not allow it.
         """
 
-    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+    async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
         """Release what an execution with this usage leaves of its reservation. Call it before its end is sent."""
 
-    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
+    async def standing(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
         """How the limits stand, for an answer to which nothing was admitted."""
 
     async def start(self) -> None:
@@ -112,17 +112,22 @@ class Admission(Protocol):
         """End that. What is still held comes back by itself."""
 
 
-class LimitTicket:
+class RateLimitLease:
     """What one request holds of its limits."""
 
     def __init__(
-        self, admission: LimitAdmission, terms: Terms, cost: Cost, taken: Taken, standings: Sequence[Standing]
+        self,
+        admission: RateLimitAdmission,
+        terms: AdmissionGrant,
+        cost: LimitCost,
+        taken: TakenLimits,
+        limit_statuses: Sequence[LimitStatus],
     ) -> None:
         self.terms = terms
         self.taken = taken
         self._admission = admission
         self._cost = cost
-        self.standings = standings
+        self.limit_statuses = limit_statuses
         self._closed = False
 
     async def close(self, usage: TokenUsage | None) -> None:
@@ -131,20 +136,20 @@ class LimitTicket:
         self._closed = True
         await self._admission.give_back(self.taken, self._unused(usage))
 
-    def _unused(self, usage: TokenUsage | None) -> Cost:
+    def _unused(self, usage: TokenUsage | None) -> LimitCost:
         if usage is None:
             return self._cost
         cached = usage.cache_read * (100 - self._admission.cache_read_percent) // 100
-        return Cost(0, cached, max(0, self._cost.output - usage.output))
+        return LimitCost(0, cached, max(0, self._cost.output - usage.output))
 
 
-class LimitAdmission:
+class RateLimitAdmission:
     """Admits what fits its model and every limit on its key's way."""
 
     def __init__(self, broker: redis.Redis, *, cache_read_percent: int = 0) -> None:
         self._store = LimitStore(broker)
         self.cache_read_percent = cache_read_percent
-        self._held: dict[str, Taken] = {}
+        self._held: dict[str, TakenLimits] = {}
         self._returning: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -155,69 +160,73 @@ class LimitAdmission:
         if self._renewing is not None:
             self._renewing.cancel()
 
-    async def admit(self, demand: Demand) -> LimitTicket:
+    async def admit(self, demand: AdmissionRequest) -> RateLimitLease:
         sets = demand.limit_sets
-        terms = Terms(_max_tokens(demand, sets))
-        cost = Cost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
+        terms = AdmissionGrant(_max_tokens(demand, sets))
+        cost = LimitCost(1, demand.prompt_tokens, terms.max_tokens * demand.sequences)
         checks = checks_of(demand.key.tenant_id, sets, cost, charged=demand.charged)
         _refuse_what_never_fits(demand.prompt_param, checks)
-        taken, standings = await self._take(demand, checks, cost)
+        taken, limit_statuses = await self._take(demand, checks, cost)
         if taken is None:
-            raise _refusal(standings)
+            raise _refusal(limit_statuses)
         if taken.places:
             self._held[demand.request_id] = taken
-        return LimitTicket(self, terms, cost, taken, standings)
+        return RateLimitLease(self, terms, cost, taken, limit_statuses)
 
-    async def charge(self, key: KeySnapshot) -> None:
-        windows = [c for c in checks_of(key.tenant_id, key.limits.of(), Cost(1, 0, 0)) if c.counts == "requests"]
+    async def charge(self, key: ApiKeySnapshot) -> None:
+        windows = [c for c in checks_of(key.tenant_id, key.limits.of(), LimitCost(1, 0, 0)) if c.counts == "requests"]
         if not windows:
             return
         _refuse_what_never_fits("", windows)
         try:
-            taken, standings = await self._store.take(key.tenant_id, "", windows)
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+            taken, limit_statuses = await self._store.take(key.tenant_id, "", windows)
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc
         if taken is None:
-            raise _refusal(standings)
+            raise _refusal(limit_statuses)
 
-    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
+    async def standing(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
         checks = checks_of(key.tenant_id, key.limits.of(), _NOTHING)
         windows = [check for check in checks if check.group == ENFORCED and check.cost == 0]
         if not windows:
             return []
         try:
-            _, standings = await self._store.take(key.tenant_id, "", windows)
+            _, limit_statuses = await self._store.take(key.tenant_id, "", windows)
         except redis.RedisError:
             return []  # the answer itself matters more
-        return standings
+        return limit_statuses
 
-    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+    async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
         return  # rate limits are refunded when the ticket is closed
 
-    async def give_back(self, taken: Taken, unused: Cost) -> None:
+    async def give_back(self, taken: TakenLimits, unused: LimitCost) -> None:
         """Return what a request did not use, and its places. Lost with the broker: buckets drain, leases end."""
         self._held.pop(taken.request_id, None)
         try:
             await self._store.give_back(taken, unused)
-        except redis.RedisError as fault:
-            log.warning("limits_not_returned", request_id=taken.request_id, error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("limits_not_returned", request_id=taken.request_id, error=str(exc))
 
-    async def _take(self, demand: Demand, checks: Sequence[Check], cost: Cost) -> tuple[Taken | None, list[Standing]]:
+    async def _take(
+        self, demand: AdmissionRequest, checks: Sequence[LimitCheck], cost: LimitCost
+    ) -> tuple[TakenLimits | None, list[LimitStatus]]:
         tenant_id, request_id = demand.key.tenant_id, demand.request_id
         if not checks:
-            return Taken(tenant_id, request_id, ()), []
+            return TakenLimits(tenant_id, request_id, ()), []
         taking = asyncio.ensure_future(self._store.take(tenant_id, request_id, checks))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:  # the caller has gone; what is taken all the same goes back
             taking.add_done_callback(partial(self._return_unwanted, cost))
             raise
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc
 
-    def _return_unwanted(self, cost: Cost, taking: asyncio.Future[tuple[Taken | None, list[Standing]]]) -> None:
+    def _return_unwanted(
+        self, cost: LimitCost, taking: asyncio.Future[tuple[TakenLimits | None, list[LimitStatus]]]
+    ) -> None:
         if taking.cancelled() or taking.exception() is not None:
             return
         taken, _ = taking.result()
@@ -231,17 +240,17 @@ class LimitAdmission:
             held = list(self._held.values())
             places = [(key, taken.request_id) for taken in held for key in taken.places]
             try:
-                for start in range(0, len(places), _RENEWED_AT_ONCE):
-                    await self._store.renew(places[start : start + _RENEWED_AT_ONCE])
+                for start in range(0, len(places), _RENEWAL_BATCH_SIZE):
+                    await self._store.renew(places[start : start + _RENEWAL_BATCH_SIZE])
                 # What ended while we renewed may have been given back first: then its places are taken again now.
                 for taken in held:
                     if taken.request_id not in self._held:
                         await self._store.give_back(taken, _NOTHING)
-            except redis.RedisError as fault:
-                log.warning("places_not_renewed", places=len(places), error=str(fault))
+            except redis.RedisError as exc:
+                log.warning("places_not_renewed", places=len(places), error=str(exc))
 
 
-def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
+def _max_tokens(demand: AdmissionRequest, sets: Iterable[LimitSetSnapshot]) -> int:
     """How long the answer may become.
 
     Raises:
@@ -277,12 +286,12 @@ def _max_tokens(demand: Demand, sets: Iterable[LimitSet]) -> int:
     return max(1, min(bound for bound in bounds if bound is not None))
 
 
-def _least(sets: Iterable[LimitSet], *names: str) -> int | None:
+def _least(sets: Iterable[LimitSetSnapshot], *names: str) -> int | None:
     found = [value for each in sets for name in names if (value := getattr(each, name)) is not None]
     return min(found, default=None)
 
 
-def _refuse_what_never_fits(prompt_param: str, checks: Iterable[Check]) -> None:
+def _refuse_what_never_fits(prompt_param: str, checks: Iterable[LimitCheck]) -> None:
     """Waiting would be in vain: say so at once.
 
     Raises:
@@ -304,8 +313,8 @@ def _refuse_what_never_fits(prompt_param: str, checks: Iterable[Check]) -> None:
         )
 
 
-def _refusal(standings: Sequence[Standing]) -> ApiError:
-    refusing = [s for s in standings if s.check.group == ENFORCED and s.wait_ms]
+def _refusal(limit_statuses: Sequence[LimitStatus]) -> ApiError:
+    refusing = [s for s in limit_statuses if s.check.group == ENFORCED and s.wait_ms]
     worst = max(refusing, key=lambda standing: standing.wait_ms)
     used = worst.check.limit - worst.remaining if worst.check.counts in rates.COUNTED else worst.level
     return ApiError(
@@ -313,12 +322,12 @@ def _refusal(standings: Sequence[Standing]) -> ApiError:
         f"Rate limit reached: {rates.describe(worst.check)}. Used {used}, requested {worst.check.cost}. "
         f"Please try again in {rates.duration(worst.wait_ms)}.",
         retry_after=worst.wait_ms / 1000,
-        standings=standings,
+        limit_statuses=limit_statuses,
         bound={**_bound(worst.check, worst.remaining), "reset_ms": worst.wait_ms},
     )
 
 
-def _bound(check: Check, left: int) -> dict[str, Any]:
+def _bound(check: LimitCheck, left: int) -> dict[str, Any]:
     """The limit as a request's record names it."""
     of, told = check.set, {"name": check.name, "limit": check.limit, "left": left, "needed": check.cost}
     return {"kind": "limit", "scope": of.scope, "id": of.id, "model": of.model, **told}

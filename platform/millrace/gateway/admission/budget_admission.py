@@ -1,9 +1,9 @@
 """May it cost that: prices pinned, holds taken from budget slices in memory, and in Postgres when a slice is spent.
 
 All windows on a key's way are taken together or not at all, for the dearest candidate. Before a refusal the other
-gateways are asked to return what they have not admitted (`RECALL`); they do so within milliseconds. What a gateway that
-does not answer might have admitted stays held until nothing of it can run any more: if only that is in the way, the
-answer is "later" (503) and not "no" (429).
+gateways are asked to return what they have not admitted (`REVOKE_LEASES_CHANNEL`); they do so within milliseconds. What
+a gateway that does not answer might have admitted stays held until nothing of it can run any more: if only that is in
+the way, the answer is "later" (503) and not "no" (429).
 
 The usage event of an execution releases its reservation when the settler settles it. While a budget is contended the
 gateway releases the unused part before: see early_release.py.
@@ -24,25 +24,32 @@ import redis.asyncio as redis
 import structlog
 from psycopg_pool import PoolTimeout
 
-from billing.budgets.budget_leases import UNITS, Amount, Path, Shortage, Slice, SliceStore
+from billing.budgets.budget_leases import (
+    UNITS,
+    BudgetChain,
+    BudgetLease,
+    BudgetLeaseStore,
+    InsufficientBudget,
+    ReservedAmount,
+)
 from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
-from inference_worker.contract.messages import Envelope
+from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import ServiceClass, TokenUsage
 from millrace.gateway.admission import rejections
-from millrace.gateway.admission.admission import Admission, Demand, Terms, Ticket
-from millrace.gateway.admission.cost_estimate import Bill
+from millrace.gateway.admission.admission import Admission, AdmissionGrant, AdmissionLease, AdmissionRequest
+from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.auth.authentication import FRESH_SECONDS
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.core.limit_status import Standing
-from tenants.keys.snapshot import KeySnapshot
-from tenants.outbox.change_feed import Change
+from millrace.gateway.core.limit_status import LimitStatus
+from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-RECALL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
-RECALL_SECONDS = 0.19  # from the first asking to the refusal
+REVOKE_LEASES_CHANNEL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
+REVOKE_LEASES_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
 LEASE_ANSWER_SECONDS = 2.0  # a database that does not say in so long is as good as away
 RECALLED_SECONDS = 5.0  # so long after a recall the other gateways keep nothing that they could release
@@ -58,26 +65,30 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
-class Treasury:
+class BudgetAdmission:
     """The prices, paths and slices of one gateway."""
 
-    def __init__(self, store: SliceStore, broker: redis.Redis, patient: redis.Redis) -> None:
+    def __init__(self, store: BudgetLeaseStore, broker: redis.Redis, patient: redis.Redis) -> None:
         self._store = store
         self._broker = broker
         self._patient = patient
         self.prices = PriceIndex()
         self.early = EarlyReleases(store)
         self._polled_at = float("-inf")  # monotonic
-        self._by_key: dict[int, Path] = {}  # key -> its path
-        self._paths: dict[tuple[int, ...], Path] = {}  # window ids -> the path: keys with the same windows share it
-        self._unreturned: list[tuple[Path, Slice]] = []
+        self._by_key: dict[int, BudgetChain] = {}  # key -> its path
+        self._paths: dict[
+            tuple[int, ...], BudgetChain
+        ] = {}  # window ids -> the path: keys with the same windows share it
+        self._unreturned: list[tuple[BudgetChain, BudgetLease]] = []
         self._to_return = asyncio.Event()
         self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
         self._changes = 0
         self._listening = False  # whether recalls reach this gateway
         self._tasks: list[asyncio.Task[None]] = []
-        self._leasing: set[asyncio.Task[Slice | list[Shortage]]] = set()
-        self._given_up: dict[asyncio.Task[Slice | list[Shortage]], Path] = {}  # those nobody waits for any more
+        self._leasing: set[asyncio.Task[BudgetLease | list[InsufficientBudget]]] = set()
+        self._given_up: dict[
+            asyncio.Task[BudgetLease | list[InsufficientBudget]], BudgetChain
+        ] = {}  # those nobody waits for any more
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
@@ -89,7 +100,7 @@ class Treasury:
         self._seal(list(self._paths.values()))
         await self._return_all()
 
-    def drop(self, changes: Collection[Change]) -> None:
+    def drop(self, changes: Collection[ChangeEvent]) -> None:
         """Budgets may have changed for these keys or tenants: what was leased by the old ones goes back."""
         self._changes += 1
         tenants = {change.tenant_id for change in changes}
@@ -106,7 +117,7 @@ class Treasury:
         self._by_key.clear()
         self._seal(list(self._paths.values()))
 
-    def bill(self, demand: Demand, *, all_billed: bool = False) -> Bill:
+    def bill(self, demand: AdmissionRequest, *, all_billed: bool = False) -> CostEstimate:
         """Pin the price.
 
         Args:
@@ -122,9 +133,9 @@ class Treasury:
         needed = sheets if all_billed else sheets[:1]
         if None in needed:
             raise rejections.unpriced(demand.candidates[needed.index(None)].model.name)
-        return Bill(demand, tuple(sheet for sheet in sheets if sheet is not None), all_billed=all_billed)
+        return CostEstimate(demand, tuple(sheet for sheet in sheets if sheet is not None), all_billed=all_billed)
 
-    async def take(self, bill: Bill, max_tokens: int) -> Terms:
+    async def take(self, bill: CostEstimate, max_tokens: int) -> AdmissionGrant:
         """Hold what the request may cost.
 
         Raises:
@@ -147,14 +158,21 @@ class Treasury:
         return self._terms(bill, max_tokens, amount, slice_, path.ids)
 
     def _terms(
-        self, bill: Bill, max_tokens: int, amount: Amount, slice_: Slice | None, windows: Sequence[int]
-    ) -> Terms:
+        self,
+        bill: CostEstimate,
+        max_tokens: int,
+        amount: ReservedAmount,
+        slice_: BudgetLease | None,
+        windows: Sequence[int],
+    ) -> AdmissionGrant:
         sheet = bill.sheets[0]
         if slice_ is None:
-            return Terms(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
-        return Terms(max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows)
+            return AdmissionGrant(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
+        return AdmissionGrant(
+            max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows
+        )
 
-    def _known(self, demand: Demand) -> Path | None:
+    def _known(self, demand: AdmissionRequest) -> BudgetChain | None:
         """Return the key's windows if no change of budgets can have been missed."""
         path = self._by_key.get(demand.key.key_id)
         if path is None or self._is_stale():
@@ -165,17 +183,17 @@ class Treasury:
         """Return whether changes may have been missed, such as after a pause of this process."""
         return time.monotonic() - self._polled_at >= FRESH_SECONDS
 
-    async def _open(self, demand: Demand) -> Path:
+    async def _open(self, demand: AdmissionRequest) -> BudgetChain:
         """Find the windows on the key's way at that instant."""
         key, at = demand.key, _EPOCH + timedelta(microseconds=demand.admitted_at)
         while True:
             changes = self._changes
             try:
                 windows = await self._store.open_windows(key.tenant_id, key.project_id, key.key_id, at)
-            except _UNREACHABLE as fault:
-                raise _unavailable(fault) from fault
+            except _UNREACHABLE as exc:
+                raise _unavailable(exc) from exc
             ids = tuple(window.id for window in windows)
-            path = Path(key.tenant_id, windows)
+            path = BudgetChain(key.tenant_id, windows)
             if windows:
                 known = self._paths.get(ids)
                 if known is not None:
@@ -191,18 +209,20 @@ class Treasury:
                     self._by_key[key.key_id] = path
                 return path
 
-    async def _take_slowly(self, bill: Bill, path: Path, max_tokens: int, amount: Amount) -> tuple[Slice, int, Amount]:
+    async def _take_slowly(
+        self, bill: CostEstimate, path: BudgetChain, max_tokens: int, amount: ReservedAmount
+    ) -> tuple[BudgetLease, int, ReservedAmount]:
         """Take the amount from a new slice, after recalling others' if need be; or as much as there is, where a shorter
         answer will do."""
         shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp)
         floor = bill.amount(1) if shorter else amount
         in_doubt = self._is_in_doubt(path)
         found = await self._recall_until(path, amount, floor)
-        if isinstance(found, Slice):
+        if isinstance(found, BudgetLease):
             return found, max_tokens, amount
         if shorter:
             leased = await self._lease(path, amount, floor, take=False)
-            if isinstance(leased, Slice):
+            if isinstance(leased, BudgetLease):
                 max_tokens = min(max_tokens, bill.affordable(leased.left))
                 amount = bill.amount(max_tokens)
                 self._keep(path, leased, amount)
@@ -212,19 +232,21 @@ class Treasury:
             raise _unavailable(TimeoutError("a lease was given up, and may be what is in the way"))
         raise await self._refusal(found)
 
-    async def _refusal(self, shortages: Sequence[Shortage]) -> ApiError:
+    async def _refusal(self, shortages: Sequence[InsufficientBudget]) -> ApiError:
         try:
             releasable = await self._store.releasable([each.window.id for each in shortages])
-        except _UNREACHABLE as fault:
-            return _unavailable(fault)
+        except _UNREACHABLE as exc:
+            return _unavailable(exc)
         return rejections.refusal(shortages, releasable)
 
-    def _is_in_doubt(self, path: Path) -> bool:
+    def _is_in_doubt(self, path: BudgetChain) -> bool:
         """Whether the part of a request that did not wait for it, or not long enough, is not back in these windows."""
         out = [*self._given_up.values(), *(each for each, slice_ in self._unreturned if slice_.sealed)]
         return any(not set(path.ids).isdisjoint(each.ids) for each in out)
 
-    async def _recall_until(self, path: Path, amount: Amount, floor: Amount) -> Slice | list[Shortage]:
+    async def _recall_until(
+        self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount
+    ) -> BudgetLease | list[InsufficientBudget]:
         """Take the amount, once this gateway and the others have released what they can; or return what is short then.
 
         If `floor` would do as well, wait for everything that other gateways may return.
@@ -232,7 +254,7 @@ class Treasury:
         ends = asked = 0.0
         while True:
             found = await self._lease(path, amount, amount, take=True)
-            if isinstance(found, Slice):
+            if isinstance(found, BudgetLease):
                 return found
             if await self.early.release(path.ids):
                 continue
@@ -240,8 +262,8 @@ class Treasury:
             wait = _recallable(found, floor) or now - path.recalled_at > RECALLED_SECONDS
             if not wait or (ends and now >= ends):
                 return found
-            ends = ends or now + RECALL_SECONDS
-            if now - asked > RECALL_SECONDS / 3:
+            ends = ends or now + REVOKE_LEASES_SECONDS
+            if now - asked > REVOKE_LEASES_SECONDS / 3:
                 asked = now
                 others = await self._ask_for(found)
                 if not (others or _recallable(found, floor)):
@@ -251,18 +273,20 @@ class Treasury:
             if time.monotonic() >= ends:
                 path.recalled_at = time.monotonic()
 
-    async def _ask_for(self, shortages: Sequence[Shortage]) -> bool:
+    async def _ask_for(self, shortages: Sequence[InsufficientBudget]) -> bool:
         """Recall what the other gateways can return or release of these windows. False: there are no others."""
         windows = [each.window.id for each in shortages]
         self.early.contend(windows)
         try:
-            heard = int(await self._broker.publish(RECALL, msgspec.msgpack.encode(windows)))
+            heard = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(windows)))
             return heard > int(self._listening)
-        except redis.RedisError as fault:
-            log.warning("recall_not_sent", error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("recall_not_sent", error=str(exc))
             return False
 
-    async def _lease(self, path: Path, amount: Amount, floor: Amount, *, take: bool) -> Slice | list[Shortage]:
+    async def _lease(
+        self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, *, take: bool
+    ) -> BudgetLease | list[InsufficientBudget]:
         """Lease a slice, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
         async with path.lock:
             slice_ = path.slice
@@ -279,23 +303,23 @@ class Treasury:
             except asyncio.CancelledError:
                 self._give_up(leasing, path)
                 raise
-            except _UNREACHABLE as fault:
+            except _UNREACHABLE as exc:
                 self._give_up(leasing, path)
                 if slice_ is not None:
                     self._return_later(path, slice_)
-                raise _unavailable(fault) from fault
-            if isinstance(found, Slice) and time.monotonic() >= found.until:  # this process was stopped meanwhile
+                raise _unavailable(exc) from exc
+            if isinstance(found, BudgetLease) and time.monotonic() >= found.until:  # this process was stopped meanwhile
                 self._return_later(path, found)
                 raise _unavailable(TimeoutError("the lease had ended when it was told"))
             if isinstance(found, list) or found.sealed:
                 self.early.contend(path.ids)
-            if isinstance(found, Slice) and take:
+            if isinstance(found, BudgetLease) and take:
                 self._keep(path, found, amount)
             return found
 
-    def _keep(self, path: Path, leased: Slice, amount: Amount) -> None:
+    def _keep(self, path: BudgetChain, leased: BudgetLease, amount: ReservedAmount) -> None:
         """Take the amount from a slice just leased; what is left of it serves the next."""
-        leased.left = Amount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
+        leased.left = ReservedAmount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
         if leased.sealed:
             return
         forgotten = self._paths.get(tuple(path.ids)) is not path  # its period is over
@@ -306,22 +330,26 @@ class Treasury:
             self._return_later(path, path.slice)
         path.slice = leased
 
-    def _give_up(self, leasing: asyncio.Task[Slice | list[Shortage]], path: Path) -> None:
+    def _give_up(self, leasing: asyncio.Task[BudgetLease | list[InsufficientBudget]], path: BudgetChain) -> None:
         self._given_up[leasing] = path
         leasing.add_done_callback(self._keep_unwanted)
 
-    def _keep_unwanted(self, leasing: asyncio.Task[Slice | list[Shortage]]) -> None:
+    def _keep_unwanted(self, leasing: asyncio.Task[BudgetLease | list[InsufficientBudget]]) -> None:
         path = self._given_up.pop(leasing)
-        if not leasing.cancelled() and leasing.exception() is None and isinstance(found := leasing.result(), Slice):
+        if (
+            not leasing.cancelled()
+            and leasing.exception() is None
+            and isinstance(found := leasing.result(), BudgetLease)
+        ):
             self._return_later(path, found)
 
     # Back.
 
-    def _return_later(self, path: Path, slice_: Slice) -> None:
+    def _return_later(self, path: BudgetChain, slice_: BudgetLease) -> None:
         self._unreturned.append((path, slice_))
         self._to_return.set()
 
-    def _seal(self, paths: Collection[Path]) -> None:
+    def _seal(self, paths: Collection[BudgetChain]) -> None:
         """Admit nothing more from their slices."""
         for path in paths:
             if path.slice is not None:
@@ -336,8 +364,8 @@ class Treasury:
             return
         try:
             await self._store.give_back(returning)
-        except _UNREACHABLE as fault:
-            log.warning("slices_not_returned", slices=len(returning), error=str(fault) or type(fault).__name__)
+        except _UNREACHABLE as exc:
+            log.warning("slices_not_returned", slices=len(returning), error=str(exc) or type(exc).__name__)
             return
         done = {id(each) for each in returning}
         self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]
@@ -361,22 +389,22 @@ class Treasury:
         while True:
             try:
                 async with self._patient.pubsub(ignore_subscribe_messages=True) as pubsub:
-                    await pubsub.subscribe(RECALL)
+                    await pubsub.subscribe(REVOKE_LEASES_CHANNEL)
                     self._listening = True
                     while True:
                         message = await pubsub.get_message(timeout=30)
                         if message is not None:
                             await self._recalled(set(msgspec.msgpack.decode(message["data"], type=list[int])))
-            except (redis.RedisError, OSError) as fault:
+            except (redis.RedisError, OSError) as exc:
                 self._listening = False
-                log.warning("broker_unreachable", error=str(fault))
+                log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(1)
 
     async def _recalled(self, windows: set[int]) -> None:
         """Give all of it back, and for a moment take no more than is needed: or the asker would never find it there."""
         paths = [path for path in self._paths.values() if not windows.isdisjoint(path.ids)]
         for path in paths:
-            path.scarce_until = time.monotonic() + RECALL_SECONDS
+            path.scarce_until = time.monotonic() + REVOKE_LEASES_SECONDS
         self._seal(paths)
         self.early.contend(windows)
         await asyncio.gather(self._return_all(), self.early.release(windows))
@@ -385,17 +413,17 @@ class Treasury:
         while True:
             try:
                 await self._store.load_prices(self.prices)
-            except _UNREACHABLE as fault:
-                log.warning("prices_unreadable", error=str(fault) or type(fault).__name__)
+            except _UNREACHABLE as exc:
+                log.warning("prices_unreadable", error=str(exc) or type(exc).__name__)
             await asyncio.sleep(PRICES_SECONDS)
 
 
-class MoneyAdmission:
+class RequestAdmission:
     """Admits what every limit and every budget on a key's way allows."""
 
-    def __init__(self, limits: Admission, treasury: Treasury) -> None:
+    def __init__(self, limits: Admission, budget_admission: BudgetAdmission) -> None:
         self._limits = limits
-        self._treasury = treasury
+        self._treasury = budget_admission
 
     async def start(self) -> None:
         await self._limits.start()
@@ -405,29 +433,29 @@ class MoneyAdmission:
         await self._limits.stop()
         await self._treasury.stop()
 
-    async def admit(self, demand: Demand) -> Ticket:
+    async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
         bill = self._treasury.bill(demand)
         ticket = await self._limits.admit(demand)
         try:
             ticket.terms = await self._treasury.take(bill, ticket.terms.max_tokens)
-        except BaseException as fault:
+        except BaseException as exc:
             await ticket.close(None)
-            if isinstance(fault, ApiError):
-                fault.standings = ticket.standings
+            if isinstance(exc, ApiError):
+                exc.limit_statuses = ticket.limit_statuses
             raise
         return ticket
 
-    async def charge(self, key: KeySnapshot) -> None:
+    async def charge(self, key: ApiKeySnapshot) -> None:
         await self._limits.charge(key)
 
-    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
-        await self._treasury.early.end(envelope, terms, usage)
+    async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
+        await self._treasury.early.end(billing_context, terms, usage)
 
-    async def standing(self, key: KeySnapshot) -> Sequence[Standing]:
+    async def standing(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
         return await self._limits.standing(key)
 
 
-def _recallable(shortages: Sequence[Shortage], floor: Amount) -> bool:
+def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) -> bool:
     """Whether so much may come back from others that the floor is reached."""
     wanted = dict(zip(UNITS, floor, strict=True))
     return any(each.elsewhere for each in shortages) and all(

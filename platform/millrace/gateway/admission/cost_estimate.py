@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from billing.budgets.budget_leases import Amount
-from billing.pricing.pricing import UNBOUNDED, PriceSheet, affordable_output, hold_nano
-from millrace.gateway.admission.admission import Demand
+from billing.budgets.budget_leases import ReservedAmount
+from billing.pricing.pricing import UNBOUNDED, RateCard, affordable_output, hold_nano
+from millrace.gateway.admission.admission import AdmissionRequest
 
 
 @dataclass(frozen=True)
-class Bill:
+class CostEstimate:
     """What a request may cost, for a number of output tokens.
 
     By default the candidates are alternatives: one of them is billed, and the most expensive is reserved for.
     With `all_billed` each of them runs and is billed, and the reservation is their sum.
     """
 
-    demand: Demand
-    sheets: tuple[PriceSheet, ...]  # of each candidate that has one; the first is pinned
+    demand: AdmissionRequest
+    sheets: tuple[RateCard, ...]  # of each candidate that has one; the first is pinned
     all_billed: bool = False
 
-    def amount(self, max_tokens: int) -> Amount:
+    def amount(self, max_tokens: int) -> ReservedAmount:
         """Return what must be reserved so that the request cannot cost more."""
         parts = self.parts(max_tokens)
         if self.all_billed:
-            return Amount(*(sum(units) for units in zip(*parts, strict=True)))
-        return Amount(*(max(units) for units in zip(*parts, strict=True)))
+            return ReservedAmount(*(sum(units) for units in zip(*parts, strict=True)))
+        return ReservedAmount(*(max(units) for units in zip(*parts, strict=True)))
 
-    def parts(self, max_tokens: int) -> list[Amount]:
+    def parts(self, max_tokens: int) -> list[ReservedAmount]:
         """Return what the execution of each candidate needs."""
         tokens = self.demand.prompt_tokens + max_tokens * self.demand.sequences
-        return [Amount(self._money(sheet, max_tokens), tokens, 1) for sheet in self.sheets]
+        return [ReservedAmount(self._money(sheet, max_tokens), tokens, 1) for sheet in self.sheets]
 
-    def affordable(self, left: Amount) -> int:
+    def affordable(self, left: ReservedAmount) -> int:
         """Return how many output tokens the remaining amount is enough for."""
         if self.all_billed:
             return self._affordable_by_all(left)
@@ -52,7 +52,7 @@ class Bill:
         )
         return min(money, (left.tokens - demand.prompt_tokens) // demand.sequences)
 
-    def _affordable_by_all(self, left: Amount) -> int:
+    def _affordable_by_all(self, left: ReservedAmount) -> int:
         """Search for the most tokens: each part is rounded up by itself, so no division gives the number."""
         low, high = 0, UNBOUNDED
         while low < high:
@@ -64,7 +64,7 @@ class Bill:
                 high = middle - 1
         return low
 
-    def _money(self, sheet: PriceSheet, max_tokens: int) -> int:
+    def _money(self, sheet: RateCard, max_tokens: int) -> int:
         demand = self.demand
         return hold_nano(
             sheet,

@@ -20,11 +20,11 @@ import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
-from billing.budgets.budget_leases import SliceStore, UnusedPart
+from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
 from billing.pricing.pricing import Rater, UnknownPriceError, nano
-from inference_worker.contract.messages import Envelope
+from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TokenUsage
-from millrace.gateway.admission.admission import Terms
+from millrace.gateway.admission.admission import AdmissionGrant
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +38,8 @@ _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
 class _Ended(NamedTuple):
-    envelope: Envelope
-    terms: Terms
+    billing_context: BillingContext
+    terms: AdmissionGrant
     usage: TokenUsage
     ended_at: float  # monotonic
 
@@ -47,7 +47,7 @@ class _Ended(NamedTuple):
 class EarlyReleases:
     """The unused parts of one gateway's ended executions, as far as they may not be released yet."""
 
-    def __init__(self, store: SliceStore) -> None:
+    def __init__(self, store: BudgetLeaseStore) -> None:
         self._store = store
         self._ended: OrderedDict[tuple[str, int], _Ended] = OrderedDict()
         self._contended: dict[int, float] = {}  # window -> monotonic time until which parts are released immediately
@@ -61,12 +61,12 @@ class EarlyReleases:
         self._contended = {window: until for window, until in self._contended.items() if until > now}
         self._contended.update((window, now + CONTENDED_SECONDS) for window in windows)
 
-    async def end(self, envelope: Envelope, terms: Terms, usage: TokenUsage) -> None:
+    async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
         """Keep the unused part of an execution that ended with this usage; release it if a budget is contended."""
-        if envelope.slice_id is None:
+        if billing_context.slice_id is None:
             return
         now = time.monotonic()
-        self._ended[envelope.request_id, envelope.leg] = _Ended(envelope, terms, usage, now)
+        self._ended[billing_context.request_id, billing_context.leg] = _Ended(billing_context, terms, usage, now)
         while next(iter(self._ended.values())).ended_at < now - KEPT_SECONDS or len(self._ended) > MAX_KEPT:
             self._ended.popitem(last=False)
         if any(self._contended.get(window, 0.0) > now for window in terms.windows):
@@ -95,8 +95,8 @@ class EarlyReleases:
 
     def _unused_part(self, ended: _Ended) -> UnusedPart | None:
         """Return what the execution leaves of its reservation. None: nothing that could be released."""
-        envelope, sheet, usage = ended.envelope, ended.terms.sheet, ended.usage
-        if envelope.slice_id is None or envelope.fence is None or sheet is None:
+        billing_context, sheet, usage = ended.billing_context, ended.terms.sheet, ended.usage
+        if billing_context.slice_id is None or billing_context.fence is None or sheet is None:
             return None
         rater = self._raters.get(sheet.version)
         if rater is None:
@@ -105,13 +105,15 @@ class EarlyReleases:
             rater = self._raters[sheet.version] = Rater(sheet)
         inputs = (usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
         try:
-            kept = nano(rater.rate((*inputs, usage.output, 0, 0), envelope.admitted_at).cost_femto)
+            kept = nano(rater.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
         except UnknownPriceError:
             return None
         kept_tokens = sum(inputs) + usage.output
-        money, tokens = (envelope.hold or 0) - kept, (envelope.hold_tokens or 0) - kept_tokens
+        money, tokens = (billing_context.hold or 0) - kept, (billing_context.hold_tokens or 0) - kept_tokens
         if min(money, tokens) < 0 or not (money or tokens):
             return None
-        admitted_at = _EPOCH + timedelta(microseconds=envelope.admitted_at)
-        leg = envelope.request_id, envelope.leg
-        return UnusedPart(envelope.slice_id, envelope.fence, admitted_at, *leg, money, tokens, kept, kept_tokens)
+        admitted_at = _EPOCH + timedelta(microseconds=billing_context.admitted_at)
+        leg = billing_context.request_id, billing_context.leg
+        return UnusedPart(
+            billing_context.slice_id, billing_context.fence, admitted_at, *leg, money, tokens, kept, kept_tokens
+        )

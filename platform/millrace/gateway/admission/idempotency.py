@@ -24,15 +24,15 @@ import structlog
 
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError, invalid
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
-KEPT_SECONDS = 24 * 3600
+IDEMPOTENCY_TTL_SECONDS = 24 * 3600
 LEASE_MS = 15_000
-MOST_NAME = 255  # bytes
-MOST_BYTES = 2 * 2**20  # of one answer; a longer one is not stored, and not done again either
-MOST_TENANT_BYTES = 64 * 2**20  # of a tenant's answers, compressed; the oldest go first
+MAX_KEY_BYTES = 255  # bytes
+MAX_RESPONSE_BYTES = 2 * 2**20  # of one answer; a longer one is not stored, and not done again either
+MAX_TENANT_BYTES = 64 * 2**20  # of a tenant's answers, compressed; the oldest go first
 CONFLICT = "idempotency_conflict"
 
 # KEYS record, answer; ARGV what was sent, the call, its request, lease in ms, seconds to keep.
@@ -100,7 +100,7 @@ return 1
 """
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """A response, as it was sent."""
 
     request_id: str
@@ -112,7 +112,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Replay(Exception):
     """The call was made before: this is its answer."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: StoredResponse) -> None:
         super().__init__(answer.request_id)
         self.answer = answer
 
@@ -126,7 +126,7 @@ class Names(NamedTuple):
     sum: str
 
 
-class Once:
+class IdempotentCall:
     """One call with an Idempotency-Key, which is the one to be done."""
 
     def __init__(self, store: IdempotencyStore, names: Names, call: str, left: str | None) -> None:
@@ -148,7 +148,7 @@ class Once:
     def sent(self, body: bytes) -> None:
         """And this."""
         self._size += len(body)
-        if self._size <= MOST_BYTES:
+        if self._size <= MAX_RESPONSE_BYTES:
             self._body.append(body)
         else:
             self._body.clear()
@@ -169,8 +169,8 @@ class Once:
             return
         self._over = True
         status, headers = self._answer
-        whole = b"".join(self._body) if self._size <= MOST_BYTES else None
-        await self._store.keep(self, None if whole is None else Answer(request_id, status, headers, whole))
+        whole = b"".join(self._body) if self._size <= MAX_RESPONSE_BYTES else None
+        await self._store.keep(self, None if whole is None else StoredResponse(request_id, status, headers, whole))
 
     async def end(self) -> None:
         """The call is over, answered or not. May be called twice."""
@@ -183,7 +183,7 @@ class IdempotencyStore:
     """The records in the broker, and the leases of the calls under way in this gateway."""
 
     def __init__(self, broker: redis.Redis) -> None:
-        self._held: dict[str, Once] = {}
+        self._held: dict[str, IdempotentCall] = {}
         self._begin, self._lease, self._anew, self._forget, self._keep = (
             broker.register_script(script) for script in (_BEGIN, _LEASE, _ANEW, _FORGET, _KEEP)
         )
@@ -196,46 +196,46 @@ class IdempotencyStore:
         if self._renewing is not None:
             await cancel_and_wait([self._renewing])
 
-    async def begin(self, key: KeySnapshot, name: bytes, sent: bytes, request_id: str) -> Once:
+    async def begin(self, key: ApiKeySnapshot, name: bytes, sent: bytes, request_id: str) -> IdempotentCall:
         """Have the call done by its caller; `sent` is what makes it this call and no other: path and body, or a hash.
 
         Raises:
             Replay: it was done before.
             ApiError: 400, no proper name; 409, it is being done, or another one was under this name.
         """
-        if not 0 < len(name) <= MOST_NAME:
-            raise invalid("Idempotency-Key", f"Idempotency-Key must have 1 to {MOST_NAME} characters.")
+        if not 0 < len(name) <= MAX_KEY_BYTES:
+            raise invalid("Idempotency-Key", f"Idempotency-Key must have 1 to {MAX_KEY_BYTES} characters.")
         digest = hashlib.sha256(b"%d\0%s" % (key.key_id, name)).hexdigest()
         start = f"idem:{{{key.tenant_id}}}:"
         names = Names(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
         state, *more = await self._begin(
             keys=[names.record, names.answer],
-            args=[hashlib.sha256(sent).digest(), request_id, request_id, LEASE_MS, KEPT_SECONDS],
+            args=[hashlib.sha256(sent).digest(), request_id, request_id, LEASE_MS, IDEMPOTENCY_TTL_SECONDS],
         )
         if state == b"other":
             raise ApiError(CONFLICT, "This Idempotency-Key was used for another request.")
         if state == b"done":
             if not more or more[0] is None:
                 raise ApiError(CONFLICT, "This request was answered before; its answer is too large to be sent again.")
-            raise Replay(msgspec.msgpack.decode(zlib.decompress(more[0]), type=Answer))
+            raise Replay(msgspec.msgpack.decode(zlib.decompress(more[0]), type=StoredResponse))
         if state == b"running":
             raise running()
-        once = Once(self, names, request_id, more[0].decode() if state == b"left" else None)
+        once = IdempotentCall(self, names, request_id, more[0].decode() if state == b"left" else None)
         self._held[names.record] = once
         return once
 
-    async def anew(self, once: Once, request_id: str) -> bool:
+    async def anew(self, once: IdempotentCall, request_id: str) -> bool:
         return bool(await self._anew(keys=[once.names.record], args=[once.call, request_id]))
 
-    async def keep(self, once: Once, answer: Answer | None) -> None:
+    async def keep(self, once: IdempotentCall, answer: StoredResponse | None) -> None:
         self._let_go(once)
         packed = b"" if answer is None else zlib.compress(msgspec.msgpack.encode(answer), 1)
         try:
-            await self._keep(keys=list(once.names), args=[once.call, packed, KEPT_SECONDS, MOST_TENANT_BYTES])
-        except redis.RedisError as fault:  # the caller gets the answer all the same; the lease ends by itself
-            log.warning("answer_not_kept", error=str(fault))
+            await self._keep(keys=list(once.names), args=[once.call, packed, IDEMPOTENCY_TTL_SECONDS, MAX_TENANT_BYTES])
+        except redis.RedisError as exc:  # the caller gets the answer all the same; the lease ends by itself
+            log.warning("answer_not_kept", error=str(exc))
 
-    async def end(self, once: Once) -> None:
+    async def end(self, once: IdempotentCall) -> None:
         """Without an answer: forget it, or leave it to the next call."""
         self._let_go(once)
         try:
@@ -243,10 +243,10 @@ class IdempotencyStore:
                 await self._lease(keys=[once.names.record], args=[once.call, 0])
             else:
                 await self._forget(keys=[once.names.record], args=[once.call])
-        except redis.RedisError as fault:
-            log.warning("idempotency_key_not_freed", error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("idempotency_key_not_freed", error=str(exc))
 
-    def _let_go(self, once: Once) -> None:
+    def _let_go(self, once: IdempotentCall) -> None:
         if self._held.get(once.names.record) is once:
             del self._held[once.names.record]
 
@@ -256,8 +256,8 @@ class IdempotencyStore:
             for once in list(self._held.values()):
                 try:
                     await self._lease(keys=[once.names.record], args=[once.call, LEASE_MS])
-                except redis.RedisError as fault:
-                    log.warning("idempotency_keys_not_renewed", keys=len(self._held), error=str(fault))
+                except redis.RedisError as exc:
+                    log.warning("idempotency_keys_not_renewed", keys=len(self._held), error=str(exc))
                     break
 
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import msgspec
 import redis.asyncio as redis
 
-from millrace.gateway.core.limit_status import Check, Standing
+from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from millrace.gateway.core.scripts import ScriptBatch
-from tenants.keys.snapshot import LimitSet
+from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import WINDOWS, start_of
 
 LEASE_MS = 15_000  # how long a place outlives its gateway
@@ -120,7 +120,7 @@ end
 """
 
 
-class Cost(NamedTuple):
+class LimitCost(NamedTuple):
     """What a request takes of each kind of window."""
 
     requests: int
@@ -132,10 +132,12 @@ class Cost(NamedTuple):
         return self.input + self.output
 
 
-def checks_of(tenant_id: int, sets: Iterable[LimitSet], cost: Cost, *, charged: bool = False) -> list[Check]:
+def checks_of(
+    tenant_id: int, sets: Iterable[LimitSetSnapshot], cost: LimitCost, *, charged: bool = False
+) -> list[LimitCheck]:
     """Everything that must hold for a request of this cost, and is taken by it. `charged`: the request itself was
     counted before, by all sets that are for every model."""
-    checks: list[Check] = []
+    checks: list[LimitCheck] = []
     for group, set_ in _grouped(sets):
         start = start_of(tenant_id, set_.id)
         for name, counts, period, short in WINDOWS:
@@ -143,7 +145,7 @@ def checks_of(tenant_id: int, sets: Iterable[LimitSet], cost: Cost, *, charged: 
             if limit is not None and limit <= MAX_LIMIT:
                 counted = charged and counts == "requests" and not set_.model
                 amount = 0 if counted else getattr(cost, counts)
-                checks.append(Check(start + short, group, _BUCKET, limit, amount, period, set_, name, counts))
+                checks.append(LimitCheck(start + short, group, _BUCKET, limit, amount, period, set_, name, counts))
         if set_.concurrency is not None:
             checks.append(_place(start + "c", group, set_.concurrency, set_, "concurrency"))
         if set_.long_cap is not None and set_.long_queue is not None and cost.input >= set_.long_queue:
@@ -153,34 +155,34 @@ def checks_of(tenant_id: int, sets: Iterable[LimitSet], cost: Cost, *, charged: 
     return checks
 
 
-def is_long(sets: Iterable[LimitSet], prompt_tokens: int) -> bool:
+def is_long(sets: Iterable[LimitSetSnapshot], prompt_tokens: int) -> bool:
     """Whether a prompt of this length is a long job."""
     return any(each.long_queue is not None and prompt_tokens >= each.long_queue for each in sets if not each.dry_run)
 
 
-def _grouped(sets: Iterable[LimitSet]) -> Iterable[tuple[int, LimitSet]]:
+def _grouped(sets: Iterable[LimitSetSnapshot]) -> Iterable[tuple[int, LimitSetSnapshot]]:
     for number, set_ in enumerate(sets, start=1):
         yield (number if set_.dry_run else ENFORCED), set_
 
 
-def _place(key: str, group: int, limit: int, set_: LimitSet, name: str) -> Check:
-    return Check(key, group, _PLACE, limit, 1, (1, 1), set_, name, name)
+def _place(key: str, group: int, limit: int, set_: LimitSetSnapshot, name: str) -> LimitCheck:
+    return LimitCheck(key, group, _PLACE, limit, 1, (1, 1), set_, name, name)
 
 
-def _fixed(start: str, group: int, set_: LimitSet, cost: Cost) -> Iterable[Check]:
+def _fixed(start: str, group: int, set_: LimitSetSnapshot, cost: LimitCost) -> Iterable[LimitCheck]:
     """The longest prompt and answer of a dry-run set, only to be counted: enforced ones are refused before."""
     for name, amount in (("max_prompt_tokens", cost.input), ("max_output_tokens", cost.output)):
         limit = getattr(set_, name)
         if limit is not None:
-            yield Check(start, group, _FIXED, limit, amount, (1, 1), set_, name, name)
+            yield LimitCheck(start, group, _FIXED, limit, amount, (1, 1), set_, name, name)
 
 
-class Taken(NamedTuple):
+class TakenLimits(NamedTuple):
     """What an admitted request holds."""
 
     tenant_id: int
     request_id: str
-    checks: tuple[Check, ...]
+    checks: tuple[LimitCheck, ...]
 
     @property
     def places(self) -> list[str]:
@@ -197,8 +199,8 @@ class LimitStore:
         self._renew_script = broker.register_script(_RENEW)
 
     async def take(
-        self, tenant_id: int, request_id: str, checks: Sequence[Check]
-    ) -> tuple[Taken | None, list[Standing]]:
+        self, tenant_id: int, request_id: str, checks: Sequence[LimitCheck]
+    ) -> tuple[TakenLimits | None, list[LimitStatus]]:
         """Take all enforced limits or none, and each dry-run set or none of it. None: refused; the standings say by
         which."""
         checks = sorted(checks, key=_buckets_first)
@@ -207,14 +209,14 @@ class LimitStore:
         buckets = sum(check.kind == _BUCKET for check in checks)
         arguments = [packed, request_id, LEASE_MS, _COUNTERS_SECONDS, buckets]
         reply: Any = await self._batch.run(self._admit_script, keys, arguments)
-        standings = [Standing(check, wait, level) for check, wait, level in zip(checks, *reply, strict=True)]
-        failed = {standing.check.group for standing in standings if standing.wait_ms}
+        limit_statuses = [LimitStatus(check, wait, level) for check, wait, level in zip(checks, *reply, strict=True)]
+        failed = {standing.check.group for standing in limit_statuses if standing.wait_ms}
         if ENFORCED in failed:
-            return None, standings
+            return None, limit_statuses
         held = tuple(check for check in checks if check.group not in failed and check.kind != _FIXED)
-        return Taken(tenant_id, request_id, held), standings
+        return TakenLimits(tenant_id, request_id, held), limit_statuses
 
-    async def give_back(self, taken: Taken, back: Cost) -> None:
+    async def give_back(self, taken: TakenLimits, back: LimitCost) -> None:
         """The request is over: its places are free, and `back` was not used."""
         keys, packed = [], []
         for check in taken.checks:
@@ -231,7 +233,7 @@ class LimitStore:
             await self._renew_script(keys=[key for key, _ in places], args=[LEASE_MS, *(name for _, name in places)])
 
 
-def _buckets_first(check: Check) -> bool:
+def _buckets_first(check: LimitCheck) -> bool:
     return check.kind != _BUCKET
 
 

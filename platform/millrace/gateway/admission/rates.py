@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from millrace.gateway.admission.limits import ENFORCED
-from millrace.gateway.core.limit_status import Check, Standing
+from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from tenants.limits.token_buckets import DAY, MINUTE
 
 Headers = list[tuple[bytes, bytes]]
@@ -17,19 +17,19 @@ _PERIODS = {MINUTE: "minute", DAY: "day"}
 _WHOSE = {"key": "this API key", "project": "this project", "tenant": "this account"}
 
 
-def headers(standings: Iterable[Standing]) -> Headers:
+def headers(limit_statuses: Iterable[LimitStatus]) -> Headers:
     """`x-ratelimit-…` for requests and for tokens, each of the limit with the least left. Without a limit, none."""
     found: Headers = []
-    for family, least in _least(standings, _FAMILIES):
+    for family, least in _least(limit_statuses, _FAMILIES):
         values = {"limit": least.check.limit, "remaining": least.remaining, "reset": duration(least.reset_ms)}
         found += [(f"x-ratelimit-{name}-{family}".encode(), str(value).encode()) for name, value in values.items()]
     return found
 
 
-def anthropic_headers(standings: Iterable[Standing], now: datetime) -> Headers:
+def anthropic_headers(limit_statuses: Iterable[LimitStatus], now: datetime) -> Headers:
     """`anthropic-ratelimit-…`, likewise; resets are points in time."""
     found: Headers = []
-    for family, least in _least(standings, _FINER):
+    for family, least in _least(limit_statuses, _FINER):
         full_at = now + timedelta(milliseconds=least.reset_ms + 999)
         values = {"limit": least.check.limit, "remaining": least.remaining, "reset": f"{full_at:%Y-%m-%dT%H:%M:%SZ}"}
         found += [
@@ -39,10 +39,10 @@ def anthropic_headers(standings: Iterable[Standing], now: datetime) -> Headers:
 
 
 def _least(
-    standings: Iterable[Standing], families: Iterable[tuple[str, tuple[str, ...]]]
-) -> Iterator[tuple[str, Standing]]:
+    limit_statuses: Iterable[LimitStatus], families: Iterable[tuple[str, tuple[str, ...]]]
+) -> Iterator[tuple[str, LimitStatus]]:
     """Of each family that has limits, the one with the least left."""
-    enforced = [standing for standing in standings if standing.check.group == ENFORCED]
+    enforced = [standing for standing in limit_statuses if standing.check.group == ENFORCED]
     for family, counts in families:
         of_family = [standing for standing in enforced if standing.check.counts in counts]
         if of_family:
@@ -58,7 +58,7 @@ def duration(milliseconds: int) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"
 
 
-def describe(check: Check) -> str:
+def describe(check: LimitCheck) -> str:
     """The limit in words: `10 requests per minute for this API key and the model 'm'`."""
     whose = _WHOSE[check.set.scope] + (f" and the model {check.set.model!r}" if check.set.model else "")
     if check.name == "concurrency":

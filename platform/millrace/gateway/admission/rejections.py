@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from billing.amounts import decimal
-from billing.budgets.budget_leases import Shortage, Window
+from billing.budgets.budget_leases import InsufficientBudget, LeasedPeriod
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 
 _PERIODS = {"day": "daily ", "month": "monthly ", "lifetime": ""}
@@ -16,7 +16,7 @@ def unpriced(model: str) -> ApiError:
     return ApiError("model_not_priced", f"The model {model!r} has no price yet; please contact the operator.", "model")
 
 
-def refusal(shortages: Sequence[Shortage], releasable: Mapping[int, int]) -> ApiError:
+def refusal(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, int]) -> ApiError:
     """Build the rejection of a request that these windows have no room for.
 
     Args:
@@ -52,7 +52,7 @@ def refusal(shortages: Sequence[Shortage], releasable: Mapping[int, int]) -> Api
     )
 
 
-def _advice(window: Window, reserved: int) -> str:
+def _advice(window: LeasedPeriod, reserved: int) -> str:
     """Describe what would let the request pass. `reserved`: what running requests reserve, if it would be enough."""
     texts = []
     if reserved:

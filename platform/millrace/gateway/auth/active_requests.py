@@ -6,36 +6,36 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from millrace.gateway.core.errors import ApiError
-from tenants.keys.snapshot import KeySnapshot
-from tenants.outbox.change_feed import Change
+from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.outbox.change_feed import ChangeEvent
 
 End = Callable[[ApiError], None]
 
 
-class LiveRequests:
+class ActiveRequests:
     """Who is to be told when a key dies."""
 
     def __init__(self) -> None:
         self._ends: dict[int, tuple[int, set[End]]] = {}  # key -> its tenant, and what ends its requests
 
-    def add(self, key: KeySnapshot, end: End) -> None:
+    def add(self, key: ApiKeySnapshot, end: End) -> None:
         self._ends.setdefault(key.key_id, (key.tenant_id, set()))[1].add(end)
 
-    def remove(self, key: KeySnapshot, end: End) -> None:
+    def remove(self, key: ApiKeySnapshot, end: End) -> None:
         _, ends = self._ends.get(key.key_id, (0, set()))
         ends.discard(end)
         if not ends:
             self._ends.pop(key.key_id, None)
 
     @contextmanager
-    def listed(self, key: KeySnapshot, end: End) -> Iterator[None]:
+    def listed(self, key: ApiKeySnapshot, end: End) -> Iterator[None]:
         self.add(key, end)
         try:
             yield
         finally:
             self.remove(key, end)
 
-    def touched(self, changes: Collection[Change]) -> set[int]:
+    def touched(self, changes: Collection[ChangeEvent]) -> set[int]:
         """The keys with requests under way that the changes are about."""
         keys = {change.key_id for change in changes if change.key_id is not None}
         tenants = {change.tenant_id for change in changes if change.key_id is None}

@@ -26,10 +26,10 @@ from millrace.gateway.auth.paced_lookups import PacedLookups
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from tenants.keys import snapshot
 from tenants.keys.ip_allowlist import allowed
-from tenants.keys.playground_tokens import Ticket
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.playground_tokens import PlaygroundToken
+from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.keys.wrong_keys import WrongKeyThrottle, process_throttle
-from tenants.outbox.change_feed import Change
+from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ class KeyStore:
         self._peppers = peppers
         self._wrong_keys = wrong_keys or process_throttle()
         self._paced = PacedLookups(self._read_rows)
-        self._cache: OrderedDict[bytes, KeySnapshot] = OrderedDict()
+        self._cache: OrderedDict[bytes, ApiKeySnapshot] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()  # keys that do not exist -> since when that is known
         self._changes = 0  # so many times something was dropped
         self._polled_at = float("-inf")
@@ -72,7 +72,7 @@ class KeyStore:
         self.used: dict[int, float] = {}  # key -> Unix time of its last use, until it has been written down
         self.outdated: dict[bytes, bytes] = {}  # hash under an old pepper -> under the newest, until it is stored so
 
-    async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> KeySnapshot:
+    async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> ApiKeySnapshot:
         """The caller's snapshot.
 
         Raises:
@@ -80,7 +80,9 @@ class KeyStore:
         """
         return self._admit(await self.find(_secret_from(headers), address), scope, address)
 
-    async def authenticate_ticket(self, ticket: Ticket, scope: str, address: str | None = None) -> KeySnapshot:
+    async def authenticate_ticket(
+        self, ticket: PlaygroundToken, scope: str, address: str | None = None
+    ) -> ApiKeySnapshot:
         """The key that a person was given a ticket for, as it is now.
 
         Raises:
@@ -91,11 +93,11 @@ class KeyStore:
         await self.check_user(ticket)
         try:
             key = (await self.by_id([ticket.key_id])).get(ticket.key_id)
-        except (psycopg.Error, PoolTimeout) as fault:
-            raise _unreachable(fault) from fault
+        except (psycopg.Error, PoolTimeout) as exc:
+            raise _unreachable(exc) from exc
         return self._admit(key, scope, address)
 
-    async def check_user(self, ticket: Ticket) -> None:
+    async def check_user(self, ticket: PlaygroundToken) -> None:
         """Check that the user whom the ticket was given to still has access.
 
         Raises:
@@ -105,12 +107,12 @@ class KeyStore:
             async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
                 cursor = await connection.execute(_MAY_USE_TICKET, [ticket.user_id, ticket.generation])
                 has_access = await cursor.fetchone() is not None
-        except (psycopg.Error, PoolTimeout) as fault:
-            raise _unreachable(fault) from fault
+        except (psycopg.Error, PoolTimeout) as exc:
+            raise _unreachable(exc) from exc
         if not has_access:
             raise ApiError("invalid_api_key", "Your session has ended. Sign in again.")
 
-    def _admit(self, key: KeySnapshot | None, scope: str, address: str | None) -> KeySnapshot:
+    def _admit(self, key: ApiKeySnapshot | None, scope: str, address: str | None) -> ApiKeySnapshot:
         if key is None:
             raise incorrect()
         if (fault := dead(key)) is not None:
@@ -122,7 +124,7 @@ class KeyStore:
         self.used[key.key_id] = time.time()
         return key
 
-    async def find(self, secret: str, address: str | None = None) -> KeySnapshot | None:
+    async def find(self, secret: str, address: str | None = None) -> ApiKeySnapshot | None:
         """Return the key's snapshot, or None for a wrong key.
 
         Raises:
@@ -170,7 +172,7 @@ class KeyStore:
 
     async def _look_up_until_current(
         self, hashes: tuple[bytes, ...], now: float, *, fresh: bool, paced: bool
-    ) -> KeySnapshot | None:
+    ) -> ApiKeySnapshot | None:
         changes = -1
         while changes != self._changes:  # what was found may be from before a change
             changes = self._changes
@@ -202,7 +204,7 @@ class KeyStore:
         self._unknown.clear()
         self._distrust_until = time.monotonic() + COPIES_SECONDS
 
-    def drop(self, changes: Collection[Change]) -> None:
+    def drop(self, changes: Collection[ChangeEvent]) -> None:
         """Forget what is held of the keys that changed."""
         self._changes += 1
         until = time.monotonic() + COPIES_SECONDS
@@ -215,7 +217,7 @@ class KeyStore:
             if held.key_id in keys or held.tenant_id in tenants:
                 del self._cache[key_hash]
 
-    async def by_id(self, key_ids: Collection[int]) -> dict[int, KeySnapshot]:
+    async def by_id(self, key_ids: Collection[int]) -> dict[int, ApiKeySnapshot]:
         """The snapshots as the database has them now.
 
         Raises:
@@ -225,7 +227,9 @@ class KeyStore:
             cursor = await connection.execute(_BY_ID, [list(key_ids)], binary=True)
             return {key_id: snapshot.decode(bytes(payload)) for key_id, payload in await cursor.fetchall()}
 
-    async def _look_up(self, hashes: tuple[bytes, ...], now: float, *, copies: bool, paced: bool) -> KeySnapshot | None:
+    async def _look_up(
+        self, hashes: tuple[bytes, ...], now: float, *, copies: bool, paced: bool
+    ) -> ApiKeySnapshot | None:
         copies = copies and now > self._distrust_until
         if copies and (copied := await self._copy(hashes)) is not None:
             if self._distrusted.get(copied.tenant_id, 0) < now:
@@ -233,8 +237,8 @@ class KeyStore:
             copies = False
         try:
             row = await (self._paced.read_row(hashes) if paced else self._read_row(hashes))
-        except (psycopg.Error, PoolTimeout) as fault:
-            raise _unreachable(fault) from fault
+        except (psycopg.Error, PoolTimeout) as exc:
+            raise _unreachable(exc) from exc
         if row is None:
             return None
         key_hash, payload = row
@@ -245,11 +249,11 @@ class KeyStore:
                 await self._broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS, nx=True)
         return snapshot.decode(payload)
 
-    async def _copy(self, hashes: Sequence[bytes]) -> KeySnapshot | None:
+    async def _copy(self, hashes: Sequence[bytes]) -> ApiKeySnapshot | None:
         try:
             copies: Any = await self._broker.mget([snapshot.valkey_name(key_hash) for key_hash in hashes])
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
             return None
         held = [snapshot.decode(copy) for copy in copies if copy is not None]
         return max(held, key=lambda found: found.version, default=None)  # two while a key moves to another pepper
@@ -273,7 +277,7 @@ def incorrect() -> ApiError:
     return ApiError("invalid_api_key", "Incorrect API key provided: it is unknown, revoked or expired.")
 
 
-def dead(key: KeySnapshot) -> ApiError | None:
+def dead(key: ApiKeySnapshot) -> ApiError | None:
     """Why nobody may use this key any more; None: it lives."""
     if key.revoked or (key.expires_at is not None and key.expires_at <= time.time_ns() // 1000):
         return incorrect()

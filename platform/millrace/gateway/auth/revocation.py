@@ -19,11 +19,11 @@ import redis.asyncio as redis
 import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore, dead, incorrect
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tenants.outbox import change_feed
-from tenants.outbox.change_feed import Change, Cursor
+from tenants.outbox.change_feed import ChangeEvent, Cursor
 
 log = structlog.get_logger(__name__)
 
@@ -36,14 +36,14 @@ USES_SECONDS = 10.0  # how often the keys' last uses are written down
 class Remembers(Protocol):
     """Something that is to forget what has changed."""
 
-    def drop(self, changes: Collection[Change]) -> None: ...
+    def drop(self, changes: Collection[ChangeEvent]) -> None: ...
 
     def forget(self) -> None: ...
 
     def polled(self, at: float) -> None: ...
 
 
-class ChangeWatcher:
+class ChangeFeedReader:
     """Reads the change log for one gateway."""
 
     def __init__(
@@ -51,7 +51,7 @@ class ChangeWatcher:
         database: AsyncConnectionPool,
         broker: redis.Redis,
         keys: KeyStore,
-        live: LiveRequests,
+        live: ActiveRequests,
         *others: Remembers,
         gateway_id: str,
     ) -> None:
@@ -64,7 +64,7 @@ class ChangeWatcher:
         self._live = live
         self._cursor: Cursor | None = None
         self._polled_at = time.monotonic()
-        self._open: list[Change] = []  # read from the log, and not yet done
+        self._open: list[ChangeEvent] = []  # read from the log, and not yet done
         self._applied: list[int] = []  # ids of changes of limits and budgets, not yet acknowledged
         self._acknowledging: set[asyncio.Task[None]] = set()
         self._hint = asyncio.Event()
@@ -91,9 +91,9 @@ class ChangeWatcher:
                 self._acknowledge()
                 await self._write_uses()
                 await self._store_anew()
-            except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as fault:
+            except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as exc:
                 if not self._failing:
-                    log.warning("change_log_unreadable", error=str(fault) or type(fault).__name__)
+                    log.warning("change_log_unreadable", error=str(exc) or type(exc).__name__)
                 self._failing = True
             try:
                 async with asyncio.timeout(max(0.01, began + POLL_SECONDS - time.monotonic())):
@@ -110,7 +110,9 @@ class ChangeWatcher:
                 for each in (self._keys, *self._others):
                     each.forget()
                 self._cursor = Cursor(int(row[0]))
-                self._open = [Change(0, "unseen", tenant_id, key_id) for tenant_id, key_id in self._live.under_way()]
+                self._open = [
+                    ChangeEvent(0, "unseen", tenant_id, key_id) for tenant_id, key_id in self._live.under_way()
+                ]
             rows = await (await connection.execute(change_feed.POLL, [self._cursor.horizon])).fetchall()
         self._polled_at = now
         self._open += self._cursor.take(rows)
@@ -160,8 +162,8 @@ class ChangeWatcher:
             async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
                 times = [datetime.fromtimestamp(at, UTC) for at in used.values()]
                 await connection.execute(change_feed.RECORD_USE, [list(used), times])
-        except (psycopg.Error, PoolTimeout) as fault:
-            log.warning("key_uses_not_written", keys=len(used), error=str(fault))
+        except (psycopg.Error, PoolTimeout) as exc:
+            log.warning("key_uses_not_written", keys=len(used), error=str(exc))
 
     async def _store_anew(self) -> None:
         """Store keys that were found under an old pepper under the newest one."""
@@ -170,8 +172,8 @@ class ChangeWatcher:
             try:
                 async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
                     await connection.execute(change_feed.REHASH, [old, new, self._keys.newest_pepper])
-            except (psycopg.Error, PoolTimeout) as fault:  # the key's next look-up tries again
-                log.warning("key_not_stored_anew", error=str(fault))
+            except (psycopg.Error, PoolTimeout) as exc:  # the key's next look-up tries again
+                log.warning("key_not_stored_anew", error=str(exc))
 
     async def _listen(self) -> None:
         """Hear of changes at once, where Valkey can be heard."""
@@ -183,6 +185,6 @@ class ChangeWatcher:
                     while True:
                         if await pubsub.get_message(timeout=30) is not None:
                             self._hint.set()
-            except (redis.RedisError, OSError) as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except (redis.RedisError, OSError) as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(1)

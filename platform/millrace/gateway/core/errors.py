@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.gateway.core.limit_status import Standing
+    from millrace.gateway.core.limit_status import LimitStatus
 
 OVERLOADED = "server_is_overloaded"
 
@@ -68,7 +68,7 @@ class ApiError(Exception):
         param: str | None = None,
         *,
         retry_after: float | None = None,
-        standings: Sequence[Standing] | None = None,
+        limit_statuses: Sequence[LimitStatus] | None = None,
         bound: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
-        self.standings = standings  # how the limits stood, if that is known
+        self.limit_statuses = limit_statuses  # how the limits stood, if that is known
         self.bound = bound  # the limit or budget that did not allow it, for its record
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenants.keys.snapshot import LimitSet
+from tenants.keys.snapshot import LimitSetSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LimitCheck:
     """One limit a request must keep."""
 
     key: str  # in the broker
@@ -17,16 +17,16 @@ class Check:
     limit: int
     cost: int
     period: tuple[int, int]
-    set: LimitSet
+    set: LimitSetSnapshot
     name: str  # of the limit
     counts: str  # requests, input, output, total; concurrency and the rest are themselves
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LimitStatus:
     """How one limit stood at an admission."""
 
-    check: Check
+    check: LimitCheck
     wait_ms: int  # until the request would fit; 0: it does, -1: never
     level: int
 

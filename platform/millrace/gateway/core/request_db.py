@@ -21,7 +21,7 @@ WAIT_SECONDS = 2.0
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 
 
-class Rows:
+class TenantConnectionPool:
     """Connections of their own: a batch must not keep a caller's key from being looked up."""
 
     def __init__(self, database_url: str) -> None:
@@ -65,6 +65,6 @@ class Rows:
                 yield connection
         except psycopg.DataError:
             raise ApiError("invalid_value", "A value holds the character NUL, or one that is none.") from None
-        except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as fault:
-            log.warning("database_unreachable", error=str(fault))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from fault
+        except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as exc:
+            log.warning("database_unreachable", error=str(exc))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc

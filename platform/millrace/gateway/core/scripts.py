@@ -10,10 +10,10 @@ import redis.asyncio as redis
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError
 
-AT_ONCE = 64
+MAX_SCRIPTS_PER_PIPELINE = 64
 
 
-class _Call(NamedTuple):
+class _ScriptCall(NamedTuple):
     script: AsyncScript
     keys: Sequence[Any]
     arguments: Sequence[Any]
@@ -25,7 +25,7 @@ class ScriptBatch:
 
     def __init__(self, broker: redis.Redis) -> None:
         self._broker = broker
-        self._calls: list[_Call] = []
+        self._calls: list[_ScriptCall] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def run(self, script: AsyncScript, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -34,7 +34,7 @@ class ScriptBatch:
         Raises:
             RedisError: the broker did not answer, or the script failed.
         """
-        call = _Call(script, keys, arguments, asyncio.get_running_loop().create_future())
+        call = _ScriptCall(script, keys, arguments, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
@@ -43,11 +43,11 @@ class ScriptBatch:
     async def _send(self) -> None:
         try:
             while self._calls:
-                calls, self._calls = self._calls[:AT_ONCE], self._calls[AT_ONCE:]
+                calls, self._calls = self._calls[:MAX_SCRIPTS_PER_PIPELINE], self._calls[MAX_SCRIPTS_PER_PIPELINE:]
                 try:
                     answers = await self._run_together(calls)
-                except (redis.RedisError, OSError) as fault:
-                    answers = [redis.ConnectionError(str(fault))] * len(calls)
+                except (redis.RedisError, OSError) as exc:
+                    answers = [redis.ConnectionError(str(exc))] * len(calls)
                 for call, answer in zip(calls, answers, strict=True):
                     if call.answer.done():
                         continue
@@ -58,7 +58,7 @@ class ScriptBatch:
         finally:
             self._sending = None
 
-    async def _run_together(self, calls: Sequence[_Call]) -> list[Any]:
+    async def _run_together(self, calls: Sequence[_ScriptCall]) -> list[Any]:
         async with self._broker.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import structlog
 
 from inference_worker.contract.messages import trace_id
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _current: ContextVar[str] = ContextVar("traceparent", default="")
@@ -26,7 +26,7 @@ def begin(request_id: str, header: bytes | None = None) -> None:
     structlog.contextvars.bind_contextvars(request_id=request_id, trace_id=trace_id(traceparent))
 
 
-def name_tenant(key: KeySnapshot) -> None:
+def name_tenant(key: ApiKeySnapshot) -> None:
     """The request is this key's."""
     structlog.contextvars.bind_contextvars(tenant_id=key.tenant_id, key_id=key.key_id)
 

@@ -105,7 +105,7 @@ class InferenceRequest:
         return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"
 
 
-class Form(msgspec.Struct, frozen=True):
+class ResponseSpec(msgspec.Struct, frozen=True):
     """What it takes to write an answer's stream: kept with the claim, so that any gateway can go on with it."""
 
     dialect: str
@@ -127,13 +127,13 @@ class Form(msgspec.Struct, frozen=True):
         return self.n * self.prompts
 
 
-encode_form = msgspec.msgpack.Encoder().encode
-decode_form = msgspec.msgpack.Decoder(Form).decode
+encode_response_spec = msgspec.msgpack.Encoder().encode
+decode_response_spec = msgspec.msgpack.Decoder(ResponseSpec).decode
 
 
 class Writer(Protocol):
     """Turns a leg's events into one dialect. The same events give the same output, so a stream can be resumed by
-    writing it again from the start and leaving out what the client has had. Made of a `Form` and its model's
+    writing it again from the start and leaving out what the client has had. Made of a `ResponseSpec` and its model's
     tokenizer (`writers.make_writer`), for one answer."""
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
@@ -143,6 +143,6 @@ class Writer(Protocol):
         """The complete answer, for a caller who did not ask for a stream. The last event is the end."""
 
 
-def usage_so_far(form: Form, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
+def usage_so_far(form: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
     """The usage of an answer under way; `prompt` as its first event told it."""
     return dataclasses.replace(prompt or TokenUsage(uncached=form.prompt_tokens), output=output_tokens)

@@ -8,16 +8,16 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from inference_worker.contract.messages import Job
+from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.request import ServiceClass
 from millrace.gateway.dispatch.streams import EventBuffer, LogEvent
 
 
 @dataclass(frozen=True)
-class Errand:
+class DispatchRequest:
     """What the dispatcher is asked to do."""
 
-    job: Job
+    job: InferenceJob
     form: bytes  # what another gateway needs to write the same stream
     weight: float = 1.0  # the tenant's share
     long: bool = False  # waits in the tenant's queue for long jobs
@@ -30,18 +30,18 @@ class Errand:
         return len(self.job.prompt_token_ids) + self.job.params.max_tokens * self.job.params.n
 
 
-class Generation:
+class DispatchedExecution:
     """A leg on its way: queued here, then sent to a replica, then claimed by it, then ended."""
 
-    def __init__(self, errand: Errand, broker: redis.Redis) -> None:
-        self.errand = errand
-        self.job = errand.job
-        self.request_id = self.job.envelope.request_id
-        self.leg = self.job.envelope.leg
-        self.model = self.job.envelope.model
-        self.tenant = self.job.envelope.tenant_id
+    def __init__(self, dispatch_request: DispatchRequest, broker: redis.Redis) -> None:
+        self.dispatch_request = dispatch_request
+        self.job = dispatch_request.job
+        self.request_id = self.job.billing_context.request_id
+        self.leg = self.job.billing_context.leg
+        self.model = self.job.billing_context.model
+        self.tenant = self.job.billing_context.tenant_id
         self.batch = self.job.service_class == ServiceClass.BATCH
-        self.buffer = EventBuffer(broker, self.request_id, errand.first_attempt)
+        self.buffer = EventBuffer(broker, self.request_id, dispatch_request.first_attempt)
         self.queued = True  # waits here for a replica's credit
         self.written = False  # its claim record is in the broker
         self.target: str | None = None  # the replica whose doorbell was rung

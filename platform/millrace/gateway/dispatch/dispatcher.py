@@ -20,11 +20,11 @@ import structlog
 from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
+    BillingContext,
     Claimed,
     End,
-    Envelope,
     Failed,
-    Job,
+    InferenceJob,
     Released,
     StreamEvent,
     UsageEvent,
@@ -35,16 +35,16 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.dispatch.dispatched_execution import Errand, Generation
+from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
 from millrace.gateway.dispatch.placement import Placement
 from millrace.gateway.dispatch.queues import FairQueue, QueueFull
-from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.dispatch.streams import StreamReader
-from millrace.gateway.dispatch.wakeups import Doorbell, DoorbellMaker
+from millrace.gateway.dispatch.wakeups import Wakeup, WakeupBuilder
 
 log = structlog.get_logger(__name__)
 
-WRITTEN_AT_ONCE = 64
+WRITE_BATCH_SIZE = 64
 UNKNOWN_WAIT = 5.0  # seconds told to come back after, before anything was measured
 _PACE = 0.1  # how far one request moves the measured duration
 
@@ -73,19 +73,21 @@ class Dispatcher:
         self.queue_seconds = queue_seconds
         self._keep_seconds = keep_seconds
         self._most_queued = most_queued
-        self.generations: dict[str, Generation] = {}
-        self.queues: dict[tuple[str, bool], FairQueue[Generation]] = {}  # by model, and whether of the batch class
+        self.generations: dict[str, DispatchedExecution] = {}
+        self.queues: dict[
+            tuple[str, bool], FairQueue[DispatchedExecution]
+        ] = {}  # by model, and whether of the batch class
         self._seconds: dict[str, float] = {}  # model -> how long a leg takes, from being sent to its end
-        self._outbox: list[Generation] = []
+        self._outbox: list[DispatchedExecution] = []
         self._to_send = asyncio.Event()
         self._untold: list[bytes] = []  # usage events that the broker has not taken yet
-        self._doorbells = DoorbellMaker()
+        self._doorbells = WakeupBuilder()
         self.reader = StreamReader(patient, gateway_id, self._accept, self._on_gap)
         self.give_up_script = broker.register_script(claims.GIVE_UP)
         self._fail_script = broker.register_script(claims.FAIL)
         self._cancel_script = broker.register_script(claims.CANCEL)
         self._tasks: list[asyncio.Task[None]] = []
-        self.replicas = ReplicaBoard()
+        self.replicas = ReplicaRegistry()
         self.placement = Placement(self.replicas)
 
     async def start(self) -> None:
@@ -119,24 +121,24 @@ class Dispatcher:
         seconds = max(1.0, UNKNOWN_WAIT if wait is None else min(wait, 60.0))
         return ApiError(OVERLOADED, f"The model {model!r} is busy; please try again later.", retry_after=seconds)
 
-    def submit(self, errand: Errand) -> Generation:
+    def submit(self, dispatch_request: DispatchRequest) -> DispatchedExecution:
         """Put a leg in its queue. What becomes of it, its events say.
 
         Raises:
             ApiError: 503, the tenant's queue is full.
         """
-        generation = Generation(errand, self.broker)
+        generation = DispatchedExecution(dispatch_request, self.broker)
         model, tenant = generation.model, generation.tenant
         try:
             queue = self._queue(model, generation.batch)
-            queue.put(tenant, errand.weight, errand.cost, generation, long=errand.long)
+            queue.put(tenant, dispatch_request.weight, dispatch_request.cost, generation, long=dispatch_request.long)
         except QueueFull:
-            raise self.overloaded(model, self._wait(model, tenant, errand.weight)) from None
+            raise self.overloaded(model, self._wait(model, tenant, dispatch_request.weight)) from None
         self.generations[generation.request_id] = generation
         self.pump(model)
         return generation
 
-    def release(self, generation: Generation) -> None:
+    def release(self, generation: DispatchedExecution) -> None:
         """Its events are no longer wanted here."""
         if self.generations.get(generation.request_id) is generation:
             del self.generations[generation.request_id]
@@ -149,7 +151,7 @@ class Dispatcher:
             if len(self._queue(model, batch)):
                 return
 
-    def _pump(self, model: str, queue: FairQueue[Generation]) -> None:
+    def _pump(self, model: str, queue: FairQueue[DispatchedExecution]) -> None:
         while (generation := queue.peek()) is not None:
             choice = self.placement.choose(generation.job)
             if choice is None:
@@ -162,7 +164,7 @@ class Dispatcher:
             if choice.warm_on and not generation.written:
                 generation.job = msgspec.structs.replace(generation.job, warm_on=choice.warm_on)
             self.placement.sent(choice.replica_id, batch=generation.batch)
-            legs = generation.errand.why.setdefault("legs", [])
+            legs = generation.dispatch_request.why.setdefault("legs", [])
             legs.append(
                 {
                     "leg": generation.leg,
@@ -178,27 +180,27 @@ class Dispatcher:
             self._outbox.append(generation)
             self._to_send.set()
 
-    def requeue(self, generation: Generation) -> None:
+    def requeue(self, generation: DispatchedExecution) -> None:
         """Send it to another replica, before all others: it had its turn."""
         self._leave_replica(generation)
         if not generation.over:
             generation.queued, generation.waiting_since = True, time.monotonic()
             queue = self._queue(generation.model, generation.batch)
-            queue.put_back(generation.tenant, generation.errand.weight, generation)
+            queue.put_back(generation.tenant, generation.dispatch_request.weight, generation)
             self.pump(generation.model)
 
-    def restart(self, generation: Generation, attempt: int) -> None:
+    def restart(self, generation: DispatchedExecution, attempt: int) -> None:
         """Another attempt is to answer from the start."""
         generation.buffer.restart(attempt)
         self.requeue(generation)
 
-    def ring_again(self, generation: Generation) -> None:
+    def ring_again(self, generation: DispatchedExecution) -> None:
         """The doorbell may be lost."""
         generation.rung_at = time.monotonic()
         self._outbox.append(generation)
         self._to_send.set()
 
-    def set_owner(self, generation: Generation, replica_id: str) -> None:
+    def set_owner(self, generation: DispatchedExecution, replica_id: str) -> None:
         """Learn who claimed it."""
         if generation.owner == replica_id:
             return
@@ -212,7 +214,7 @@ class Dispatcher:
         generation.owner = replica_id
         self.placement.claimed(replica_id, batch=generation.batch)
 
-    def finish(self, generation: Generation, used: int | None = None) -> None:
+    def finish(self, generation: DispatchedExecution, used: int | None = None) -> None:
         """Nothing more is to come of it from a replica: its credit is free. `used`: tokens, if that is known."""
         if generation.over:
             return
@@ -222,7 +224,7 @@ class Dispatcher:
             queue.remove(generation.tenant, generation)
             generation.queued = False
         if used is not None:
-            queue.refund(generation.tenant, max(0, generation.errand.cost - used))
+            queue.refund(generation.tenant, max(0, generation.dispatch_request.cost - used))
         if used is not None and not generation.batch:
             took = time.monotonic() - generation.sent_at
             before = self._seconds.setdefault(generation.model, took)
@@ -230,13 +232,15 @@ class Dispatcher:
         self._leave_replica(generation)
         self.pump(generation.model)
 
-    def fail_here(self, generation: Generation, code: str, message: str, *, retry_after: float | None = None) -> None:
+    def fail_here(
+        self, generation: DispatchedExecution, code: str, message: str, *, retry_after: float | None = None
+    ) -> None:
         """End it with a failure of which no log tells."""
         generation.retry_after = retry_after
         generation.buffer.fail(code, message, unsent=not generation.written)
         self.finish(generation)
 
-    async def cancel(self, generation: Generation) -> bool:
+    async def cancel(self, generation: DispatchedExecution) -> bool:
         """Stop the leg, wherever it is. A worker stops within two steps and settles what it generated: then its end is
         still to come, and this is True."""
         if generation.over:
@@ -244,7 +248,7 @@ class Dispatcher:
         if generation.queued:
             self.finish(generation)
             if not generation.written:
-                await self.never_ran(generation.job.envelope)
+                await self.never_ran(generation.job.billing_context)
                 return False
         return await self.cancel_claim(generation.request_id, generation.leg)
 
@@ -257,39 +261,39 @@ class Dispatcher:
         await self.broker.publish(control_channel(owner.decode()), encode((request_id, leg, int(attempt))))
         return True
 
-    async def tell_to_stop(self, generation: Generation) -> None:
+    async def tell_to_stop(self, generation: DispatchedExecution) -> None:
         """Tell the replica that works on the leg, whatever its claim says."""
         if generation.owner is not None:
             stop = encode((generation.request_id, generation.leg, generation.attempt))
             await self.broker.publish(control_channel(generation.owner), stop)
 
-    async def fail(self, job: Job, attempt: int, code: str, *, in_any_case: bool = False) -> bool:
+    async def fail(self, job: InferenceJob, attempt: int, code: str, *, in_any_case: bool = False) -> bool:
         """Record that the leg failed, before anybody is told. False if it ended otherwise: its log says how. What it
         pinned goes with it; `in_any_case`, also when it ended otherwise."""
-        keys = [claim_key(job.envelope.request_id, job.envelope.leg), USAGE_STREAM]
+        keys = [claim_key(job.billing_context.request_id, job.billing_context.leg), USAGE_STREAM]
         args: list[str | int | bytes] = [attempt, self._failed(job, attempt, code)]
         return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * in_any_case) == 1)
 
-    async def fail_however_it_ended(self, job: Job, attempt: int, code: str) -> None:
+    async def fail_however_it_ended(self, job: InferenceJob, attempt: int, code: str) -> None:
         """The same where its caller gets an error of ours in any case: what is settled of it is taken back. While the
         broker is away this waits, as `never_ran` does."""
         try:
             if await self.fail(job, attempt, code, in_any_case=True):
                 return
-        except (redis.RedisError, OSError) as fault:
-            log.warning("failure_not_recorded_yet", **job.envelope.log_fields(), error=str(fault))
+        except (redis.RedisError, OSError) as exc:
+            log.warning("failure_not_recorded_yet", **job.billing_context.log_fields(), error=str(exc))
         self._untold.append(self._failed(job, attempt, code))
         await self.tell_untold()
 
-    async def never_ran(self, *legs: Envelope) -> None:
+    async def never_ran(self, *legs: BillingContext) -> None:
         """Tell the settler of legs that nobody answers: their holds go back; and should a worker have been asked all
         the same, nobody pays. While the broker is away they wait; if the gateway dies before, the reaper takes back.
         """
         self._untold += [self._void(leg) for leg in legs]
         try:
             await self.tell_untold()
-        except (redis.RedisError, OSError) as fault:
-            log.warning("holds_not_returned_yet", legs=len(self._untold), error=str(fault))
+        except (redis.RedisError, OSError) as exc:
+            log.warning("holds_not_returned_yet", legs=len(self._untold), error=str(exc))
 
     async def tell_untold(self) -> None:
         """Send the usage events that are left. What is told twice is settled once."""
@@ -305,13 +309,15 @@ class Dispatcher:
             self._untold = telling + self._untold
             raise
 
-    def _failed(self, job: Job, attempt: int, code: str) -> bytes:
-        return encode(UsageEvent(job.envelope, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0))
+    def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
+        return encode(
+            UsageEvent(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
+        )
 
-    def _void(self, leg: Envelope) -> bytes:
+    def _void(self, leg: BillingContext) -> bytes:
         return encode(UsageEvent(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
 
-    def _queue(self, model: str, batch: bool) -> FairQueue[Generation]:
+    def _queue(self, model: str, batch: bool) -> FairQueue[DispatchedExecution]:
         queue = self.queues.get((model, batch))
         if queue is None:
             queue = self.queues[model, batch] = FairQueue(self._most_queued)
@@ -326,7 +332,7 @@ class Dispatcher:
         queue = self._queue(model, batch=False)
         return (queue.waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
-    def _leave_replica(self, generation: Generation) -> None:
+    def _leave_replica(self, generation: DispatchedExecution) -> None:
         if generation.target is not None:
             self.placement.ended(generation.target, claimed=generation.owner is not None, batch=generation.batch)
         generation.target = generation.owner = None
@@ -334,35 +340,37 @@ class Dispatcher:
     async def _send_outbox(self) -> None:
         while True:
             await self._to_send.wait()
-            batch, self._outbox = self._outbox[:WRITTEN_AT_ONCE], self._outbox[WRITTEN_AT_ONCE:]
+            batch, self._outbox = self._outbox[:WRITE_BATCH_SIZE], self._outbox[WRITE_BATCH_SIZE:]
             if not self._outbox:
                 self._to_send.clear()
-            left = [generation.job.envelope for generation in batch if generation.over and not generation.written]
+            left = [
+                generation.job.billing_context for generation in batch if generation.over and not generation.written
+            ]
             if left:
                 await self.never_ran(*left)
             batch = [generation for generation in batch if not generation.over]
             try:
                 await self._write(batch)
-            except (redis.RedisError, OSError) as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except (redis.RedisError, OSError) as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 for generation in batch:
                     self.fail_here(generation, OVERLOADED, "The service is briefly unavailable.", retry_after=1)
-                await self.never_ran(*(generation.job.envelope for generation in batch))
+                await self.never_ran(*(generation.job.billing_context for generation in batch))
                 continue
             for generation in batch:
                 generation.written = True
                 if generation.over and generation.owner is None:  # its client left meanwhile, and found nothing
                     await self._cancel_quietly(generation)
 
-    async def _write(self, batch: list[Generation]) -> None:
+    async def _write(self, batch: list[DispatchedExecution]) -> None:
         """Write the legs' claims, then ring for them."""
-        by_replica: defaultdict[str, list[Doorbell]] = defaultdict(list)
+        by_replica: defaultdict[str, list[Wakeup]] = defaultdict(list)
         async with self.broker.pipeline(transaction=False) as pipe:
             for generation in batch:
                 if generation.target is not None:
                     doorbell = (generation.request_id, generation.leg, generation.attempt)
                     by_replica[generation.target].append(doorbell)
-                job, errand = generation.job, generation.errand
+                job, dispatch_request = generation.job, generation.dispatch_request
                 key = claim_key(generation.request_id, generation.leg)
                 seconds = max(1, round(job.deadline - time.time())) + self._keep_seconds
                 if not generation.written:
@@ -372,24 +380,24 @@ class Dispatcher:
                         "gateway": self.gateway_id,
                         "tenant": generation.tenant,
                         "job": encode(job),
-                        "form": errand.form,
-                        "void": self._void(job.envelope),
+                        "form": dispatch_request.form,
+                        "void": self._void(job.billing_context),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)
                 if generation.leg:
                     pipe.hset(claim_key(generation.request_id, 0), "leg", str(generation.leg))
-                pipe.set(why_key(generation.request_id), msgspec.json.encode(errand.why), ex=seconds)
+                pipe.set(why_key(generation.request_id), msgspec.json.encode(dispatch_request.why), ex=seconds)
             for replica_id, doorbells in by_replica.items():
                 queue, messages = self._doorbells.make(replica_id, doorbells)
                 pipe.lpush(queue, *messages)
             await pipe.execute()
 
-    async def _cancel_quietly(self, generation: Generation) -> None:
+    async def _cancel_quietly(self, generation: DispatchedExecution) -> None:
         try:
             await self.cancel_claim(generation.request_id, generation.leg)
-        except redis.RedisError as fault:
-            log.warning("cancel_lost", request_id=generation.request_id, error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("cancel_lost", request_id=generation.request_id, error=str(exc))
 
     # Back: what replicas say.
 

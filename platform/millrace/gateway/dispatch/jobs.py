@@ -6,23 +6,23 @@ import dataclasses
 import hashlib
 import hmac
 
-from inference_worker.contract.messages import Envelope, Job
-from millrace.gateway.admission.admission import Demand, Terms
+from inference_worker.contract.messages import BillingContext, InferenceJob
+from millrace.gateway.admission.admission import AdmissionGrant, AdmissionRequest
 from millrace.gateway.core import tracing
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.protocols import tools
 
 
-class JobMaker:
+class InferenceJobBuilder:
     def __init__(self, gateway_id: str, cache_secret: str, request_seconds: int) -> None:
         self._gateway_id = gateway_id
         self._cache_secret = cache_secret.encode()
         self._request_seconds = request_seconds
 
-    def envelope(self, demand: Demand, terms: Terms, *, leg: int) -> Envelope:
+    def billing_context(self, demand: AdmissionRequest, terms: AdmissionGrant, *, leg: int) -> BillingContext:
         """What is to be settled of one leg, for the first of the demand's candidates."""
         key = demand.key
-        return Envelope(
+        return BillingContext(
             admitted_at=demand.admitted_at,
             request_id=demand.request_id,
             leg=leg,
@@ -38,14 +38,21 @@ class JobMaker:
             traceparent=tracing.current(),
         )
 
-    def make(self, envelope: Envelope, demand: Demand, terms: Terms, request: InferenceRequest, prompt: Prompt) -> Job:
+    def make(
+        self,
+        billing_context: BillingContext,
+        demand: AdmissionRequest,
+        terms: AdmissionGrant,
+        request: InferenceRequest,
+        prompt: Prompt,
+    ) -> InferenceJob:
         """The leg's job."""
-        return Job(
-            envelope=envelope,
+        return InferenceJob(
+            billing_context=billing_context,
             gateway_id=self._gateway_id,
             prompt_token_ids=prompt.ids,
             params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
-            cache_salt=self._cache_salt(envelope.tenant_id, envelope.model, request.cache_key),
+            cache_salt=self._cache_salt(billing_context.tenant_id, billing_context.model, request.cache_key),
             deadline=demand.admitted_at / 1e6 + self._request_seconds,
             weight=demand.key.weight,
             service_class=request.service_class,

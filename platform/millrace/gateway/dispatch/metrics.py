@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from billing.metering import status
 from millrace.gateway.connections.guard import process_guard
 from millrace.gateway.dispatch.replica_metrics import ReplicaMetrics
-from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from tenants.keys.wrong_keys import process_throttle
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -19,7 +19,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class GatewayMetrics:
     """One per gateway process, with a registry of its own."""
 
-    def __init__(self, replicas: ReplicaBoard, settler: _SettlerStatus | None = None) -> None:
+    def __init__(self, replicas: ReplicaRegistry, settler: _SettlerStatus | None = None) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "millrace_requests", "requests answered", ["endpoint", "status"], registry=self.registry

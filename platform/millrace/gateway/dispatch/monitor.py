@@ -30,23 +30,23 @@ from inference_worker.contract.messages import (
     encode,
     replica_queue,
 )
-from millrace.apps.operations.gateway_heartbeat import Presence, Waiting, tell
+from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED
-from millrace.gateway.dispatch.dispatched_execution import Generation
+from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 log = structlog.get_logger(__name__)
 
 RING_AGAIN_SECONDS = 5.0
 OVERDUE_SECONDS = 5.0  # after its deadline a leg whose worker said nothing is given up
-MOST_LOST = 3  # replicas that may die with one request: more, and it is the request that kills them
+MAX_LOST_REPLICAS = 3  # replicas that may die with one request: more, and it is the request that kills them
 MAX_MOVES = 2  # away from suspected replicas: then it is likely the request that makes them silent, and it stays
 WORKER_LOST = "The worker that served this request was lost; please send it again."
-NOT_SERVED = f"{MOST_LOST} workers were lost while they served this request; it is not tried again."
+NOT_SERVED = f"{MAX_LOST_REPLICAS} workers were lost while they served this request; it is not tried again."
 
 
-class Watch:
+class DispatchMonitor:
     """Looks after one dispatcher's generations."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -77,8 +77,8 @@ class Watch:
                 look += 1
                 if look % 20 == 0:
                     await self._keep_house()
-            except (redis.RedisError, OSError) as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except (redis.RedisError, OSError) as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 self._replicas.reprieve()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
@@ -88,18 +88,18 @@ class Watch:
             pipe.hgetall(REPLICAS_KEY)
             pipe.hkeys(CORDONS_KEY)
             pipe.zrange(EXITS_KEY, 0, -1)
-            tell(pipe, self._dispatcher.gateway_id, self._presence())
+            send_gateway_heartbeat(pipe, self._dispatcher.gateway_id, self._presence())
             beats, cordoned, exited, *_ = await pipe.execute()
         return self._replicas.update(beats, cordoned, exited)
 
-    def _presence(self) -> Presence:
+    def _presence(self) -> GatewayHeartbeat:
         now = time.monotonic()
         waiting: dict[tuple[str, bool], list[float]] = {}
         for leg in self._legs():
             if leg.queued:
                 waiting.setdefault((leg.model, leg.batch), []).append(now - leg.waiting_since)
-        told = (Waiting(*kind, len(waits), round(max(waits) * 1000)) for kind, waits in sorted(waiting.items()))
-        return Presence(self._dispatcher.in_flight, tuple(told))
+        told = (QueueDepth(*kind, len(waits), round(max(waits) * 1000)) for kind, waits in sorted(waiting.items()))
+        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(told))
 
     async def _keep_house(self) -> None:
         await self._dispatcher.reader.create()
@@ -110,7 +110,7 @@ class Watch:
             await self._broker.delete(*queues, *(f"_kombu.binding.{queue}" for queue in queues))
             await self._broker.hdel(REPLICAS_KEY, *forgotten)
 
-    def _legs(self) -> list[Generation]:
+    def _legs(self) -> list[DispatchedExecution]:
         return [each for each in self._dispatcher.generations.values() if not each.over]
 
     async def _answer_for(self, died: Collection[str]) -> None:
@@ -126,7 +126,7 @@ class Watch:
             elif not generation.begun and self._replicas.is_suspected(owner):
                 await self._move(generation, owner)
 
-    async def _move(self, generation: Generation, owner: str) -> None:
+    async def _move(self, generation: DispatchedExecution, owner: str) -> None:
         """Give an execution without an event to another replica, if there is one."""
         if generation.moved < MAX_MOVES and self._replicas.serving(generation.model):
             if await self._restart(generation, owner):
@@ -134,7 +134,7 @@ class Watch:
             else:
                 await self._catch_up(generation)
 
-    async def _restart(self, generation: Generation, owner: str) -> bool:
+    async def _restart(self, generation: DispatchedExecution, owner: str) -> bool:
         """Let another attempt answer. The claim decides: from then on the owner's attempt is neither read nor billed.
 
         Returns:
@@ -153,14 +153,14 @@ class Watch:
         await self._stop_owner(generation, owner, stale)
         return True
 
-    async def _stop_owner(self, generation: Generation, owner: str, attempt: int) -> None:
+    async def _stop_owner(self, generation: DispatchedExecution, owner: str, attempt: int) -> None:
         """Stop the owner's attempt, which no client waits for: the owner may only have been silent."""
         stop = encode((generation.request_id, generation.leg, attempt))
         await self._broker.publish(control_channel(owner), stop)
 
-    async def _owner_lost(self, generation: Generation, owner: str) -> None:
+    async def _owner_lost(self, generation: DispatchedExecution, owner: str) -> None:
         dispatcher = self._dispatcher
-        killer = not generation.begun and generation.lost + 1 >= MOST_LOST
+        killer = not generation.begun and generation.lost + 1 >= MAX_LOST_REPLICAS
         if not generation.begun and not killer:
             if await self._restart(generation, owner):
                 generation.lost += 1
@@ -189,11 +189,11 @@ class Watch:
                 generation.overdue = True
                 dispatcher.fail_here(generation, "timeout", "The request ran past its deadline.")
 
-    async def _withdraw(self, generation: Generation) -> bool:
+    async def _withdraw(self, generation: DispatchedExecution) -> bool:
         """Take back what nobody has claimed. False: somebody has."""
         if not generation.written:
             if generation.queued:
-                await self._dispatcher.never_ran(generation.job.envelope)
+                await self._dispatcher.never_ran(generation.job.billing_context)
             return generation.queued
         key = claim_key(generation.request_id, generation.leg)
         return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
@@ -213,7 +213,7 @@ class Watch:
             else:
                 self._dispatcher.ring_again(generation)
 
-    async def _catch_up(self, generation: Generation) -> bool:
+    async def _catch_up(self, generation: DispatchedExecution) -> bool:
         """Read from the claim what a lost event would have told: who works on it, or that a later attempt counts.
         False if there was nothing to learn."""
         claim: Any = await self._broker.hmget(

@@ -22,19 +22,19 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference_worker.contract.messages import Heartbeat, Job
+from inference_worker.contract.messages import Heartbeat, InferenceJob
 from inference_worker.contract.request import ServiceClass
-from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 AFFINITY_TOKENS = 64
 BOUND = 1.25  # times the mean load
-FEW = 4  # requests that no engine minds
+MIN_REQUESTS_TO_BALANCE = 4  # requests that no engine minds
 WARM_SECONDS = 300.0  # a start computed so lately is taken to be cached there still
-MOST_WARM = 20_000  # starts and replicas remembered, the oldest out first
+MAX_REMEMBERED_PREFIXES = 20_000  # starts and replicas remembered, the oldest out first
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlacementChoice:
     """Where a leg goes, and why there."""
 
     replica_id: str
@@ -48,7 +48,7 @@ class Choice:
 class Placement:
     """The load of each replica, as this gateway knows it."""
 
-    def __init__(self, board: ReplicaBoard) -> None:
+    def __init__(self, board: ReplicaRegistry) -> None:
         self._board = board
         # Replica, and whether they are of the batch class: so many legs.
         self._ours: Counter[tuple[str, bool]] = Counter()  # of this gateway that are sent and not ended
@@ -72,7 +72,7 @@ class Placement:
         """The replica has worked on a prompt with that start."""
         self._warm[start, replica_id] = time.monotonic()
         self._warm.move_to_end((start, replica_id))
-        if len(self._warm) > MOST_WARM:
+        if len(self._warm) > MAX_REMEMBERED_PREFIXES:
             self._warm.popitem(last=False)
 
     def observe(self) -> None:
@@ -105,30 +105,30 @@ class Placement:
         """Requests that all replicas of the model could take now."""
         return sum(max(0, self.credits(name, beat)) for name, beat in self._board.ready(model).items())
 
-    def choose(self, job: Job) -> Choice | None:
+    def choose(self, job: InferenceJob) -> PlacementChoice | None:
         """Where to send the leg; None: nobody has a credit left."""
-        ready, batch = self._board.ready(job.envelope.model), job.service_class == ServiceClass.BATCH
+        ready, batch = self._board.ready(job.billing_context.model), job.service_class == ServiceClass.BATCH
         credits = {name: left for name, beat in ready.items() if (left := self.credits(name, beat, batch=batch)) > 0}
         if not credits:
             return None
         if not (start := _start(job)):
             name = self._idlest(credits, ready, batch)
-            return Choice(name, "load", self.load(name, batch=batch), credits[name])
+            return PlacementChoice(name, "load", self.load(name, batch=batch), credits[name])
         warm_since = time.monotonic() - WARM_SECONDS
         warm_on = tuple(name for name in ready if self._warm.get((start, name), -WARM_SECONDS) > warm_since)
         loads = {name: self.load(name, batch=batch) for name in ready}
-        bound = max(FEW, BOUND * (sum(loads.values()) + 1) / len(ready))
+        bound = max(MIN_REQUESTS_TO_BALANCE, BOUND * (sum(loads.values()) + 1) / len(ready))
         for rank, name in enumerate(_by_affinity(start, ready)):
             if name in credits and loads[name] <= bound:
-                return Choice(name, "spill" if rank else "prefix", loads[name], credits[name], start, warm_on)
+                return PlacementChoice(name, "spill" if rank else "prefix", loads[name], credits[name], start, warm_on)
         name = self._idlest(credits, ready, batch)
-        return Choice(name, "load", loads[name], credits[name], start, warm_on)
+        return PlacementChoice(name, "load", loads[name], credits[name], start, warm_on)
 
     def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:
         return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_batch, each))
 
 
-def _start(job: Job) -> bytes:
+def _start(job: InferenceJob) -> bytes:
     """A name for how the prompt starts, the tenant's own; empty if it is too short to care."""
     start = job.prompt_token_ids[:AFFINITY_TOKENS]
     if len(start) < AFFINITY_TOKENS or job.input_lengths:  # nothing is cached of what is embedded

@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.messages import Heartbeat
 from inference_worker.contract.metric_families import Family
-from millrace.gateway.dispatch.replicas import ReplicaBoard
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 _Read = Callable[[Heartbeat], float]
 STATE: tuple[tuple[Family, _Read], ...] = (  # of the heartbeat itself
@@ -33,7 +33,7 @@ STATE: tuple[tuple[Family, _Read], ...] = (  # of the heartbeat itself
 class ReplicaMetrics:
     """A Prometheus collector of the live replicas' heartbeats."""
 
-    def __init__(self, board: ReplicaBoard) -> None:
+    def __init__(self, board: ReplicaRegistry) -> None:
         self._board = board
 
     def collect(self) -> Iterable[Metric]:

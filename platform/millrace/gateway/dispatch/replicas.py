@@ -55,7 +55,7 @@ class Replica:
         return not (self.suspected or self.dead)
 
 
-class ReplicaBoard:
+class ReplicaRegistry:
     """The replicas' last heartbeats, and which replicas are suspected or lost."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -19,7 +19,7 @@ from inference_worker.contract.messages import (
 )
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.multi_prompt import merged, part_id
-from millrace.gateway.core.types import Form, decode_form
+from millrace.gateway.core.types import ResponseSpec, decode_response_spec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.streams import LOST, EventsLost, read_log
 
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.05
 WORKER_LOST = "The worker that served this request was lost; please send it again."
 
 
-class Leg(NamedTuple):
+class AnsweringExecution(NamedTuple):
     """The leg that answers, as its claim has it."""
 
     number: int
@@ -36,11 +36,11 @@ class Leg(NamedTuple):
     owner: str | None
 
 
-class Gone(Exception):
+class StreamNotFound(Exception):
     """There is nothing to follow: it was never sent, or is no longer kept."""
 
 
-class Following:
+class StreamFollower:
     """One request that is followed."""
 
     def __init__(self, dispatcher: Dispatcher, request_id: str, tenant_id: int) -> None:
@@ -50,7 +50,7 @@ class Following:
         self._tenant_id = tenant_id
         self._withdraw = dispatcher.broker.register_script(claims.WITHDRAW)
 
-    async def form(self) -> Form:
+    async def form(self) -> ResponseSpec:
         """What it takes to write the answer, as the leg that answers has it.
 
         Raises:
@@ -60,10 +60,10 @@ class Following:
         claim: Any = await self._broker.hmget(claim_key(self.request_id, number), "tenant", "form")
         tenant, form = claim
         if tenant is None or form is None or int(tenant) != self._tenant_id:
-            raise Gone
-        return decode_form(form)
+            raise StreamNotFound
+        return decode_response_spec(form)
 
-    async def leg(self) -> Leg:
+    async def leg(self) -> AnsweringExecution:
         """The leg that answers now.
 
         Raises:
@@ -75,8 +75,8 @@ class Following:
             claim = await self._claim(number)
         attempt, state, owner, _ = claim
         if attempt is None:
-            raise Gone
-        return Leg(number, int(attempt), state.decode(), owner.decode() if owner is not None else None)
+            raise StreamNotFound
+        return AnsweringExecution(number, int(attempt), state.decode(), owner.decode() if owner is not None else None)
 
     async def events(self) -> AsyncIterator[AnswerEvent]:
         """The answer's events from the first one on, as they come; the last one is its end. Until the first has come
@@ -93,15 +93,15 @@ class Following:
     async def cancel(self) -> None:
         """Nobody wants the answer any more."""
         for part in (self, *await self._others()):
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(StreamNotFound):
                 await self._dispatcher.cancel_claim(part.request_id, (await part.leg()).number)
 
-    async def _others(self) -> list[Following]:
+    async def _others(self) -> list[StreamFollower]:
         """Those of the request's further prompts."""
         names = [part_id(self.request_id, number) for number in range(1, (await self.form()).prompts)]
-        return [Following(self._dispatcher, name, self._tenant_id) for name in names]
+        return [StreamFollower(self._dispatcher, name, self._tenant_id) for name in names]
 
-    async def _sent_events(self, first: Following) -> AsyncIterator[AnswerEvent]:
+    async def _sent_events(self, first: StreamFollower) -> AsyncIterator[AnswerEvent]:
         """The events, once it is sent: it may still wait where the request's first prompt was sent."""
         while not await self._broker.exists(claim_key(self.request_id, 0)):
             gateway: Any = await self._broker.hget(claim_key(first.request_id, 0), "gateway")
@@ -116,7 +116,7 @@ class Following:
         while True:
             try:
                 leg = await self.leg()
-            except Gone:
+            except StreamNotFound:
                 if next_seq:
                     raise ApiError("stream_lost", LOST) from None
                 raise
@@ -144,7 +144,7 @@ class Following:
     async def _claim(self, leg: int) -> Any:
         return await self._broker.hmget(claim_key(self.request_id, leg), "attempt", "state", "owner", "leg")
 
-    async def _check_alive(self, leg: Leg) -> None:
+    async def _check_alive(self, leg: AnsweringExecution) -> None:
         """Nothing new in the log: is anything still to come?"""
         key = claim_key(self.request_id, leg.number)
         if leg.state == "failed":

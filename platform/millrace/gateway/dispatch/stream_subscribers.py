@@ -18,7 +18,7 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 READER_SECONDS = 10  # how long a reader's mark outlives it
 
 
-class Readers:
+class StreamSubscribers:
     """Marks in the broker: `readers:<request>`, a sorted set of readers by the Unix time at which they count as gone,
     and `left` on the request's claim once the client that asked has gone."""
 

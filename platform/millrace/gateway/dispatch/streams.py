@@ -185,8 +185,8 @@ class StreamReader:
                     for entry_id, fields in entries:
                         last = entry_id
                         self._deliver(fields[b"e"])
-            except (redis.RedisError, OSError) as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except (redis.RedisError, OSError) as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 connected = False
                 await asyncio.sleep(0.2)
 

@@ -20,12 +20,12 @@ from celery import Celery
 from inference_worker.contract.messages import replica_queue
 
 GENERATE = "millrace.generate"
-DOORBELLS_A_TASK = 16
-Doorbell = tuple[str, int, int]  # request id, leg, attempt
+WAKEUPS_PER_TASK = 16
+Wakeup = tuple[str, int, int]  # request id, leg, attempt
 _encode = msgspec.json.Encoder().encode
 
 
-class DoorbellMaker:
+class WakeupBuilder:
     """Writes doorbells. A task that names several legs keeps a worker's thread until the last of them has ended; there
     are never more such threads than legs, and a replica is sent no more legs than it has credits."""
 
@@ -43,13 +43,13 @@ class DoorbellMaker:
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
 
-    def make(self, replica_id: str, doorbells: Sequence[Doorbell]) -> tuple[str, list[bytes]]:
+    def make(self, replica_id: str, doorbells: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
         """The queue, and messages for it that name all the legs."""
         queue = replica_queue(replica_id)
-        starts = range(0, len(doorbells), DOORBELLS_A_TASK)
-        return queue, [self._message(queue, doorbells[start : start + DOORBELLS_A_TASK]) for start in starts]
+        starts = range(0, len(doorbells), WAKEUPS_PER_TASK)
+        return queue, [self._message(queue, doorbells[start : start + WAKEUPS_PER_TASK]) for start in starts]
 
-    def _message(self, queue: str, doorbells: Sequence[Doorbell]) -> bytes:
+    def _message(self, queue: str, doorbells: Sequence[Wakeup]) -> bytes:
         task = f"{self._name}-{next(self._numbers)}"
         body = _encode([[doorbells], {}, self._embedded])
         return _encode(

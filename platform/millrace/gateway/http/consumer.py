@@ -17,7 +17,7 @@ import redis
 import structlog
 from channels.consumer import AsyncConsumer
 
-from millrace.gateway.admission.idempotency import Answer, Once, Replay
+from millrace.gateway.admission.idempotency import IdempotentCall, Replay, StoredResponse
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
@@ -25,12 +25,12 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.ids import new_request_id
-from millrace.gateway.core.limit_status import Standing
+from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
-from millrace.gateway.lifecycle.request_log import Trail
+from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
 from millrace.gateway.protocols.prompt_bounds import FORM_BODY_BYTES
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
@@ -58,12 +58,12 @@ class HttpConsumer(AsyncConsumer):
         self._complete = False  # the response is
         self.told = "nothing"  # the status sent, or what went wrong after it
         self._telling = False  # the caller is being told that the key died
-        self.once: Once | None = None  # the call has an Idempotency-Key
+        self.once: IdempotentCall | None = None  # the call has an Idempotency-Key
         self.started = time.monotonic()
-        self.key: KeySnapshot | None = None
-        self.trail: Trail | None = None
+        self.key: ApiKeySnapshot | None = None
+        self.trace: RequestTrace | None = None
         self.key_died: ApiError | None = None  # while the request was under way
-        self.standings: Sequence[Standing] | None = None  # of the caller's limits, as soon as they are known
+        self.limit_statuses: Sequence[LimitStatus] | None = None  # of the caller's limits, as soon as they are known
         self._events_sent = 0
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -84,7 +84,7 @@ class HttpConsumer(AsyncConsumer):
     def gateway(self) -> Gateway:
         return running_gateway()
 
-    async def authenticate(self, scope: str) -> KeySnapshot:
+    async def authenticate(self, scope: str) -> ApiKeySnapshot:
         """Whose request it is.
 
         Raises:
@@ -97,7 +97,7 @@ class HttpConsumer(AsyncConsumer):
         self.gateway.live.add(self.key, self._end)
         tracing.name_tenant(self.key)
         if self.recorded:
-            self.trail = Trail(self.key, self.request_id, self.endpoint, self.started)
+            self.trace = RequestTrace(self.key, self.request_id, self.endpoint, self.started)
         return self.key
 
     async def read_body(self) -> bytes:
@@ -146,8 +146,8 @@ class HttpConsumer(AsyncConsumer):
             if self.logged:
                 took = round((time.monotonic() - self.started) * 1000)
                 log.info("request", request_id=self.request_id, endpoint=self.endpoint, status=self.told, ms=took)
-            if self.trail is not None:
-                self.gateway.recorder.end(self.trail, self.told, complete=self._complete)
+            if self.trace is not None:
+                self.gateway.recorder.end(self.trace, self.told, complete=self._complete)
             if self.key is not None:
                 self.gateway.live.remove(self.key, self._end)
             if self.once is not None:
@@ -165,12 +165,12 @@ class HttpConsumer(AsyncConsumer):
             await self.handle()
         except Replay as replay:
             await self._replay(replay.answer)
-        except ApiError as fault:
+        except ApiError as exc:
             # The frames of the traceback refer to the body, and this request's log to the error: a cycle.
-            fault.__traceback__ = None
-            await self.respond_error(fault)
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
+            exc.__traceback__ = None
+            await self.respond_error(exc)
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
             await self.respond_error(ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1))
         except ClientGone:
             raise
@@ -198,11 +198,11 @@ class HttpConsumer(AsyncConsumer):
         except TimeoutError:  # it does not read
             self._abort()
 
-    async def _replay(self, answer: Answer) -> None:
+    async def _replay(self, answer: StoredResponse) -> None:
         """Answer again as it was answered before."""
         self.request_id = answer.request_id
-        if self.trail is not None:
-            self.trail.replay_of = answer.request_id
+        if self.trace is not None:
+            self.trace.replay_of = answer.request_id
         await self._start(answer.status, [*answer.headers, (b"idempotent-replayed", b"true")])
         await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
@@ -210,15 +210,15 @@ class HttpConsumer(AsyncConsumer):
         """Tell the fault as a status, or as the last event of a stream already begun."""
         if self.once is not None:
             self.once.failed = True
-        if self.trail is not None:
-            self.trail.fault = fault
+        if self.trace is not None:
+            self.trace.fault = fault
         if self._responding:
             self.count(f"stream_{fault.code}")
             body = sse(self.words.event(fault, self.stream_id, self._events_sent))
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         else:
-            if fault.standings is not None:
-                self.standings = fault.standings
+            if fault.limit_statuses is not None:
+                self.limit_statuses = fault.limit_statuses
             await self.respond_json(self.words.status(fault), self.words.body(fault, self.request_id), fault.headers())
 
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
@@ -267,10 +267,10 @@ class HttpConsumer(AsyncConsumer):
         self.gateway.metrics.requests.labels(self.endpoint, status).inc()
 
     async def _start(self, status: int, headers: Headers) -> None:
-        standings = self.standings
-        if standings is None:
-            standings = [] if self.key is None else await self.gateway.admission.standing(self.key)
-        rates = self.words.rates(standings)
+        limit_statuses = self.limit_statuses
+        if limit_statuses is None:
+            limit_statuses = [] if self.key is None else await self.gateway.admission.standing(self.key)
+        rates = self.words.rates(limit_statuses)
         self._responding = True
         if self.once is not None:
             self.once.began(status, headers)

@@ -84,8 +84,8 @@ def read_form(body: Path, content_type: str, target: IO[bytes]) -> tuple[dict[st
     with body.open("rb") as file:
         try:
             fields, _ = MultiPartParser(head, file, [handler], "utf-8").parse()
-        except (MultiPartParserError, SuspiciousOperation) as fault:
-            raise ApiError("invalid_value", f"The body is no multipart form with a file: {fault}") from None
+        except (MultiPartParserError, SuspiciousOperation) as exc:
+            raise ApiError("invalid_value", f"The body is no multipart form with a file: {exc}") from None
     if handler.found is None:
         raise invalid("file", "A file is required, in the field 'file'.", "missing_required_parameter")
     return {name: str(value) for name, value in fields.items()}, handler

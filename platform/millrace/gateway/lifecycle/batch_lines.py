@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.gateway.core.request_db import Rows
+from millrace.gateway.core.request_db import TenantConnectionPool
 
 LEASE_SECONDS = 20
 
@@ -62,7 +62,7 @@ WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND run
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchHeader:
     """A batch that has lines to be run."""
 
     id: int
@@ -74,10 +74,10 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Line:
+class BatchLine:
     """A line that this gateway runs."""
 
-    batch: Batch
+    batch: BatchHeader
     number: int
     place: int
     size: int
@@ -86,44 +86,44 @@ class Line:
     taken_over: bool  # another gateway ran it as this request
 
 
-class Lines:
-    def __init__(self, rows: Rows, runner: str) -> None:
+class BatchLineStore:
+    def __init__(self, rows: TenantConnectionPool, runner: str) -> None:
         self._rows = rows
         self._runner = runner
 
-    async def batches(self) -> list[Batch]:
+    async def batches(self) -> list[BatchHeader]:
         """Those with lines that are due, oldest first."""
         async with self._rows.of_all() as connection:
             cursor = await connection.execute(_BATCHES)
-            return [Batch(**row) for row in await cursor.fetchall()]
+            return [BatchHeader(**row) for row in await cursor.fetchall()]
 
-    async def claim(self, batch: Batch, most: int) -> Sequence[Line]:
+    async def claim(self, batch: BatchHeader, most: int) -> Sequence[BatchLine]:
         """Take so many of the batch's lines that are due."""
         wanted = {"batch": batch.id, "most": most, "runner": self._runner, "lease": LEASE_SECONDS}
         async with self._rows.of_all() as connection:
             cursor = await connection.execute(_CLAIM, wanted)
-            return [Line(batch, **row) for row in await cursor.fetchall()]
+            return [BatchLine(batch, **row) for row in await cursor.fetchall()]
 
     async def keep(self) -> None:
         """Renew the leases of all that runs here."""
         async with self._rows.of_all() as connection:
             await connection.execute(_KEEP, [LEASE_SECONDS, self._runner])
 
-    async def answer(self, line: Line, status: int, answer: bytes) -> bool:
+    async def answer(self, line: BatchLine, status: int, answer: bytes) -> bool:
         """Store its answer. False: another gateway has it by now, and answers it."""
         told = {**self._mine(line), "status": status, "answer": answer, "request": line.request_id}
         async with self._rows.of_all() as connection:
             return bool((await connection.execute(_ANSWER, told)).rowcount)
 
-    async def put_back(self, line: Line, seconds: float, *, losses: int) -> None:
+    async def put_back(self, line: BatchLine, seconds: float, *, losses: int) -> None:
         """Run it again as another request, after so long."""
         async with self._rows.of_all() as connection:
             await connection.execute(_PUT_BACK, {**self._mine(line), "seconds": seconds, "losses": losses})
 
-    async def leave(self, line: Line) -> None:
+    async def leave(self, line: BatchLine) -> None:
         """Let another gateway go on with it at once."""
         async with self._rows.of_all() as connection:
             await connection.execute(_LEAVE, self._mine(line))
 
-    def _mine(self, line: Line) -> dict[str, object]:
+    def _mine(self, line: BatchLine) -> dict[str, object]:
         return {"batch": line.batch.id, "number": line.number, "runner": self._runner}

@@ -22,7 +22,7 @@ from inference_worker.contract.messages import AnswerEvent
 from inference_worker.contract.request import ServiceClass
 from millrace.apps.batches.reading import decode_request
 from millrace.apps.batches.storage import Storage
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore, dead, incorrect
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
@@ -31,25 +31,25 @@ from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher
-from millrace.gateway.dispatch.stream_follower import Following, Gone
-from millrace.gateway.lifecycle.batch_lines import LEASE_SECONDS, Line, Lines
-from millrace.gateway.lifecycle.request_log import Recorder, Trail
+from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
+from millrace.gateway.lifecycle.batch_lines import LEASE_SECONDS, BatchLine, BatchLineStore
+from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.responses import body as responses
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "batch"  # of their records
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 TOGETHER_SECONDS = 0.05  # lines that end within this make room together
 STORE_AGAIN_SECONDS = 1.0
 FOLLOW_AGAIN_SECONDS = 1.0
-MOST_LOSSES = 5  # workers that may be lost with one line: then it is the line that kills them
+MAX_LOST_WORKERS = 5  # workers that may be lost with one line: then it is the line that kills them
 # Endpoint -> the dialect of a line's body.
 DIALECTS: Mapping[str, str] = {
     "/v1/chat/completions": chat.DIALECT,
@@ -72,13 +72,13 @@ class NotNow(Exception):
 class BatchRunner:
     def __init__(
         self,
-        lines: Lines,
+        lines: BatchLineStore,
         storage: Storage,
         keys: KeyStore,
-        live: LiveRequests,
+        live: ActiveRequests,
         dispatcher: Dispatcher,
         service: InferenceService,
-        recorder: Recorder,
+        recorder: RequestLogWriter,
         prompts: PromptReader,
         memory: BodyMemory,
     ) -> None:
@@ -91,7 +91,7 @@ class BatchRunner:
         self._recorder = recorder
         self._prompts = prompts
         self._memory = memory
-        self._running: dict[asyncio.Task[None], Line] = {}
+        self._running: dict[asyncio.Task[None], BatchLine] = {}
         self._ended = asyncio.Event()  # of a line: there is room for another
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,12 +109,12 @@ class BatchRunner:
         while True:
             try:
                 await self._look()
-            except (ApiError, psycopg.Error) as fault:
-                log.warning("batches_not_read", error=str(fault))
+            except (ApiError, psycopg.Error) as exc:
+                log.warning("batches_not_read", error=str(exc))
             except Exception:
                 log.exception("batches_not_read")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._ended.wait()
                     await asyncio.sleep(TOGETHER_SECONDS)
             self._ended.clear()
@@ -146,7 +146,7 @@ class BatchRunner:
         """Lines that may run at once."""
         return sum(beat.max_batch for beat in self._dispatcher.replicas.live().values())
 
-    def _begin(self, line: Line, key: KeySnapshot | None) -> None:
+    def _begin(self, line: BatchLine, key: ApiKeySnapshot | None) -> None:
         task = asyncio.create_task(self._run(line, key))
         self._running[task] = line
         task.add_done_callback(self._over)
@@ -161,20 +161,20 @@ class BatchRunner:
             if self._running:
                 try:
                     await self._lines.keep()
-                except (ApiError, psycopg.Error) as fault:
-                    log.warning("lines_not_renewed", lines=len(self._running), error=str(fault))
+                except (ApiError, psycopg.Error) as exc:
+                    log.warning("lines_not_renewed", lines=len(self._running), error=str(exc))
 
     # One line.
 
-    async def _run(self, line: Line, key: KeySnapshot | None) -> None:
+    async def _run(self, line: BatchLine, key: ApiKeySnapshot | None) -> None:
         tracing.begin(line.request_id)
-        trail = None
+        trace = None
         if key is not None:
             tracing.name_tenant(key)
-            trail = Trail(key, line.request_id, ENDPOINT)
-            trail.batch = line.batch.id, line.number
+            trace = RequestTrace(key, line.request_id, ENDPOINT)
+            trace.batch = line.batch.id, line.number
         try:
-            status, answer = await self._answer(line, key, trail)
+            status, answer = await self._answer(line, key, trace)
         except NotNow as later:
             put_back = partial(self._lines.put_back, line, later.seconds, losses=line.losses + later.lost)
             await self._store(put_back)
@@ -184,8 +184,8 @@ class BatchRunner:
                     await self._lines.leave(line)
             raise
         else:
-            if trail is not None:
-                self._recorder.end(trail, str(status))
+            if trace is not None:
+                self._recorder.end(trace, str(status))
             await self._store(partial(self._lines.answer, line, status, answer))
 
     async def _store(self, write: Callable[[], Awaitable[object]]) -> None:
@@ -194,11 +194,13 @@ class BatchRunner:
             try:
                 await write()
                 return
-            except (ApiError, psycopg.Error) as fault:
-                log.warning("line_not_stored", error=str(fault))
+            except (ApiError, psycopg.Error) as exc:
+                log.warning("line_not_stored", error=str(exc))
                 await asyncio.sleep(STORE_AGAIN_SECONDS)
 
-    async def _answer(self, line: Line, key: KeySnapshot | None, trail: Trail | None = None) -> tuple[int, bytes]:
+    async def _answer(
+        self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None = None
+    ) -> tuple[int, bytes]:
         """The line's status and body.
 
         Raises:
@@ -207,49 +209,49 @@ class BatchRunner:
         try:
             if line.taken_over:
                 return 200, await self._go_on(line)
-            return 200, await self._ask(line, key, trail)
+            return 200, await self._ask(line, key, trace)
         except NotNow:
             raise
-        except redis.RedisError as fault:
-            log.warning("broker_unreachable", error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
             raise NotNow(1) from None
-        except ApiError as fault:
-            lost = fault.code == "worker_lost"
-            retryable = fault.retry_after is not None and fault.type != "insufficient_quota"
-            if retryable and not (lost and line.losses + 1 >= MOST_LOSSES):
-                raise NotNow(fault.retry_after or 1, lost=lost) from None
-            return _told(line, fault, trail)
+        except ApiError as exc:
+            lost = exc.code == "worker_lost"
+            retryable = exc.retry_after is not None and exc.type != "insufficient_quota"
+            if retryable and not (lost and line.losses + 1 >= MAX_LOST_WORKERS):
+                raise NotNow(exc.retry_after or 1, lost=lost) from None
+            return _told(line, exc, trace)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)
-            return _told(line, ApiError("internal_error", "The server had an error with this request."), trail)
+            return _told(line, ApiError("internal_error", "The server had an error with this request."), trace)
 
-    async def _go_on(self, line: Line) -> bytes:
+    async def _go_on(self, line: BatchLine) -> bytes:
         """With the request that another gateway began. It may have ended and be paid for: as long as the broker cannot
         say, it is not run as another one."""
         while True:
-            following = Following(self._dispatcher, line.request_id, line.batch.tenant_id)
+            following = StreamFollower(self._dispatcher, line.request_id, line.batch.tenant_id)
             try:
                 events = [event async for event in following.events()]
                 form = await following.form()
-            except redis.RedisError as fault:
-                log.warning("broker_unreachable", error=str(fault))
+            except redis.RedisError as exc:
+                log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
-            except Gone:
+            except StreamNotFound:
                 raise NotNow(0) from None
-            except ApiError as fault:
-                if fault.code == "cancelled":
+            except ApiError as exc:
+                if exc.code == "cancelled":
                     raise NotNow(0) from None
                 raise
             else:
                 return msgspec.json.encode(self._service.writer(form).whole(events))
 
-    async def _ask(self, line: Line, key: KeySnapshot | None, trail: Trail | None) -> bytes:
+    async def _ask(self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None) -> bytes:
         if key is None:
             raise incorrect()
         if (fault := dead(key)) is not None:
             raise fault
         died: list[ApiError] = []
-        generating = asyncio.create_task(self._generate(line, key, died, trail))
+        generating = asyncio.create_task(self._generate(line, key, died, trace))
 
         def end(fault: ApiError) -> None:
             died.append(fault)
@@ -263,7 +265,9 @@ class BatchRunner:
                     raise
         raise died[0]
 
-    async def _read(self, line: Line, key: KeySnapshot, dialect: str, trail: Trail | None) -> InferenceRequest:
+    async def _read(
+        self, line: BatchLine, key: ApiKeySnapshot, dialect: str, trace: RequestTrace | None
+    ) -> InferenceRequest:
         """Read the line, within the same bounds as any other body of the key."""
         with self._memory.lease(key.tenant_id) as lease:
             lease.grow(line.size)
@@ -273,17 +277,19 @@ class BatchRunner:
                 raise too_large(most)
             await self._prompts.charge(key, len(body))
             request = await self._prompts.read(key, dialect, body)
-        if trail is not None:
-            trail.asked(request, body)
+        if trace is not None:
+            trace.asked(request, body)
         return request
 
-    async def _generate(self, line: Line, key: KeySnapshot, died: Sequence[ApiError], trail: Trail | None) -> bytes:
+    async def _generate(
+        self, line: BatchLine, key: ApiKeySnapshot, died: Sequence[ApiError], trace: RequestTrace | None
+    ) -> bytes:
         dialect = DIALECTS[line.batch.endpoint]
-        request = await self._read(line, key, dialect, trail)
+        request = await self._read(line, key, dialect, trace)
         if request.stream:
             raise invalid("stream", "Requests of a batch are not streamed.")
         request = dataclasses.replace(request, service_class=ServiceClass.BATCH)
-        call = await self._service.begin(key, request, dialect, line.request_id, trail)
+        call = await self._service.begin(key, request, dialect, line.request_id, trace)
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(call)
             return msgspec.json.encode(call.writer().whole([event async for event in events]))
@@ -296,9 +302,9 @@ class BatchRunner:
             self._service.let_go(call, means_to_return=not died)
 
 
-def _told(line: Line, fault: ApiError, trail: Trail | None) -> tuple[int, bytes]:
+def _told(line: BatchLine, fault: ApiError, trace: RequestTrace | None) -> tuple[int, bytes]:
     """A fault in the words of the line's dialect."""
-    if trail is not None:
-        trail.fault = fault
+    if trace is not None:
+        trace.fault = fault
     words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI
     return words.status(fault), msgspec.json.encode(words.body(fault, line.request_id))

@@ -1,8 +1,8 @@
 """Writes down what became of each request (millrace.apps.records): collected in memory, written once a second.
 
-Nothing waits for it, and nothing fails with it: while the database is away the newest `MOST` are kept and the rest is
-counted as lost. What a killed gateway has not written is lost too, a second's worth at most: it is telemetry, and money
-has ways of its own. No prompt and no answer is kept unless the tenant has switched that on.
+Nothing waits for it, and nothing fails with it: while the database is away the newest `MAX_PENDING_RECORDS` are kept
+and the rest is counted as lost. What a killed gateway has not written is lost too, a second's worth at most: it is
+telemetry, and money has ways of its own. No prompt and no answer is kept unless the tenant has switched that on.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import structlog
 from millrace.gateway.admission.limits import ENFORCED
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.limit_status import Standing
-from millrace.gateway.core.request_db import Rows
-from tenants.keys.snapshot import KeySnapshot
+from millrace.gateway.core.limit_status import LimitStatus
+from millrace.gateway.core.request_db import TenantConnectionPool
+from tenants.keys.snapshot import ApiKeySnapshot
 
 if TYPE_CHECKING:
     from millrace.gateway.core.types import InferenceRequest
     from millrace.gateway.dispatch.metrics import GatewayMetrics
-    from millrace.gateway.lifecycle.service import Call
+    from millrace.gateway.lifecycle.service import ActiveRequest
 
 log = structlog.get_logger(__name__)
 
 FLUSH_SECONDS = 1.0
 STOP_SECONDS = 2.0  # for the last of them
-AT_ONCE = 200  # rows in a statement
-MOST = 10_000  # that wait for the database
-MOST_CONTENTS = 500
-MOST_NAME = 128  # characters of a model's name that somebody asked for
-MOST_LISTED = 24  # limits, skipped models and placements each
-MOST_CONTENT = 65_536  # characters of a request, and of its answers
+INSERT_BATCH_SIZE = 200  # rows in a statement
+MAX_PENDING_RECORDS = 10_000  # that wait for the database
+MAX_PENDING_CONTENTS = 500
+MAX_MODEL_NAME_LENGTH = 128  # characters of a model's name that somebody asked for
+MAX_LISTED = 24  # limits, skipped models and placements each
+MAX_CONTENT_CHARACTERS = 65_536  # characters of a request, and of its answers
 LIMITED = frozenset({"rate_limit_exceeded", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 _ROUTE = ("policy", "targets", "prompt_tokens", "skipped")
 
@@ -77,7 +77,7 @@ class Record(msgspec.Struct):
     batch_line: int | None
 
 
-class Content(msgspec.Struct):
+class LoggedContent(msgspec.Struct):
     """A row of records_requestcontent."""
 
     tenant_id: int
@@ -109,11 +109,11 @@ def _insert(table: str, row: type[msgspec.Struct]) -> str:
 
 
 _INSERT_RECORDS = _insert("records_requestrecord", Record)
-_INSERT_CONTENTS = _insert("records_requestcontent", Content)
+_INSERT_CONTENTS = _insert("records_requestcontent", LoggedContent)
 _encode = msgspec.json.Encoder().encode
 
 
-class Trail:
+class RequestTrace:
     """What is known of a request under way. Made as soon as its key is known; it only refers to what others made."""
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Trail:
         "stream",
     )
 
-    def __init__(self, key: KeySnapshot, request_id: str, endpoint: str, began: float | None = None) -> None:
+    def __init__(self, key: ApiKeySnapshot, request_id: str, endpoint: str, began: float | None = None) -> None:
         """`began`: the monotonic time at which the request arrived; now, if not given."""
         self.key = key
         self.request_id = request_id
@@ -140,7 +140,7 @@ class Trail:
         self._began = time.monotonic() if began is None else began
         self._asked = ""
         self.stream = False
-        self.calls: list[Call] = []  # of each prompt one, as far as they got
+        self.calls: list[ActiveRequest] = []  # of each prompt one, as far as they got
         self.fault: ApiError | None = None  # that its caller was told
         self.replay_of = ""
         self.batch: tuple[int, int] | None = None  # and its line
@@ -154,15 +154,17 @@ class Trail:
         """This is what the caller wants."""
         self._asked, self.stream = request.model, request.stream
         if self.keeps_content and body is not None:
-            self.body = body[: 4 * MOST_CONTENT + 4]  # more cannot be kept, and would stay in memory for as long
+            self.body = body[
+                : 4 * MAX_CONTENT_CHARACTERS + 4
+            ]  # more cannot be kept, and would stay in memory for as long
 
     def record(self, gateway_id: str, status: str, *, complete: bool) -> Record:
         """`status` as in the log; `complete`: the whole answer was sent."""
         key, fault, first = self.key, self.fault, self.calls[0] if self.calls else None
         tickets = [ticket for call in self.calls if (ticket := getattr(call, "ticket", None)) is not None]
-        standings: Sequence[Standing] = (fault.standings if fault is not None else None) or ()
-        if tickets and not standings:
-            standings = tickets[0].standings
+        limit_statuses: Sequence[LimitStatus] = (fault.limit_statuses if fault is not None else None) or ()
+        if tickets and not limit_statuses:
+            limit_statuses = tickets[0].limit_statuses
         terms = [ticket.terms for ticket in tickets]
         holds = [each.hold for each in terms if each.hold is not None]
         why = {} if first is None else first.why
@@ -176,17 +178,17 @@ class Trail:
             key.key_id,
             gateway_id,
             self.endpoint,
-            _clean(self._asked, MOST_NAME),
-            _clean(_served(first), MOST_NAME),
+            _clean(self._asked, MAX_MODEL_NAME_LENGTH),
+            _clean(_served(first), MAX_MODEL_NAME_LENGTH),
             self.stream,
             status,
             code,
             _verdict(status, code, complete=complete),
             None if fault is None else fault.bound,
-            [_limit(each) for each in standings[:MOST_LISTED]],
+            [_limit(each) for each in limit_statuses[:MAX_LISTED]],
             terms[0].windows if terms else (),
             {name: why[name] for name in _ROUTE if name in why},
-            why.get("legs", [])[:MOST_LISTED],
+            why.get("legs", [])[:MAX_LISTED],
             max(1, len(self.calls)),
             sum(len(call.prompt.ids) for call in self.calls) if self.calls else None,
             terms[0].max_tokens if terms else None,
@@ -194,26 +196,28 @@ class Trail:
             terms[0].price_version if terms else None,
             round((ended - self._began) * 1000),
             None if first is None or first.first_at is None else round((first.first_at - self._began) * 1000),
-            sum(1 for each in standings if each.wait_ms and each.check.group != ENFORCED),
+            sum(1 for each in limit_statuses if each.wait_ms and each.check.group != ENFORCED),
             self.replay_of,
             *(self.batch or (None, None)),
         )
 
-    def content(self) -> Content | None:
+    def content(self) -> LoggedContent | None:
         """What is to be kept of its prompt and answer."""
         if self.body is None:
             return None
         body = self.body.decode("utf-8", "replace")
         answers = ["".join(call.said[index]) for call in self.calls for index in sorted(call.said)]
-        left, kept = MOST_CONTENT, []
+        left, kept = MAX_CONTENT_CHARACTERS, []
         for answer in answers:
             kept.append(_clean(answer, left))
             left -= len(kept[-1])
-        truncated = len(body) > MOST_CONTENT or sum(map(len, kept)) < sum(map(len, answers))
-        return Content(self.key.tenant_id, self.request_id, self.at, _clean(body, MOST_CONTENT), kept, truncated)
+        truncated = len(body) > MAX_CONTENT_CHARACTERS or sum(map(len, kept)) < sum(map(len, answers))
+        return LoggedContent(
+            self.key.tenant_id, self.request_id, self.at, _clean(body, MAX_CONTENT_CHARACTERS), kept, truncated
+        )
 
 
-class Waiting:
+class WriteBuffer:
     """Encoded rows of one table that wait for the database."""
 
     def __init__(self, kind: str, statement: str, most: int) -> None:
@@ -223,15 +227,15 @@ class Waiting:
         self.rows: deque[bytes] = deque()
 
 
-class Recorder:
+class RequestLogWriter:
     """The records of one gateway on their way to the database."""
 
-    def __init__(self, rows: Rows, gateway_id: str, metrics: GatewayMetrics) -> None:
+    def __init__(self, rows: TenantConnectionPool, gateway_id: str, metrics: GatewayMetrics) -> None:
         self._rows = rows
         self._gateway_id = gateway_id
         self._lost = metrics.records_lost
-        self._records = Waiting("record", _INSERT_RECORDS, MOST)
-        self._contents = Waiting("content", _INSERT_CONTENTS, MOST_CONTENTS)
+        self._records = WriteBuffer("record", _INSERT_RECORDS, MAX_PENDING_RECORDS)
+        self._contents = WriteBuffer("content", _INSERT_CONTENTS, MAX_PENDING_CONTENTS)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -247,10 +251,10 @@ class Recorder:
         except TimeoutError:
             log.warning("records_not_written", records=len(self._records.rows))
 
-    def end(self, trail: Trail, status: str, *, complete: bool = True) -> None:
+    def end(self, trace: RequestTrace, status: str, *, complete: bool = True) -> None:
         """The request is over: keep its record until it is written."""
-        self._put(self._records, trail.record(self._gateway_id, status, complete=complete))
-        content = trail.content()
+        self._put(self._records, trace.record(self._gateway_id, status, complete=complete))
+        content = trace.content()
         if content is not None:
             self._put(self._contents, content)
 
@@ -259,7 +263,7 @@ class Recorder:
         await self._write(self._records)
         await self._write(self._contents)
 
-    def _put(self, waiting: Waiting, row: Record | Content) -> None:
+    def _put(self, waiting: WriteBuffer, row: Record | LoggedContent) -> None:
         if len(waiting.rows) >= waiting.most:
             waiting.rows.popleft()
             self._lost.labels(waiting.kind).inc()
@@ -273,25 +277,25 @@ class Recorder:
             except Exception:
                 log.exception("records_not_written")
 
-    async def _write(self, waiting: Waiting) -> None:
+    async def _write(self, waiting: WriteBuffer) -> None:
         rows = waiting.rows
         while rows:
-            batch = [rows.popleft() for _ in range(min(AT_ONCE, len(rows)))]
+            batch = [rows.popleft() for _ in range(min(INSERT_BATCH_SIZE, len(rows)))]
             try:
                 async with self._rows.of_all() as connection:
                     await connection.execute(waiting.statement, [(b"[%s]" % b",".join(batch)).decode()])
             except asyncio.CancelledError:
                 rows.extendleft(reversed(batch))
                 raise
-            except (ApiError, psycopg.Error) as fault:
-                if isinstance(fault, ApiError) and fault.retry_after is not None:  # it cannot be reached
+            except (ApiError, psycopg.Error) as exc:
+                if isinstance(exc, ApiError) and exc.retry_after is not None:  # it cannot be reached
                     rows.extendleft(reversed(batch))
                     return
                 self._lost.labels(waiting.kind).inc(len(batch))  # the same would happen to them again
-                log.warning("records_refused", records=len(batch), error=str(fault))
+                log.warning("records_refused", records=len(batch), error=str(exc))
 
 
-def _served(call: Call | None) -> str:
+def _served(call: ActiveRequest | None) -> str:
     candidate = getattr(call, "candidate", None)
     return "" if candidate is None else str(candidate.model.name)
 
@@ -306,7 +310,7 @@ def _verdict(status: str, code: str, *, complete: bool) -> str:
     return "completed" if status[0] == "2" else "refused"
 
 
-def _limit(standing: Standing) -> dict[str, Any]:
+def _limit(standing: LimitStatus) -> dict[str, Any]:
     check = standing.check
     told = {
         "set": check.set.id,

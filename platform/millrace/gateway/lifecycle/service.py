@@ -10,31 +10,31 @@ from collections.abc import AsyncIterator, Coroutine
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.contract.messages import AnswerEvent, End, Envelope, Failed, Tokens
+from inference_worker.contract.messages import AnswerEvent, BillingContext, End, Failed, Tokens
 from inference_worker.contract.request import ServiceClass, TokenUsage
-from millrace.gateway.admission.admission import Admission, Demand, Ticket
+from millrace.gateway.admission.admission import Admission, AdmissionLease, AdmissionRequest
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.admission.limits import is_long
-from millrace.gateway.auth.active_requests import LiveRequests
+from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.multi_prompt import merged, part_id, whole_id
-from millrace.gateway.core.types import Form, InferenceRequest, Prompt, Writer, encode_form
-from millrace.gateway.dispatch.dispatched_execution import Errand, Generation
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer, encode_response_spec
+from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher
-from millrace.gateway.dispatch.jobs import JobMaker
+from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.stream_subscribers import Readers
-from millrace.gateway.lifecycle.request_log import Trail
+from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.prompts import tokenise
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.router import Candidate, Route, Router
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
 READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that means to come back
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
 TOLD_HERE = ("stream_lost", "timeout")  # failures of which the leg may know nothing: it may even have ended well
 # Failure -> what a policy calls it. Any other is the request's own and the same everywhere. A request that was lost
@@ -48,12 +48,12 @@ FALLBACK = {
 }
 
 
-class Call:
+class ActiveRequest:
     """An admitted request, and its leg that answers or is waited for."""
 
     def __init__(
         self,
-        key: KeySnapshot,
+        key: ApiKeySnapshot,
         request: InferenceRequest,
         dialect: str,
         request_id: str,
@@ -72,7 +72,7 @@ class Call:
         self.why = route.why
         self.admitted_at = time.time_ns() // 1000
         self.started = time.monotonic()
-        self.more: list[Call] = []  # of the request's further prompts
+        self.more: list[ActiveRequest] = []  # of the request's further prompts
         self.legs = 0
         self.usage: TokenUsage | None = None
         self.tokens_seen = 0  # generated, as far as events told
@@ -80,9 +80,9 @@ class Call:
         self.said: dict[int, list[str]] = {}  # texts of its answers, where the tenant has them kept
         # Set with its first leg.
         self.candidate: Candidate
-        self.form: Form
-        self.ticket: Ticket
-        self.generation: Generation
+        self.form: ResponseSpec
+        self.ticket: AdmissionLease
+        self.generation: DispatchedExecution
 
     @property
     def model(self) -> str:
@@ -108,9 +108,9 @@ class InferenceService:
         admission: Admission,
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
-        live: LiveRequests,
-        readers: Readers,
-        jobs: JobMaker,
+        live: ActiveRequests,
+        readers: StreamSubscribers,
+        jobs: InferenceJobBuilder,
         disk: DiskWatch,
     ) -> None:
         self._router = router
@@ -126,27 +126,32 @@ class InferenceService:
         self._tokenizing = asyncio.Lock()
 
     async def begin(
-        self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trail: Trail | None = None
-    ) -> Call:
-        """Admit the request and send it on its way. Its `trail` is told how far each prompt gets.
+        self,
+        key: ApiKeySnapshot,
+        request: InferenceRequest,
+        dialect: str,
+        request_id: str,
+        trace: RequestTrace | None = None,
+    ) -> ActiveRequest:
+        """Admit the request and send it on its way. Its `trace` is told how far each prompt gets.
 
         Raises:
             ApiError: it cannot be served; nothing was taken.
         """
         self._disk.require_space()
-        call = await self._begin(key, request, dialect, request_id, trail)
+        call = await self._begin(key, request, dialect, request_id, trace)
         try:
             for number, prompt in enumerate(request.more_prompts, 1):
                 part = dataclasses.replace(request, prompt=prompt, more_prompts=(), number=number)
-                call.more.append(await self._begin(key, part, dialect, part_id(request_id, number), trail))
-        except BaseException as fault:
-            if isinstance(fault, Exception):  # else its caller has gone
-                await self.fault(call, fault.code if isinstance(fault, ApiError) else "internal_error")
+                call.more.append(await self._begin(key, part, dialect, part_id(request_id, number), trace))
+        except BaseException as exc:
+            if isinstance(exc, Exception):  # else its caller has gone
+                await self.fault(call, exc.code if isinstance(exc, ApiError) else "internal_error")
             self.let_go(call)
             raise
         return call
 
-    async def count(self, key: KeySnapshot, request: InferenceRequest) -> int:
+    async def count(self, key: ApiKeySnapshot, request: InferenceRequest) -> int:
         """The tokens of the request's prompt.
 
         Raises:
@@ -154,7 +159,7 @@ class InferenceService:
         """
         return len((await self._tokenize(self._router.measure(key, request.model), request)).ids)
 
-    def events(self, call: Call) -> AsyncIterator[AnswerEvent]:
+    def events(self, call: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         """The answer's events, the last of them its end.
 
         Raises:
@@ -162,12 +167,12 @@ class InferenceService:
         """
         return merged([self._events(part) for part in (call, *call.more)], call.request.sampling.n)
 
-    def let_go(self, call: Call, *, means_to_return: bool = False) -> None:
+    def let_go(self, call: ActiveRequest, *, means_to_return: bool = False) -> None:
         """The caller is done with the request, or gone. Called once for every call, however it ended."""
         for part in (call, *call.more):
             self._in_background(self._close(part, means_to_return))
 
-    async def fault(self, call: Call, code: str = "internal_error") -> None:
+    async def fault(self, call: ActiveRequest, code: str = "internal_error") -> None:
         """The caller is about to be told of a fault of ours, or that a part of the request is refused: nobody pays for
         any of it, whatever comes of it."""
         for part in (call, *call.more):
@@ -181,8 +186,8 @@ class InferenceService:
     # One prompt.
 
     async def _begin(
-        self, key: KeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trail: Trail | None
-    ) -> Call:
+        self, key: ApiKeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trace: RequestTrace | None
+    ) -> ActiveRequest:
         measure = self._router.measure(key, request.model)
         prompt = await self._tokenize(measure, request)
         route = self._router.route(
@@ -195,13 +200,13 @@ class InferenceService:
         )
         why = route.why
         why |= {name: told for name in ("metadata", "user") if (told := getattr(request, name))}
-        call = Call(key, request, dialect, request_id, prompt, measure, route)
-        if trail is not None:
-            trail.calls.append(call)
+        call = ActiveRequest(key, request, dialect, request_id, prompt, measure, route)
+        if trace is not None:
+            trace.calls.append(call)
         await self._next_leg(call)
         return call
 
-    async def _events(self, call: Call) -> AsyncIterator[AnswerEvent]:
+    async def _events(self, call: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         first = True
         while True:
             event = await call.generation.next_event()
@@ -231,12 +236,12 @@ class InferenceService:
             if isinstance(event, End):
                 return
 
-    async def _record_usage(self, call: Call, usage: TokenUsage) -> None:
+    async def _record_usage(self, call: ActiveRequest, usage: TokenUsage) -> None:
         """Record what the execution used, and release the rest of its reservation."""
         call.usage = usage
-        await self._admission.end(call.generation.job.envelope, call.ticket.terms, usage)
+        await self._admission.end(call.generation.job.billing_context, call.ticket.terms, usage)
 
-    def writer(self, form: Form) -> Writer:
+    def writer(self, form: ResponseSpec) -> Writer:
         """For an answer that is followed.
 
         Raises:
@@ -249,7 +254,7 @@ class InferenceService:
 
     # Legs.
 
-    async def _next_leg(self, call: Call) -> None:
+    async def _next_leg(self, call: ActiveRequest) -> None:
         """Let the next candidate try, or the one after it.
 
         Raises:
@@ -259,10 +264,10 @@ class InferenceService:
             call.candidate = call.untried.pop(0)
             try:
                 return await self._begin_leg(call)
-            except ApiError as fault:
-                if not call.may_fall_back(fault):
+            except ApiError as exc:
+                if not call.may_fall_back(exc):
                     raise
-                call.skip(fault)
+                call.skip(exc)
 
     async def _tokenize(self, model: ServedModel, request: InferenceRequest) -> Prompt:
         """Return the prompt in the model's tokens.
@@ -279,13 +284,13 @@ class InferenceService:
             await asyncio.sleep(0)
             return prompt
 
-    async def _begin_leg(self, call: Call) -> None:
+    async def _begin_leg(self, call: ActiveRequest) -> None:
         key, model = call.key, call.candidate.model
         if model.tokenizer is not call.counted_by:
             call.prompt, call.counted_by = await self._tokenize(model, call.request), model.tokenizer
         batch = call.request.service_class == ServiceClass.BATCH
         self._dispatcher.require_room(model.name, key.tenant_id, key.weight, batch=batch)
-        demand = Demand(
+        demand = AdmissionRequest(
             call.request_id,
             call.admitted_at,
             key,
@@ -302,29 +307,34 @@ class InferenceService:
         )
         echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
-        envelope = self._jobs.envelope(demand, ticket.terms, leg=call.legs)
+        billing_context = self._jobs.billing_context(demand, ticket.terms, leg=call.legs)
         try:
-            errand = self._errand(call, demand, ticket, envelope, echo)
-            call.generation = self._dispatcher.submit(errand)
+            dispatch_request = self._errand(call, demand, ticket, billing_context, echo)
+            call.generation = self._dispatcher.submit(dispatch_request)
         except BaseException:
-            await self._dispatcher.never_ran(envelope)
+            await self._dispatcher.never_ran(billing_context)
             await ticket.close(None)
             raise
         call.ticket = ticket
         call.legs += 1
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
-    async def _echo(self, model: ServedModel, call: Call) -> list[list[int]]:
+    async def _echo(self, model: ServedModel, call: ActiveRequest) -> list[list[int]]:
         """The prompts, for an answer that begins with them."""
         more = enumerate(call.request.more_prompts, 1)
         others = [dataclasses.replace(call.request, prompt=prompt, number=number) for number, prompt in more]
         return [call.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
 
     def _errand(
-        self, call: Call, demand: Demand, ticket: Ticket, envelope: Envelope, echo: list[list[int]] | None
-    ) -> Errand:
+        self,
+        call: ActiveRequest,
+        demand: AdmissionRequest,
+        ticket: AdmissionLease,
+        billing_context: BillingContext,
+        echo: list[list[int]] | None,
+    ) -> DispatchRequest:
         request = call.request
-        call.form = Form(
+        call.form = ResponseSpec(
             call.dialect,
             call.request_id,
             call.model,
@@ -339,16 +349,16 @@ class InferenceService:
             echo,
             request.asked,
         )
-        return Errand(
-            job=self._jobs.make(envelope, demand, ticket.terms, request, call.prompt),
-            form=encode_form(call.form),
+        return DispatchRequest(
+            job=self._jobs.make(billing_context, demand, ticket.terms, request, call.prompt),
+            form=encode_response_spec(call.form),
             weight=call.key.weight,
             long=is_long(demand.limit_sets, len(call.prompt.ids)),
             first_attempt=call.generation.attempt + 1 if call.legs else 1,
             why=call.why,
         )
 
-    async def _fall_back(self, call: Call, fault: ApiError) -> None:
+    async def _fall_back(self, call: ActiveRequest, fault: ApiError) -> None:
         """The leg failed before its first token: let another candidate try."""
         log.info("falling_back", request_id=call.request_id, model=call.model, code=fault.code)
         call.skip(fault)
@@ -361,7 +371,7 @@ class InferenceService:
 
     # The end.
 
-    async def _close(self, call: Call, means_to_return: bool) -> None:
+    async def _close(self, call: ActiveRequest, means_to_return: bool) -> None:
         generation = call.generation
         try:
             if not generation.ended:
@@ -375,7 +385,7 @@ class InferenceService:
             if call.usage is not None:
                 self._count(call.model, call.usage)
 
-    async def _wait_for_return(self, call: Call) -> bool:
+    async def _wait_for_return(self, call: ActiveRequest) -> bool:
         """Let it run on for a while without a reader, and for as long as somebody resumed it. False: this gateway
         stops, and the leg runs on for whoever resumes it at another."""
         died = asyncio.Event()
@@ -386,24 +396,24 @@ class InferenceService:
             while alone < READERLESS_SECONDS and not call.generation.over and not died.is_set():
                 if self._stopping.is_set():
                     return False
-                await _first(died, self._stopping, seconds=LOOK_SECONDS)
-                alone = 0.0 if await self._readers.any(name) else alone + LOOK_SECONDS
+                await _first(died, self._stopping, seconds=POLL_SECONDS)
+                alone = 0.0 if await self._readers.any(name) else alone + POLL_SECONDS
         return True
 
-    async def _abandon(self, generation: Generation, code: str) -> None:
+    async def _abandon(self, generation: DispatchedExecution, code: str) -> None:
         """It counts as failed, even if it has ended by now, and need not go on."""
         try:
             await self._dispatcher.fail_however_it_ended(generation.job, generation.attempt, code)
             await self._dispatcher.tell_to_stop(generation)
-        except (redis.RedisError, OSError) as fault:
-            log.warning("cancel_lost", request_id=generation.request_id, error=str(fault))
+        except (redis.RedisError, OSError) as exc:
+            log.warning("cancel_lost", request_id=generation.request_id, error=str(exc))
 
-    async def _end(self, call: Call) -> None:
+    async def _end(self, call: ActiveRequest) -> None:
         """Cancel the leg, and hear what it used: so much is not given back."""
         try:
             coming = await self._dispatcher.cancel(call.generation) or call.generation.over
-        except redis.RedisError as fault:
-            log.warning("cancel_lost", request_id=call.request_id, error=str(fault))
+        except redis.RedisError as exc:
+            log.warning("cancel_lost", request_id=call.request_id, error=str(exc))
             coming = True
         try:
             async with asyncio.timeout(END_SECONDS if coming else 0):

@@ -95,8 +95,8 @@ class PromptPool:
                 async with _Process.running(self._files, self.pids) as process:
                     pause = 0.0
                     await self._serve(process)
-            except (BrokenProcess, OSError) as fault:
-                log.warning("prompt_process_failed", error=str(fault))
+            except (BrokenProcess, OSError) as exc:
+                log.warning("prompt_process_failed", error=str(exc))
                 pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
 
     async def _serve(self, process: _Process) -> None:
@@ -202,8 +202,8 @@ class _Process:
                 return _decode(await source.readexactly(size))
         except TimeoutError:
             raise BrokenProcess(f"It sent no result within {seconds:g} seconds.") from None
-        except (OSError, EOFError, msgspec.MsgspecError) as fault:
-            raise BrokenProcess(f"{type(fault).__name__}: {fault}") from None
+        except (OSError, EOFError, msgspec.MsgspecError) as exc:
+            raise BrokenProcess(f"{type(exc).__name__}: {exc}") from None
 
 
 def _busy(message: str) -> ApiError:

@@ -58,8 +58,8 @@ def do_work(models: Mapping[str, ServedModel], work: Work, body: bytes) -> Resul
         check_bounds(request, target.longest, max_characters(model, target.longest))
         longest = None if work.reader == COUNT else target.longest
         prompts = [PackedPrompt.pack(tokenize_here(model, each, longest)) for each in _single_prompts(request)]
-    except ApiError as fault:
-        return Result(_resident_bytes(), Problem(fault.code, fault.message, fault.param))
+    except ApiError as exc:
+        return Result(_resident_bytes(), Problem(exc.code, exc.message, exc.param))
     except Exception:  # noqa: BLE001 - one body must not end the process
         traceback.print_exc()
         return Result(_resident_bytes(), Problem("internal_error", "The server had an error with this request.", None))

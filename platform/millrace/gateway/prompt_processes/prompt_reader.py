@@ -18,7 +18,7 @@ from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, SMALL_PROMPT_COST, max_body_bytes, prompt_cost
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 
 class PromptReader:
@@ -31,12 +31,12 @@ class PromptReader:
         self._pool = pool
         self._cap = cap
 
-    def max_body_bytes(self, key: KeySnapshot, reader: str) -> int:
+    def max_body_bytes(self, key: ApiKeySnapshot, reader: str) -> int:
         """Return how large a body may be that this key sends and this reader reads."""
         models = (model for models in self._router.usable_names(key).values() for model in models)
         return max_body_bytes(models, MAX_PROMPTS.get(reader, 1), self._cap)
 
-    async def charge(self, key: KeySnapshot, size: int) -> None:
+    async def charge(self, key: ApiKeySnapshot, size: int) -> None:
         """Charge a body of this size to its tenant's request limits, if a prompt process is to read it.
 
         Raises:
@@ -45,7 +45,7 @@ class PromptReader:
         if size > SMALL_BODY_BYTES:
             await self._admission.charge(key)
 
-    async def read(self, key: KeySnapshot, reader: str, body: bytes) -> InferenceRequest:
+    async def read(self, key: ApiKeySnapshot, reader: str, body: bytes) -> InferenceRequest:
         """Return the internal form of a body. A body that is not small was charged before.
 
         Raises:
@@ -70,7 +70,7 @@ class PromptReader:
         kept = body if any(model.tokenizer is not models[0].tokenizer for model in models) else None
         return dataclasses.replace(request, tokenized=_ProcessedPrompts(self, key, work, kept, models[0], result))
 
-    async def run(self, key: KeySnapshot, work: Work, body: bytes) -> Result:
+    async def run(self, key: ApiKeySnapshot, work: Work, body: bytes) -> Result:
         """Have a prompt process do the work.
 
         Raises:
@@ -86,7 +86,13 @@ class _ProcessedPrompts:
     """The prompts of one body, and the body itself where a deployment with another tokenizer may need it."""
 
     def __init__(
-        self, reader: PromptReader, key: KeySnapshot, work: Work, body: bytes | None, model: ServedModel, result: Result
+        self,
+        reader: PromptReader,
+        key: ApiKeySnapshot,
+        work: Work,
+        body: bytes | None,
+        model: ServedModel,
+        result: Result,
     ) -> None:
         self._reader = reader
         self._key = key

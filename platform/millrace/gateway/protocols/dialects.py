@@ -10,7 +10,7 @@ import msgspec
 
 from millrace.gateway.admission import rates
 from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.core.limit_status import Standing
+from millrace.gateway.core.limit_status import LimitStatus
 
 
 class Dialect:
@@ -28,8 +28,8 @@ class Dialect:
         """The data of the event that ends a stream, after so many others."""
         return msgspec.json.encode(self.body(fault, request_id))
 
-    def rates(self, standings: Sequence[Standing]) -> rates.Headers:
-        return rates.headers(standings)
+    def rates(self, limit_statuses: Sequence[LimitStatus]) -> rates.Headers:
+        return rates.headers(limit_statuses)
 
 
 class Responses(Dialect):
@@ -56,8 +56,8 @@ class Anthropic(Dialect):
         type_ = _TYPES.get(self.status(fault), "invalid_request_error" if fault.status < 500 else "api_error")
         return {"type": "error", "error": {"type": type_, "message": fault.message}, "request_id": request_id}
 
-    def rates(self, standings: Sequence[Standing]) -> rates.Headers:
-        return [*rates.headers(standings), *rates.anthropic_headers(standings, datetime.now(UTC))]
+    def rates(self, limit_statuses: Sequence[LimitStatus]) -> rates.Headers:
+        return [*rates.headers(limit_statuses), *rates.anthropic_headers(limit_statuses, datetime.now(UTC))]
 
 
 _OVERLOADED = (OVERLOADED, "model_loading")

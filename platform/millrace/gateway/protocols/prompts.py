@@ -96,8 +96,8 @@ class _Encoding:
         told = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
         try:
             ids = self._render(messages, told)
-        except ChatTemplateError as fault:
-            raise invalid("messages", str(fault)) from None
+        except ChatTemplateError as exc:
+            raise invalid("messages", str(exc)) from None
         found = (self._place(messages, told, ids, breakpoint) for breakpoint in request.breakpoints)
         return Prompt(ids, tuple(place for place in found if place is not None))
 

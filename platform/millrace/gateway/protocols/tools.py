@@ -27,7 +27,7 @@ _SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True)
-class Text:
+class AnswerText:
     """Words of the answer outside of tool calls."""
 
     text: str
@@ -47,7 +47,7 @@ class CallArguments:
     text: str
 
 
-Piece = Text | CallStart | CallArguments
+Piece = AnswerText | CallStart | CallArguments
 
 
 def call_id(request_id: str, index: int, number: int, prefix: str = "call_") -> str:
@@ -78,9 +78,9 @@ class ToolCallParser:
         """What is left when the answer has ended."""
         pieces = self.push("")
         if self._state == self._in_head:
-            pieces.append(Text(OPEN + self._held))
+            pieces.append(AnswerText(OPEN + self._held))
         elif self._state == self._in_text and self._held and not (self.calls and self._held.isspace()):
-            pieces.append(Text(self._held))
+            pieces.append(AnswerText(self._held))
         self._held = ""
         return pieces
 
@@ -90,12 +90,12 @@ class ToolCallParser:
         before, tag, after = self._held.partition(OPEN)
         if tag:
             if before := before.rstrip(_SPACE):
-                pieces.append(Text(before))
+                pieces.append(AnswerText(before))
             self._held, self._state = after, self._in_head
             return True
         told = _without_beginning_of(OPEN, self._held).rstrip(_SPACE)  # blanks before a call are no words
         if told:
-            pieces.append(Text(told))
+            pieces.append(AnswerText(told))
             self._held = self._held[len(told) :]
         return False
 
@@ -114,7 +114,7 @@ class ToolCallParser:
             pieces += [CallStart(self.calls, call[0]), CallArguments(self.calls, call[1])]
             self.calls += 1
         else:
-            pieces.append(Text(OPEN + body + CLOSE))
+            pieces.append(AnswerText(OPEN + body + CLOSE))
         self._held, self._state = after, self._in_text
         return True
 
@@ -148,21 +148,21 @@ class ToolCallParser:
         return bool(tag)
 
 
-class WordsAlone:
+class PlainTextParser:
     """In a `ToolCallParser`'s place, where there are no tools: all is words."""
 
     calls = 0
 
     def push(self, text: str) -> list[Piece]:
-        return [Text(text)] if text else []
+        return [AnswerText(text)] if text else []
 
     def close(self) -> list[Piece]:
         return []
 
 
-def answer_parser(names: Collection[str]) -> ToolCallParser | WordsAlone:
+def answer_parser(names: Collection[str]) -> ToolCallParser | PlainTextParser:
     """What splits an answer's text where these tools may be called."""
-    return ToolCallParser(names) if names else WordsAlone()
+    return ToolCallParser(names) if names else PlainTextParser()
 
 
 def check_tools(tools: Sequence[Tool], name_path: str, longest_name: int) -> None:

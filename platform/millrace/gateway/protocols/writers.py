@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import Form, Writer
+from millrace.gateway.core.types import ResponseSpec, Writer
 from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.openai import chat, completions, embeddings
@@ -14,7 +14,7 @@ from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWrite
 from millrace.gateway.protocols.responses import body as responses
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
 
-WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
+WRITERS: Mapping[str, Callable[[ResponseSpec, Tokenizer], Writer]] = {
     chat.DIALECT: ChatWriter,
     completions.DIALECT: CompletionWriter,
     embeddings.DIALECT: EmbeddingsWriter,
@@ -23,6 +23,6 @@ WRITERS: Mapping[str, Callable[[Form, Tokenizer], Writer]] = {
 }
 
 
-def make_writer(form: Form, tokenizer: Tokenizer) -> Writer:
+def make_writer(form: ResponseSpec, tokenizer: Tokenizer) -> Writer:
     """`tokenizer`: of the form's model."""
     return WRITERS[form.dialect](form, tokenizer)

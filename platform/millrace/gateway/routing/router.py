@@ -13,8 +13,8 @@ from typing import Any
 
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from tenants.keys.snapshot import KeySnapshot
-from tenants.routing_policies.policy import Facts, decide
+from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.routing_policies.policy import RoutingFacts, decide
 
 EVERY_FALLBACK = ("error", "overload", "context")
 
@@ -43,7 +43,7 @@ class Router:
         """The deployment of this name."""
         return self._models.get(name)
 
-    def visible(self, key: KeySnapshot) -> dict[str, ServedModel]:
+    def visible(self, key: ApiKeySnapshot) -> dict[str, ServedModel]:
         """The names this key may ask for, each with the model to describe it by."""
         found = dict(self._models)
         for name, policy in key.policies.items():
@@ -52,14 +52,14 @@ class Router:
                 found[name] = min(served, key=lambda model: model.context_length)
         return {name: model for name, model in found.items() if key.models is None or name in key.models}
 
-    def usable_names(self, key: KeySnapshot) -> dict[str, list[ServedModel]]:
+    def usable_names(self, key: ApiKeySnapshot) -> dict[str, list[ServedModel]]:
         """Return the deployments behind each name that this key may use, as its policies list them."""
         found = {name: [model] for name, model in self._models.items()}
         for name, policy in key.policies.items():
             found[name] = [self._models[model] for model in policy.models if model in self._models]
         return {name: models for name, models in found.items() if models and (key.models is None or name in key.models)}
 
-    def measure(self, key: KeySnapshot, name: str) -> ServedModel:
+    def measure(self, key: ApiKeySnapshot, name: str) -> ServedModel:
         """The model whose tokens a prompt is counted in before it is known where it goes.
 
         Raises:
@@ -76,7 +76,7 @@ class Router:
         return served[0]
 
     def route(
-        self, key: KeySnapshot, name: str, request_id: str, prompt_tokens: int, *, tools: bool, schema: bool
+        self, key: ApiKeySnapshot, name: str, request_id: str, prompt_tokens: int, *, tools: bool, schema: bool
     ) -> Route:
         """Where a request for the model `name` may go; at least one way.
 
@@ -88,7 +88,7 @@ class Router:
         if policy is None:
             return Route([Candidate(self._models[name])], (), why)
         at = datetime.now(UTC)
-        decision = decide(policy, Facts(request_id, key.key_id, prompt_tokens, tools, schema, at))
+        decision = decide(policy, RoutingFacts(request_id, key.key_id, prompt_tokens, tools, schema, at))
         if decision is None:
             raise ApiError("model_not_found", f"No rule of the policy {name!r} holds for this request.", "model")
         known = [model for model in decision.models if model in self._models]

@@ -15,7 +15,7 @@ from millrace.gateway.http.endpoints.files import check_seconds, no_file, page
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.lifecycle.batch_runner import DIALECTS
 from millrace.gateway.protocols.openai.parameters import read_body
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 ENDPOINTS = [endpoint for endpoint in DIALECTS if endpoint != "/v1/messages"]
 WINDOW_SECONDS = 24 * 3600
@@ -45,7 +45,7 @@ WHERE name = %(name)s AND project_id = %(project)s AND dialect = %(dialect)s AND
 """
 
 
-async def find(connection: Connection, key: KeySnapshot, dialect: str, name: str) -> dict[str, Any]:
+async def find(connection: Connection, key: ApiKeySnapshot, dialect: str, name: str) -> dict[str, Any]:
     """A batch of the key's project.
 
     Raises:
@@ -58,7 +58,7 @@ async def find(connection: Connection, key: KeySnapshot, dialect: str, name: str
     return row
 
 
-async def cancel(connection: Connection, key: KeySnapshot, dialect: str, name: str) -> dict[str, Any]:
+async def cancel(connection: Connection, key: ApiKeySnapshot, dialect: str, name: str) -> dict[str, Any]:
     """Run no more of the batch's requests; what was cancelled before stays so.
 
     Raises:
@@ -71,7 +71,7 @@ async def cancel(connection: Connection, key: KeySnapshot, dialect: str, name: s
     return row
 
 
-async def insert(connection: Connection, key: KeySnapshot, **values: Any) -> dict[str, Any]:
+async def insert(connection: Connection, key: ApiKeySnapshot, **values: Any) -> dict[str, Any]:
     whose = {"tenant": key.tenant_id, "project": key.project_id, "key": key.key_id, "window": WINDOW_SECONDS}
     row = await (await connection.execute(INSERT, values | whose)).fetchone()
     if row is None:
@@ -152,7 +152,7 @@ class CreateBatch(HttpConsumer):
         await self.respond_json(200, batch_object(row))
 
 
-class Batches(HttpConsumer):
+class BatchesEndpoint(HttpConsumer):
     endpoint = "batches"
     method = "GET"
 
@@ -167,7 +167,7 @@ class Batches(HttpConsumer):
         await self.respond_json(200, page([batch_object(row) for row in rows], limit))
 
 
-class Batch(HttpConsumer):
+class BatchEndpoint(HttpConsumer):
     endpoint = "batches"
     method = "GET"
 

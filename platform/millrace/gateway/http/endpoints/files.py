@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from millrace.apps.batches.reading import MOST_BYTES, MOST_LINES
+from millrace.apps.batches.reading import MAX_FILE_BYTES, MAX_LINES
 from millrace.apps.batches.storage import Storage, new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.request_db import Connection
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.http.uploads import UploadConsumer, read_form
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
-KEPT_SECONDS = 30 * 86_400
-LEAST_SECONDS = 3_600
+DEFAULT_RETENTION_SECONDS = 30 * 86_400
+MIN_RETENTION_SECONDS = 3_600
 _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 _ONE = "SELECT * FROM batches_file WHERE name = %(name)s AND project_id = %(project)s AND expires_at > now()"
 _INSERT = """
@@ -53,7 +53,7 @@ def no_file(name: str, param: str | None = None) -> ApiError:
 
 async def insert_file(
     connection: Connection,
-    key: KeySnapshot,
+    key: ApiKeySnapshot,
     quota: int,
     *,
     name: str,
@@ -82,8 +82,8 @@ def unless_refused(storage: Storage, name: str) -> Iterator[None]:
     """Drop a file's contents if it is refused. If it is not known whether its row was written, the sweep finds out."""
     try:
         yield
-    except ApiError as fault:
-        if fault.status < 500:
+    except ApiError as exc:
+        if exc.status < 500:
             storage.remove(name)
         raise
 
@@ -94,7 +94,7 @@ def over_quota(quota: int) -> ApiError:
 
 class CreateFile(UploadConsumer):
     endpoint = "files"
-    most_bytes = MOST_BYTES + 2**16  # and the form around it
+    most_bytes = MAX_FILE_BYTES + 2**16  # and the form around it
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
@@ -114,15 +114,15 @@ class CreateFile(UploadConsumer):
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
         with self.gateway.storage.writing(name) as target:
             fields, file = read_form(spool, content_type, target)
-            if file.size > MOST_BYTES:
-                raise ApiError("request_too_large", f"A file has at most {MOST_BYTES} bytes.", "file")
-            if file.lines > MOST_LINES:
-                raise invalid("file", f"A batch's file has at most {MOST_LINES} lines, this one has {file.lines}.")
+            if file.size > MAX_FILE_BYTES:
+                raise ApiError("request_too_large", f"A file has at most {MAX_FILE_BYTES} bytes.", "file")
+            if file.lines > MAX_LINES:
+                raise invalid("file", f"A batch's file has at most {MAX_LINES} lines, this one has {file.lines}.")
             if not file.size:
                 raise invalid("file", "The file is empty.")
         return fields, file.found or "", file.size
 
-    async def _require_room(self, key: KeySnapshot) -> None:
+    async def _require_room(self, key: ApiKeySnapshot) -> None:
         quota = self.gateway.settings.files_quota
         async with self.gateway.rows.of(key.tenant_id) as connection:
             found = await connection.execute("SELECT coalesce(sum(size), 0) AS used FROM batches_file")
@@ -143,17 +143,17 @@ def _kept(fields: dict[str, str]) -> int:
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise invalid("expires_after.anchor", "anchor must be 'created_at'.")
     if seconds is None:
-        return KEPT_SECONDS
+        return DEFAULT_RETENTION_SECONDS
     return check_seconds("expires_after.seconds", int(seconds) if seconds.isascii() and seconds.isdigit() else 0)
 
 
 def check_seconds(param: str, seconds: int) -> int:
-    if not LEAST_SECONDS <= seconds <= KEPT_SECONDS:
-        raise invalid(param, f"seconds must be from {LEAST_SECONDS} to {KEPT_SECONDS}.")
+    if not MIN_RETENTION_SECONDS <= seconds <= DEFAULT_RETENTION_SECONDS:
+        raise invalid(param, f"seconds must be from {MIN_RETENTION_SECONDS} to {DEFAULT_RETENTION_SECONDS}.")
     return seconds
 
 
-class Files(HttpConsumer):
+class FilesEndpoint(HttpConsumer):
     endpoint = "files"
     method = "GET"
 
@@ -209,7 +209,7 @@ class _OneFile(HttpConsumer):
         return row
 
 
-class File(_OneFile):
+class FileEndpoint(_OneFile):
     async def handle(self) -> None:
         await self.respond_json(200, file_object(await self.row()))
 

@@ -36,7 +36,7 @@ class Readyz(HttpConsumer):
         await self.respond_json(200 if ready else 503, answer)
 
 
-class Metrics(HttpConsumer):
+class MetricsEndpoint(HttpConsumer):
     endpoint = "metrics"
     method = "GET"
     logged = False

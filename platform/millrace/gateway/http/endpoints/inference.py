@@ -9,16 +9,16 @@ import structlog
 from billing.amounts import decimal
 from billing.pricing.pricing import Component, rate
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from millrace.gateway.admission.idempotency import Once
+from millrace.gateway.admission.idempotency import IdempotentCall
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.core.types import InferenceRequest, Writer
-from millrace.gateway.dispatch.stream_follower import Following, Gone
+from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
-from millrace.gateway.lifecycle.service import Call
+from millrace.gateway.lifecycle.service import ActiveRequest
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
 
 class PromptConsumer(HttpConsumer):
@@ -26,7 +26,7 @@ class PromptConsumer(HttpConsumer):
 
     reader = ""  # of `dialect_readers.READERS`
 
-    async def read_request(self, key: KeySnapshot) -> InferenceRequest:
+    async def read_request(self, key: ApiKeySnapshot) -> InferenceRequest:
         """Receive the body and read it.
 
         Raises:
@@ -35,8 +35,8 @@ class PromptConsumer(HttpConsumer):
         body = await self.read_body()
         request = await self.gateway.prompts.read(key, self.reader, body)
         self.release_body()
-        if self.trail is not None:
-            self.trail.asked(request, body)
+        if self.trace is not None:
+            self.trace.asked(request, body)
         return request
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -76,13 +76,13 @@ class InferenceConsumer(PromptConsumer):
         if self.once is None or not await self._go_on(key, self.once, request):
             await self._begin(key, request)
 
-    async def _begin(self, key: KeySnapshot, request: InferenceRequest) -> None:
-        call = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trail)
+    async def _begin(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
+        call = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trace)
         try:
             events = self.gateway.service.events(call)
             # Status and headers wait for the first token: until then a failure is a real HTTP status.
             first = await anext(events)
-            self.standings = call.ticket.standings
+            self.limit_statuses = call.ticket.limit_statuses
             await self._write(request, call.writer(), call.model, first, events, lambda: _cost(call))
         except (ApiError, OSError):  # it has its verdict, or the client has gone
             raise
@@ -95,24 +95,24 @@ class InferenceConsumer(PromptConsumer):
                 returns = self.once.runs_on = True  # whoever sends the key again goes on with it
             self.gateway.service.let_go(call, means_to_return=returns and self.key_died is None)
 
-    async def _go_on(self, key: KeySnapshot, once: Once, request: InferenceRequest) -> bool:
+    async def _go_on(self, key: ApiKeySnapshot, once: IdempotentCall, request: InferenceRequest) -> bool:
         """Answer with what an earlier call under the same Idempotency-Key began. False: nothing has come of that."""
         if once.left is None:
             return False
-        following = Following(self.gateway.dispatcher, once.left, key.tenant_id)
+        following = StreamFollower(self.gateway.dispatcher, once.left, key.tenant_id)
         once.runs_on = True
         async with self.gateway.readers.reading(once.left):
             try:
                 events = following.events()
                 first = await anext(events)
                 form = await following.form()
-            except (ApiError, Gone):  # it was never sent, lost its worker, or was cancelled since nobody came
+            except (ApiError, StreamNotFound):  # it was never sent, lost its worker, or was cancelled since nobody came
                 once.runs_on = False
                 await once.anew(self.request_id)
                 return False
             self.request_id = once.left
-            if self.trail is not None:
-                self.trail.replay_of = once.left
+            if self.trace is not None:
+                self.trace.replay_of = once.left
             await self._write(request, self.gateway.service.writer(form), form.model, first, events)
         return True
 
@@ -156,7 +156,7 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
     ]
 
 
-def _cost(call: Call) -> Headers:
+def _cost(call: ActiveRequest) -> Headers:
     """What the answer costs, exactly, in USD."""
     femto = 0
     for part in (call, *call.more):

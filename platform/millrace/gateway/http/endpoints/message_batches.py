@@ -11,19 +11,19 @@ from typing import Any
 
 import msgspec
 
-from millrace.apps.batches.reading import MOST_LINES, BadFile, read_lines
+from millrace.apps.batches.reading import MAX_LINES, BadFile, read_lines
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.batches import PAGE, SELECT, WINDOW_SECONDS, cancel, find, insert
-from millrace.gateway.http.endpoints.files import KEPT_SECONDS, insert_file, unless_refused
+from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, insert_file, unless_refused
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.http.uploads import UploadConsumer
 from millrace.gateway.protocols.dialects import ANTHROPIC
 
 DIALECT = "anthropic"
 ENDPOINT = "/v1/messages"
-MOST_BODY_BYTES = 32 * 2**20  # it is one JSON value, which a gateway reads in one go
+MAX_BODY_BYTES = 32 * 2**20  # it is one JSON value, which a gateway reads in one go
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ENDED = ("completed", "failed", "expired", "cancelled")
 _BEFORE = f"{SELECT} AND b.id > %(before)s ORDER BY b.id LIMIT %(limit)s"
@@ -35,7 +35,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw
 
 
-class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+class MessageBatchBody(msgspec.Struct, forbid_unknown_fields=True):
     requests: list[BatchRequest]
 
 
@@ -65,7 +65,7 @@ def _rfc3339(moment: Any) -> str | None:
 class CreateMessageBatch(UploadConsumer):
     endpoint = "messages.batches"
     words = ANTHROPIC
-    most_bytes = MOST_BODY_BYTES
+    most_bytes = MAX_BODY_BYTES
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
@@ -84,7 +84,7 @@ class CreateMessageBatch(UploadConsumer):
                     filename=f"{batch}.jsonl",
                     purpose="messages",
                     size=size,
-                    kept=KEPT_SECONDS,
+                    kept=DEFAULT_RETENTION_SECONDS,
                 )
                 row = await insert(
                     rows,
@@ -94,7 +94,7 @@ class CreateMessageBatch(UploadConsumer):
                     endpoint=ENDPOINT,
                     input_file=name,
                     metadata=None,
-                    output_seconds=KEPT_SECONDS - WINDOW_SECONDS,
+                    output_seconds=DEFAULT_RETENTION_SECONDS - WINDOW_SECONDS,
                     total=total,
                 )
         await self.respond_json(200, message_batch(row, settings.base_url))
@@ -122,13 +122,13 @@ def _requests(spool: Path) -> list[tuple[str, msgspec.Raw]]:
         except ValueError:
             raise ApiError("invalid_json", "The request body is empty.") from None
     try:
-        found = msgspec.json.decode(text, type=BatchBody).requests
-    except msgspec.ValidationError as fault:
-        raise invalid("requests", f"The request body is wrong: {fault}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise ApiError("invalid_json", f"The request body is not valid JSON: {fault}") from None
-    if not 0 < len(found) <= MOST_LINES:
-        raise invalid("requests", f"A batch has 1 to {MOST_LINES} requests.")
+        found = msgspec.json.decode(text, type=MessageBatchBody).requests
+    except msgspec.ValidationError as exc:
+        raise invalid("requests", f"The request body is wrong: {exc}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
+    if not 0 < len(found) <= MAX_LINES:
+        raise invalid("requests", f"A batch has 1 to {MAX_LINES} requests.")
     for number, request in enumerate(found):
         if not _CUSTOM_ID.fullmatch(request.custom_id):
             raise invalid(f"requests.{number}.custom_id", "custom_id has 1 to 64 letters, digits, _ and -.")

@@ -9,7 +9,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.consumer import HttpConsumer
 
 
-class Models(HttpConsumer):
+class ModelsEndpoint(HttpConsumer):
     endpoint = "models"
     method = "GET"
 
@@ -19,7 +19,7 @@ class Models(HttpConsumer):
         await self.respond_json(200, {"object": "list", "data": models})
 
 
-class Model(HttpConsumer):
+class ModelEndpoint(HttpConsumer):
     endpoint = "models"
     method = "GET"
 

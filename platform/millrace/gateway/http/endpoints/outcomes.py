@@ -12,9 +12,9 @@ from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.batches import check_metadata
 from millrace.gateway.protocols.openai.parameters import read_body
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
 
-MOST_LABEL = 64  # characters
+MAX_LABEL_CHARACTERS = 64  # characters
 _INSERT = """
 INSERT INTO outcomes_outcome (tenant_id, request_id, key_id, success, score, label, metadata)
 VALUES (%(tenant)s, %(request)s, %(key)s, %(success)s, %(score)s, %(label)s, %(metadata)s)
@@ -51,7 +51,7 @@ class ReportOutcome(HttpConsumer):
         answer = {"id": request_id, "object": "request.outcome", **told, "reported_at": at}
         await self.respond_json(201 if first else 200, answer)
 
-    async def _require_request(self, key: KeySnapshot, request_id: str) -> None:
+    async def _require_request(self, key: ApiKeySnapshot, request_id: str) -> None:
         """The request is the tenant's: one that is still kept, or one that is settled."""
         tenant: Any = await self.gateway.broker.hget(claim_key(request_id, 0), "tenant")
         if tenant is not None and int(tenant) == key.tenant_id:
@@ -71,7 +71,7 @@ def _read(body: bytes) -> OutcomeBody:
         raise invalid("success", "Report success, score or label.", "missing_required_parameter")
     if outcome.score is not None and not 0 <= outcome.score <= 1:
         raise invalid("score", "score must be from 0 to 1.")
-    if outcome.label is not None and not 0 < len(outcome.label) <= MOST_LABEL:
-        raise invalid("label", f"label must have 1 to {MOST_LABEL} characters.")
+    if outcome.label is not None and not 0 < len(outcome.label) <= MAX_LABEL_CHARACTERS:
+        raise invalid("label", f"label must have 1 to {MAX_LABEL_CHARACTERS} characters.")
     check_metadata(outcome.metadata or {})
     return outcome

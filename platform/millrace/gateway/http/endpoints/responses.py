@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import Form
-from millrace.gateway.dispatch.stream_follower import Gone
+from millrace.gateway.core.types import ResponseSpec
+from millrace.gateway.dispatch.stream_follower import StreamNotFound
 from millrace.gateway.http.endpoints.inference import InferenceConsumer
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from millrace.gateway.http.queries import read_query
@@ -40,7 +40,7 @@ class ResumeResponse(ResumeStream):
             raise invalid("starting_after", "starting_after must be the sequence_number of an event.")
         return int(number)
 
-    def check(self, form: Form) -> None:
+    def check(self, form: ResponseSpec) -> None:
         if form.dialect != body.DIALECT:
-            raise Gone
+            raise StreamNotFound
         super().check(form)

@@ -12,8 +12,8 @@ import contextlib
 
 from inference_worker.contract.messages import End
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import Form
-from millrace.gateway.dispatch.stream_follower import Following, Gone
+from millrace.gateway.core.types import ResponseSpec
+from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.protocols.dialects import OPENAI, WORDS
 
@@ -24,21 +24,21 @@ class ResumeStream(HttpConsumer):
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        self._following = Following(self.gateway.dispatcher, self.stream_id, key.tenant_id)
+        self._following = StreamFollower(self.gateway.dispatcher, self.stream_id, key.tenant_id)
         try:
             form = await self._following.form()  # is it there, and theirs?
             self.check(form)
             had = self.last_had()
             async with self.gateway.readers.reading(self.stream_id) as reader:
                 await self._follow(had, reader)
-        except Gone:
+        except StreamNotFound:
             raise ApiError("not_found", f"There is no stream {self.stream_id!r}, or it is no longer kept.") from None
 
     @property
     def stream_id(self) -> str:
         return self.path_arguments["request_id"]
 
-    def check(self, form: Form) -> None:
+    def check(self, form: ResponseSpec) -> None:
         """May it be gone on with here, and in which words?
 
         Raises:

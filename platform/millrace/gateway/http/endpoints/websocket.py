@@ -26,22 +26,22 @@ from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.http.consumer import STALLED_SECONDS
-from millrace.gateway.lifecycle.request_log import Trail
-from millrace.gateway.lifecycle.service import Call
+from millrace.gateway.lifecycle.request_log import RequestTrace
+from millrace.gateway.lifecycle.service import ActiveRequest
 from millrace.gateway.protocols.dialect_readers import SOCKET
 from millrace.gateway.protocols.openai import chat
 from millrace.gateway.protocols.openai.writer import DONE
 from tenants.keys import playground_tokens
-from tenants.keys.playground_tokens import Ticket
-from tenants.keys.snapshot import KeySnapshot
+from tenants.keys.playground_tokens import PlaygroundToken
+from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "realtime.chat"
 TICKET_CHECK_SECONDS = 1.0  # how often a socket with a ticket checks that its user still has access
-MOST_AT_ONCE = 64
+MAX_CONCURRENT_REQUESTS = 64
 MOST_AUTH_BYTES = 4096
-MOST_ID_CHARACTERS = 64
+MAX_ID_CHARACTERS = 64
 UNAUTHORISED, REFUSED = 4401, 1008  # close codes
 _encode = msgspec.json.Encoder().encode
 
@@ -75,7 +75,7 @@ class Socket:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._address = (scope["client"] or ("",))[0]
         self._receive, self._base_send = receive, send
-        self._ticket: Ticket | None = None  # instead of a key
+        self._ticket: PlaygroundToken | None = None  # instead of a key
         self._most = 0  # bytes of a message
         self._main = asyncio.current_task()
         self._sending = asyncio.Lock()
@@ -97,8 +97,8 @@ class Socket:
                 watching = asyncio.create_task(self._watch_user(self._ticket))
             while (message := await self._next()) is not None:
                 await self._take(message)
-        except ApiError as fault:
-            await self._close(fault)
+        except ApiError as exc:
+            await self._close(exc)
         except asyncio.CancelledError:  # it does not read
             if not self._stalled:
                 raise
@@ -135,7 +135,7 @@ class Socket:
         mark_authenticated(self._scope)
         await self._tell({"type": "ready"})
 
-    async def _take_ticket(self, text: str) -> Ticket:
+    async def _take_ticket(self, text: str) -> PlaygroundToken:
         """Each can be taken once.
 
         Raises:
@@ -153,19 +153,19 @@ class Socket:
             raise self._gateway.keys.reject_ticket(self._address, "This ticket was taken before: get a new one.")
         return ticket
 
-    async def _watch_user(self, ticket: Ticket) -> None:
+    async def _watch_user(self, ticket: PlaygroundToken) -> None:
         """End what runs on this socket once the ticket's user has lost access."""
         while True:
             await asyncio.sleep(TICKET_CHECK_SECONDS)
             try:
                 await self._gateway.keys.check_user(ticket)
-            except ApiError as fault:
-                if fault.code == OVERLOADED:  # the database cannot be reached; the next look decides
+            except ApiError as exc:
+                if exc.code == OVERLOADED:  # the database cannot be reached; the next look decides
                     continue
                 for name in list(self._generations):
-                    self._end(name, fault)
+                    self._end(name, exc)
 
-    async def _key(self) -> KeySnapshot:
+    async def _key(self) -> ApiKeySnapshot:
         """As it is now."""
         if self._ticket is not None:
             key = await self._gateway.keys.authenticate_ticket(self._ticket, "inference", self._address)
@@ -195,8 +195,8 @@ class Socket:
                 self._begin(name, message)
             else:
                 raise invalid("type", "type must be request or cancel.")
-        except ApiError as fault:
-            await self._tell_fault(name, fault)
+        except ApiError as exc:
+            await self._tell_fault(name, exc)
 
     def _cancel(self, name: str) -> None:
         if name not in self._generations:
@@ -218,54 +218,56 @@ class Socket:
     def _begin(self, name: str, message: bytes) -> None:
         if name in self._generations:
             raise ApiError("conflict", f"A request with the id {name!r} is under way.", "id")
-        if len(self._generations) >= MOST_AT_ONCE:
-            raise ApiError("rate_limit_exceeded", f"A socket takes {MOST_AT_ONCE} requests at once.", retry_after=1)
+        if len(self._generations) >= MAX_CONCURRENT_REQUESTS:
+            raise ApiError(
+                "rate_limit_exceeded", f"A socket takes {MAX_CONCURRENT_REQUESTS} requests at once.", retry_after=1
+            )
         self._generations[name] = asyncio.create_task(self._run(name, message))
 
     # One generation.
 
     async def _run(self, name: str, message: bytes) -> None:
         request_id, told, complete = new_request_id(), "200", False
-        arrived, trail = time.monotonic(), None
+        arrived, trace = time.monotonic(), None
         tracing.begin(request_id, self._headers.get(b"traceparent"))
         try:
             key = await self._key()
             tracing.name_tenant(key)
-            trail = Trail(key, request_id, ENDPOINT, arrived)
-            await self._generate(name, message, trail)
+            trace = RequestTrace(key, request_id, ENDPOINT, arrived)
+            await self._generate(name, message, trace)
             complete = True
         except asyncio.CancelledError:
             fault = self._ended.pop(name, None)
             if fault is None:
                 raise
-            told = await self._tell_fault(name, fault, trail)
-        except ApiError as fault:
-            told = await self._tell_fault(name, fault, trail)
+            told = await self._tell_fault(name, fault, trace)
+        except ApiError as exc:
+            told = await self._tell_fault(name, exc, trace)
         except redis.RedisError as broken:
             log.warning("broker_unreachable", error=str(broken))
-            told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."), trail)
+            told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."), trace)
         except Exception:
             log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
             told = await self._tell_fault(
-                name, ApiError("internal_error", "The server had an error; please try again."), trail
+                name, ApiError("internal_error", "The server had an error; please try again."), trace
             )
         finally:
             self._generations.pop(name, None)
             self._ended.pop(name, None)
             self._gateway.metrics.requests.labels(ENDPOINT, told).inc()
             log.info("request", request_id=request_id, endpoint=ENDPOINT, status=told)
-            if trail is not None:
-                self._gateway.recorder.end(trail, told, complete=complete)
+            if trace is not None:
+                self._gateway.recorder.end(trace, told, complete=complete)
 
-    async def _generate(self, name: str, message: bytes, trail: Trail) -> None:
-        service, prompts, key = self._gateway.service, self._gateway.prompts, trail.key
+    async def _generate(self, name: str, message: bytes, trace: RequestTrace) -> None:
+        service, prompts, key = self._gateway.service, self._gateway.prompts, trace.key
         with self._gateway.live.listed(key, lambda fault: self._end(name, fault)):
             with self._gateway.body_memory.lease(key.tenant_id) as lease:
                 await prompts.charge(key, len(message))
                 lease.grow(len(message))
                 request = await prompts.read(key, SOCKET, message)
-            trail.asked(request, message)
-            call = await service.begin(key, request, chat.DIALECT, trail.request_id, trail)
+            trace.asked(request, message)
+            call = await service.begin(key, request, chat.DIALECT, trace.request_id, trace)
             try:
                 await self._forward(name, call)
             except (ApiError, OSError):  # it has its verdict, or the client has gone
@@ -276,7 +278,7 @@ class Socket:
             finally:
                 service.let_go(call)
 
-    async def _forward(self, name: str, call: Call) -> None:
+    async def _forward(self, name: str, call: ActiveRequest) -> None:
         events = self._gateway.service.events(call)
         event: AnswerEvent = await anext(events)
         writer = call.writer()
@@ -292,10 +294,10 @@ class Socket:
 
     # Out.
 
-    async def _tell_fault(self, name: str | None, fault: ApiError, trail: Trail | None = None) -> str:
+    async def _tell_fault(self, name: str | None, fault: ApiError, trace: RequestTrace | None = None) -> str:
         """The status it counts as."""
-        if trail is not None:
-            trail.fault = fault
+        if trace is not None:
+            trace.fault = fault
         retry = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
         await self._tell({"type": "error", "id": name, **fault.body(), **retry})
         return str(fault.status)
@@ -335,6 +337,6 @@ def _head(message: bytes) -> Head:
 def _name(head: Head) -> str:
     """What the client calls the request."""
     name = head.id
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
-        raise invalid("id", f"id must be a text of 1 to {MOST_ID_CHARACTERS} characters, of your choice.")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
+        raise invalid("id", f"id must be a text of 1 to {MAX_ID_CHARACTERS} characters, of your choice.")
     return name

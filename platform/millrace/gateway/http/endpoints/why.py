@@ -11,7 +11,7 @@ from millrace.gateway.dispatch.dispatcher import why_key
 from millrace.gateway.http.consumer import HttpConsumer
 
 
-class Why(HttpConsumer):
+class DecisionRecord(HttpConsumer):
     endpoint = "why"
     method = "GET"
 

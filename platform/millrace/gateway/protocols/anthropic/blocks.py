@@ -21,7 +21,7 @@ class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
         return SECONDS[self.ttl or "5m"]
 
 
-class Text(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class AnthropicText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
     text: str
     cache_control: CacheControl | None = None
     citations: None = None
@@ -37,24 +37,24 @@ class ToolUse(msgspec.Struct, forbid_unknown_fields=True, tag="tool_use"):
 
 class ToolResult(msgspec.Struct, forbid_unknown_fields=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[Text] = ""
+    content: str | list[AnthropicText] = ""
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-class User(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    content: str | list[Text | ToolResult]
+class AnthropicUser(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
+    content: str | list[AnthropicText | ToolResult]
 
 
-class Assistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    content: str | list[Text | ToolUse]
+class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
+    content: str | list[AnthropicText | ToolUse]
 
 
-class System(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    content: str | list[Text]
+class AnthropicSystem(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
+    content: str | list[AnthropicText]
 
 
-Message = User | Assistant | System
+Message = AnthropicUser | AnthropicAssistant | AnthropicSystem
 
 
 class Conversation:
@@ -74,7 +74,7 @@ class Conversation:
         Raises:
             ApiError: 400 that names the block.
         """
-        blocks = [Text(content)] if isinstance(content, str) else content
+        blocks = [AnthropicText(content)] if isinstance(content, str) else content
         if not blocks:
             raise invalid(path, f"{path} must hold at least one block.")
         self.parts += len(blocks)
@@ -117,7 +117,7 @@ class Conversation:
     def _add_result(self, path: str, block: ToolResult) -> None:
         if block.tool_use_id not in self._names:
             raise invalid(f"{path}.tool_use_id", "A tool's result must answer a tool use of a message before it.")
-        parts = [Text(block.content)] if isinstance(block.content, str) else block.content
+        parts = [AnthropicText(block.content)] if isinstance(block.content, str) else block.content
         said = "Error: " if block.is_error else ""  # templates have no other place for it
         name, id_ = self._names[block.tool_use_id], block.tool_use_id
         self._begin({"role": "tool", "tool_call_id": id_, "name": name})
@@ -128,10 +128,10 @@ class Conversation:
             self._mark(f"{path}.content[{number}]", part)
         self._mark(path, block)
 
-    def _mark(self, path: str, block: Text | ToolUse | ToolResult) -> None:
+    def _mark(self, path: str, block: AnthropicText | ToolUse | ToolResult) -> None:
         if block.cache_control is None:
             return
-        if isinstance(block, Text) and not block.text:
+        if isinstance(block, AnthropicText) and not block.text:
             raise invalid(f"{path}.cache_control", "An empty text block cannot be cached.")
         last = self.messages[-1]
         # With calls, which come after the words, it reaches over all of the message.

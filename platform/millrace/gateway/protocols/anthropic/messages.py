@@ -11,7 +11,13 @@ import msgspec
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
-from millrace.gateway.protocols.anthropic.blocks import Assistant, CacheControl, Conversation, Message, Text
+from millrace.gateway.protocols.anthropic.blocks import (
+    AnthropicAssistant,
+    AnthropicText,
+    CacheControl,
+    Conversation,
+    Message,
+)
 from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_body, within
 from millrace.gateway.protocols.tools import check_tools
 
@@ -39,7 +45,7 @@ class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
     cache_control: CacheControl | None = None
 
 
-class Choice(msgspec.Struct, forbid_unknown_fields=True):
+class AnthropicToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -63,9 +69,9 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     messages: list[Message]
-    system: str | list[Text] | None = None
+    system: str | list[AnthropicText] | None = None
     tools: list[CustomTool] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
 
@@ -114,7 +120,7 @@ def read_count(body: bytes) -> InferenceRequest:
 def _prompt(wanted: CountBody) -> dict[str, Any]:
     if not wanted.messages:
         raise invalid("messages", "messages must hold at least one message.")
-    if isinstance(wanted.messages[-1], Assistant):
+    if isinstance(wanted.messages[-1], AnthropicAssistant):
         text = "The last message must be the user's: an answer cannot be begun for the model."
         raise invalid("messages", text, "unsupported_parameter")
     conversation = Conversation()
@@ -148,7 +154,7 @@ def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
     return found
 
 
-def _choice(choice: Choice | None, tools: Sequence[Tool]) -> tuple[str, bool]:
+def _choice(choice: AnthropicToolChoice | None, tools: Sequence[Tool]) -> tuple[str, bool]:
     """Which to call, and whether several at once."""
     if choice is None:
         return "auto", True

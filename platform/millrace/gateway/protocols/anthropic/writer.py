@@ -10,8 +10,8 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenUsage
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import Form, usage_so_far
-from millrace.gateway.protocols.tools import CallArguments, CallStart, Piece, Text, answer_parser, call_id
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, answer_parser, call_id
 
 _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
 _encode = msgspec.json.Encoder().encode
@@ -30,7 +30,7 @@ def usage_object(usage: TokenUsage) -> dict[str, Any]:
 class MessagesWriter:
     """A `Writer` for one request. Not reusable."""
 
-    def __init__(self, form: Form, _: Tokenizer) -> None:
+    def __init__(self, form: ResponseSpec, _: Tokenizer) -> None:
         self._form = form
         self._parser = answer_parser(form.tools)
         self._begun = False
@@ -129,13 +129,13 @@ class MessagesWriter:
             if isinstance(piece, CallArguments):
                 datas.append(self._delta({"type": "input_json_delta", "partial_json": piece.text}))
                 continue
-            if self._open is not None and (isinstance(piece, CallStart) or self._open is not Text):
+            if self._open is not None and (isinstance(piece, CallStart) or self._open is not AnswerText):
                 datas.append(self._stop())
             if isinstance(piece, CallStart):
                 datas.append(self._start(CallStart, self._call(piece)))
                 continue
             if self._open is None:
-                datas.append(self._start(Text, {"type": "text", "text": ""}))
+                datas.append(self._start(AnswerText, {"type": "text", "text": ""}))
             datas.append(self._delta({"type": "text_delta", "text": piece.text}))
         return datas
 

@@ -40,7 +40,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+class ChatFunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: Function
 
@@ -49,7 +49,7 @@ class Named(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+class ChatNamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: Named
 
@@ -61,15 +61,15 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class FormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class ChatFormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
     pass
 
 
-class FormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class ChatFormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
     pass
 
 
-class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
+class ChatFormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
     json_schema: JsonSchema
 
 
@@ -83,10 +83,10 @@ class ChatBody(Common):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    tools: list[ChatFunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: FormatText | FormatObject | FormatSchema | None = None
+    response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None
     prompt_cache_options: CacheOptions | None = None
 
 
@@ -137,7 +137,7 @@ def _tool(function: Function) -> Tool:
 
 def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
     choice = chat.tool_choice or "auto"
-    if isinstance(choice, NamedChoice):
+    if isinstance(choice, ChatNamedChoice):
         if choice.function.name not in {tool.name for tool in tools}:
             raise invalid("tool_choice", f"There is no tool {choice.function.name!r}.")
         return choice.function.name
@@ -149,13 +149,13 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
 def _structured(chat: ChatBody) -> StructuredSpec | None:
     spec = guided(chat)
     wanted = chat.response_format
-    if spec is not None and wanted is not None and not isinstance(wanted, FormatText):
+    if spec is not None and wanted is not None and not isinstance(wanted, ChatFormatText):
         raise invalid(spec.param, f"{spec.param} and response_format exclude each other.")
     if spec is not None and chat.tools and chat.tool_choice != "none":
         raise ApiError("unsupported_parameter", f"{spec.param} and tools exclude each other.", spec.param)
-    if isinstance(wanted, FormatObject):
+    if isinstance(wanted, ChatFormatObject):
         return StructuredSpec("json_object")
-    if isinstance(wanted, FormatSchema):
+    if isinstance(wanted, ChatFormatSchema):
         form = wanted.json_schema
         if not _NAME.fullmatch(form.name):
             raise invalid("response_format.json_schema.name", "It takes 1 to 64 letters, digits, _ and -.")

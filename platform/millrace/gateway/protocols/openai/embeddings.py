@@ -14,7 +14,7 @@ from inference_worker.contract.messages import AnswerEvent, End, Vectors
 from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import Form, InferenceRequest
+from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.protocols.openai.parameters import read_body
 
 DIALECT = "openai.embedding"
@@ -71,7 +71,7 @@ def _inputs(given: str | list[str | int | list[int]]) -> tuple[str | list[int], 
 class EmbeddingsWriter:
     """A `Writer` for one request. Not reusable."""
 
-    def __init__(self, form: Form, _: Tokenizer) -> None:
+    def __init__(self, form: ResponseSpec, _: Tokenizer) -> None:
         self._form = form
         self._events: list[AnswerEvent] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 from inference_worker.contract.request import TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
 
-LEAST = -9999.0  # JSON has no minus infinity: what a token gets that could not have been chosen
+MIN_LOGPROB = -9999.0  # JSON has no minus infinity: what a token gets that could not have been chosen
 
 
 def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -38,14 +38,14 @@ def completion_logprobs(
             tops.append(None)
             continue
         chances = dict([*each.top, (each.token_id, each.logprob)])
-        logprobs.append(max(LEAST, each.logprob))
-        tops.append({_name(tokenizer.spell(one)): max(LEAST, logprob) for one, logprob in chances.items()})
+        logprobs.append(max(MIN_LOGPROB, each.logprob))
+        tops.append({_name(tokenizer.spell(one)): max(MIN_LOGPROB, logprob) for one, logprob in chances.items()})
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}, offset
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     spelling = tokenizer.spell(token_id)
-    return {"token": _name(spelling), "logprob": max(LEAST, logprob), "bytes": list(spelling)}
+    return {"token": _name(spelling), "logprob": max(MIN_LOGPROB, logprob), "bytes": list(spelling)}
 
 
 def _name(spelling: bytes) -> str:

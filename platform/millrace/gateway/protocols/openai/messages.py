@@ -24,7 +24,7 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     prompt_cache_breakpoint: CacheMark | None = None
 
 
-class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+class ChatFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str
 
@@ -32,7 +32,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     type: Literal["function"]
-    function: FunctionCall
+    function: ChatFunctionCall
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
@@ -40,7 +40,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="
     name: None = None  # no template has a place for it
 
 
-class System(Said, tag="system"):
+class ChatSystem(Said, tag="system"):
     pass
 
 
@@ -48,15 +48,15 @@ class Developer(Said, tag="developer"):
     pass
 
 
-class User(Said, tag="user"):
+class ChatUser(Said, tag="user"):
     pass
 
 
-class Tool(Said, tag="tool"):
+class ChatTool(Said, tag="tool"):
     tool_call_id: str
 
 
-class Assistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
+class ChatAssistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
     content: str | list[TextPart] | None = None
     tool_calls: list[ToolCall] | None = None
     # What the SDK sends back with an answer as it came.
@@ -67,7 +67,7 @@ class Assistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_fi
     name: None = None
 
 
-Message = System | Developer | User | Tool | Assistant
+Message = ChatSystem | Developer | ChatUser | ChatTool | ChatAssistant
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -100,18 +100,18 @@ def marked(messages: Sequence[Message]) -> list[Breakpoint]:
 def _template_message(path: str, message: Message, names: dict[str, str]) -> dict[str, Any]:
     content = message.content
     text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-    if isinstance(message, Assistant):
+    if isinstance(message, ChatAssistant):
         return {"role": "assistant", "content": text, **_calls(path, message, names)}
-    if isinstance(message, Tool):
+    if isinstance(message, ChatTool):
         if message.tool_call_id not in names:
             raise invalid(f"{path}.tool_call_id", "A tool's message must answer a tool call of a message before it.")
         name = names[message.tool_call_id]
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": name}
     # `developer` is OpenAI's newer name of what models' templates call `system`.
-    return {"role": "user" if isinstance(message, User) else "system", "content": text}
+    return {"role": "user" if isinstance(message, ChatUser) else "system", "content": text}
 
 
-def _calls(path: str, message: Assistant, names: dict[str, str]) -> dict[str, Any]:
+def _calls(path: str, message: ChatAssistant, names: dict[str, str]) -> dict[str, Any]:
     if message.annotations:
         raise ApiError("unsupported_parameter", "Annotations are not supported.", f"{path}.annotations")
     if not message.tool_calls:

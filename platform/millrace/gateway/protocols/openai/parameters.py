@@ -99,8 +99,8 @@ def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] 
     """
     try:
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise ApiError("invalid_json", f"The request body is not valid JSON: {fault}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
     if not isinstance(fields, dict):
         raise ApiError("invalid_json", "The request body must be a JSON object.")
     known = _names(type_)
@@ -118,8 +118,8 @@ def converted(value: Any, type_: type[C], path: str = "") -> C:
     """
     try:
         return msgspec.convert(value, type_, str_keys=True)  # JSON's keys are strings: logit_bias means ids
-    except msgspec.ValidationError as fault:
-        raise _explain(fault, path) from None
+    except msgspec.ValidationError as exc:
+        raise _explain(exc, path) from None
 
 
 @cache
@@ -171,9 +171,9 @@ def check_ranges(params: SamplingParams, **names: str) -> None:
     """
     try:
         check_sampling(params, _ANY_VOCABULARY)
-    except RequestRejected as fault:
-        name = fault.param or ""
-        raise ApiError(fault.code, f"{fault.message}.", names.get(name, name)) from None
+    except RequestRejected as exc:
+        name = exc.param or ""
+        raise ApiError(exc.code, f"{exc.message}.", names.get(name, name)) from None
 
 
 def common_fields(body: Common) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenLogprobs, TokenUsage
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import Form, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object
-from millrace.gateway.protocols.tools import CallArguments, CallStart, Piece, Text, ToolCallParser, call_id
+from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, ToolCallParser, call_id
 
 DONE = b"[DONE]"
 TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.FLEX: "flex"}
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 class OpenAIWriter(ABC):
     """A `Writer` for one request. Not reusable."""
 
-    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+    def __init__(self, form: ResponseSpec, tokenizer: Tokenizer) -> None:
         self._form = form
         self._tokenizer = tokenizer
         self._prompt: TokenUsage | None = None
@@ -92,7 +92,7 @@ class OpenAIWriter(ABC):
 
 
 class ChatWriter(OpenAIWriter):
-    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+    def __init__(self, form: ResponseSpec, tokenizer: Tokenizer) -> None:
         super().__init__(form, tokenizer)
         self._opened: set[int] = set()
         self._parsers = {index: ToolCallParser(form.tools) for index in range(form.answers)} if form.tools else {}
@@ -129,7 +129,7 @@ class ChatWriter(OpenAIWriter):
         return [self._delta(index, piece) for piece in self._parsers[index].push(text)]
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        if isinstance(piece, Text):
+        if isinstance(piece, AnswerText):
             return {"content": piece.text}
         if isinstance(piece, CallStart):
             return {"tool_calls": [{"index": piece.number, **self._call(index, piece, "")}]}
@@ -156,7 +156,7 @@ class ChatWriter(OpenAIWriter):
             calls = [
                 self._call(index, each, _arguments(pieces, each)) for each in pieces if isinstance(each, CallStart)
             ]
-            message["content"] = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+            message["content"] = "".join(piece.text for piece in pieces if isinstance(piece, AnswerText))
         if calls:
             message |= {"content": message["content"] or None, "tool_calls": calls}
         logprobs = _all_logprobs(parts)
@@ -169,7 +169,7 @@ class ChatWriter(OpenAIWriter):
 
 
 class CompletionWriter(OpenAIWriter):
-    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+    def __init__(self, form: ResponseSpec, tokenizer: Tokenizer) -> None:
         super().__init__(form, tokenizer)
         self._offsets: dict[int, int] = {}  # of each answer: where its next token's text begins
 

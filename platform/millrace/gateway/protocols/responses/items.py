@@ -24,7 +24,7 @@ class OutputText(msgspec.Struct, forbid_unknown_fields=True, tag="output_text"):
     logprobs: list[Any] | None = None
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, tag="message"):
+class ResponseMessage(msgspec.Struct, forbid_unknown_fields=True, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
     # What the SDK sends back with an answer as it came.
@@ -47,7 +47,7 @@ class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True, tag="functi
     status: _STATUS | None = None
 
 
-Item = Message | FunctionCall | FunctionCallOutput
+Item = ResponseMessage | FunctionCall | FunctionCallOutput
 
 
 def template_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def count_parts(given: str | list[dict[str, Any]]) -> int:
 
 
 def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str, str]) -> None:
-    if isinstance(item, Message):
+    if isinstance(item, ResponseMessage):
         messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})
     elif isinstance(item, FunctionCall):
         names[item.call_id] = item.name

@@ -10,7 +10,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import FinishReason, TokenUsage
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import Form
+from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.openai.writer import TIERS
 from millrace.gateway.protocols.tools import CallArguments, CallStart, Piece, answer_parser, call_id
 
@@ -36,7 +36,7 @@ def response_id(request_id: str) -> str:
 class ResponsesWriter:
     """A `Writer` for one request. Not reusable."""
 
-    def __init__(self, form: Form, _: Tokenizer) -> None:
+    def __init__(self, form: ResponseSpec, _: Tokenizer) -> None:
         self._form = form
         self._parser = answer_parser(form.tools)
         self._sequence = 0

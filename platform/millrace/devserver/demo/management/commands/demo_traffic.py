@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from millrace.conf.environment import platform_settings
 from millrace.devserver.demo import live, seeding
-from millrace.devserver.demo.backfill import Told
+from millrace.devserver.demo.backfill import BackfillProgress
 from millrace.devserver.demo.history import DAYS, PREFIX
 from millrace.devserver.demo.running import EVENTS, Busy, Played, models, play, secrets
 
@@ -66,8 +66,8 @@ class Command(BaseCommand):
             played = play(
                 days=options["days"], events=options["events"], password=options["password"], tell=progress.days
             )
-        except Busy as fault:
-            raise CommandError(str(fault)) from fault
+        except Busy as exc:
+            raise CommandError(str(exc)) from exc
         progress.end()
         self._sum_up(played, time.monotonic() - began)
         if options["seconds"]:
@@ -98,8 +98,8 @@ class Command(BaseCommand):
                 most=options["requests"],
                 tell=progress.asked,
             )
-        except live.NobodyAnswers as fault:
-            self.stdout.write(f"No live requests: {fault}. Start it with `make up` and run this again.")
+        except live.NobodyAnswers as exc:
+            self.stdout.write(f"No live requests: {exc}. Start it with `make up` and run this again.")
             return
         progress.end()
         statuses = ", ".join(f"{status or 'none'}: {count}" for status, count in sorted(asked.statuses.items()))
@@ -114,10 +114,10 @@ class _Progress:
     def __init__(self, out: Any, lively: bool) -> None:
         self._out, self._lively, self._said = out, lively, time.monotonic()
 
-    def days(self, told: Told) -> None:
+    def days(self, told: BackfillProgress) -> None:
         self._say(f"history: {100 * told.done // max(1, told.of)} %, {told.settled:,} requests")
 
-    def asked(self, asked: live.Asked) -> None:
+    def asked(self, asked: live.LiveResult) -> None:
         self._say(f"live: {asked.requests} requests, {asked.tokens:,} tokens")
 
     def end(self) -> None:
