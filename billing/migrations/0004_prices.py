@@ -223,17 +223,17 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='price',
             name='book',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricing.price_book'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricebook'),
         ),
         migrations.AddField(
             model_name='bookassignment',
             name='book',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricing.price_book'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricebook'),
         ),
         migrations.AddField(
             model_name='priceversion',
             name='book',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricing.price_book'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='billing.pricebook'),
         ),
         migrations.AddField(
             model_name='priceversion',
