@@ -15,10 +15,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_django
 from hypothesis import HealthCheck, settings
+from psycopg.conninfo import make_conninfo
+
+if TYPE_CHECKING:
+    from django.test import TransactionTestCase
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
@@ -31,6 +36,7 @@ if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 from millrace.devserver.postgres import Postgres  # noqa: E402  (after the path it needs)
 from millrace.devserver.program import Program  # noqa: E402
 from millrace.devserver.valkey import Valkey  # noqa: E402
+from tests.emptying import empty_tables  # noqa: E402
 from tests.seeing import allow_emptying  # noqa: E402
 
 # How long things take says nothing about them on a busy machine.
@@ -38,6 +44,7 @@ settings.register_profile("millrace", settings(), deadline=None, suppress_health
 settings.load_profile("millrace")
 
 _running = ExitStack()
+_superuser_urls: list[str] = []  # of the embedded PostgreSQL
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,6 +98,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from django.conf import settings
 
     settings.DATABASES  # noqa: B018  (loads them: pytest-django sets Django up if they are)
+    # The product's hasher takes 0.6 seconds a password. tests/e2e sign in at platforms that use it.
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    if "MILLRACE_TEST_DATABASE_URL" not in given:
+        from django.test import TransactionTestCase
+
+        TransactionTestCase._fixture_teardown = _empty_database
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +146,14 @@ def as_owner() -> Callable[[], AbstractContextManager[None]]:
     return as_owner
 
 
+def _empty_database(case: TransactionTestCase) -> None:
+    """Empty the embedded server's test database after a test that committed."""
+    from django.db import connection
+
+    name = connection.settings_dict["NAME"]
+    empty_tables(make_conninfo(_superuser_urls[0], dbname=name))
+
+
 def pytest_unconfigure() -> None:
     _running.close()
 
@@ -151,6 +172,7 @@ def _database(state: Path) -> str:
     _running.callback(shutil.rmtree, server.folder, ignore_errors=True)
     _start(program, state)
     server.make_roles()
+    _superuser_urls.append(server.superuser_url)
     return server.owner_url
 
 

@@ -27,8 +27,8 @@ TIMEOUT = 1.0
 def test_continuous_batching_brings_2_5_times_the_tokens_of_static(
     cost: CostModel, scale: float, most: Lengths, step_tokens: int
 ) -> None:
-    # 512 requests, so that the last few, which cannot fill a batch, do not count for much.
-    jobs = draw(512, scale, most=most)
+    # 320 requests, so that the last few, which cannot fill a batch, do not count for much.
+    jobs = draw(320, scale, most=most)
     make = modelled(cost)
     ours = continuous(make, jobs, BATCH, step_tokens)
     padded = static(make, jobs, BATCH, TIMEOUT, drop=False)

@@ -128,7 +128,7 @@ def test_the_model_answers_the_same_from_restored_blocks(model_dir: Path) -> Non
     for turn in range(2):
         for mark, prompt in enumerate(prompts):
             name = f"{turn} {mark}"
-            engine.add_request(Request(name, prompt, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)))
+            engine.add_request(Request(name, prompt, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)))
             outputs = run(engine)[name]
             answers[turn].append(tokens_of(outputs))
             assert outputs[-1].cached_tokens == 96 * turn

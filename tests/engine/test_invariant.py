@@ -31,7 +31,7 @@ from tests.engine.golden import Golden, first_difference, read_golden
 # Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
 pytestmark = pytest.mark.timeout(600)
 
-NEW = 20
+NEW = 12
 DTYPES = [torch.float32, torch.bfloat16]
 few = settings(max_examples=50, deadline=None)
 
@@ -91,7 +91,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def alone(request: pytest.FixtureRequest, probes: list[Request], model_dir: Path) -> Alone:
     llm = engine(model_dir, request.param)
     traces: dict[str, Trace] = {}
@@ -107,7 +107,7 @@ def engine(model_dir: Path, dtype: DTypeName, **changes: int) -> LLMEngine:
 
 
 def serve(llm: LLMEngine, probes: Iterable[Request], *waves: Iterable[Request]) -> dict[str, Trace]:
-    """Serve waves of requests, each 20 steps after the one before; what became of the probes."""
+    """Serve waves of requests, each NEW steps after the one before; return what became of the probes."""
     traces = {probe.request_id: Trace() for probe in probes}
     sample = Sampler.sample
 
@@ -126,7 +126,7 @@ def serve(llm: LLMEngine, probes: Iterable[Request], *waves: Iterable[Request]) 
         for wave in waves:
             for request in wave:
                 llm.add_request(request)
-            outputs += chain.from_iterable(run(llm, 20).values())
+            outputs += chain.from_iterable(run(llm, NEW).values())
         outputs += chain.from_iterable(run(llm).values())
     for output in outputs:
         assert output.error is None

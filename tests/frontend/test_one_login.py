@@ -38,7 +38,6 @@ OPEN = {"/account/mfa/reauthenticate/", "/logout"}  # without the second factor
 
 @pytest.fixture(autouse=True)
 def _fast(settings: Any) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     cache.clear()
 
 

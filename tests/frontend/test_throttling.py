@@ -40,7 +40,6 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
     """The throttle by a clock that stands still until the test moves it."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     cache.clear()
     clock = Clock()
     throttle = Throttle(redis.Redis.from_url(platform_settings().broker_url), clock)

@@ -352,7 +352,7 @@ async def _check(mine: Purse, model: Model, budget_id: int, operations: Sequence
             assert (found.used, found.held) == (model.used_femto, model.reserved)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(OPERATIONS, min_size=4, max_size=24))
 def test_exactly_what_fits_is_admitted(
     url: str, key: ApiKeySnapshot, budget: Any, operations: list[tuple[Any, ...]]
