@@ -21,31 +21,15 @@ ENGINE_MAY = {
     "jinja2",
     "llguidance",
     "kernels",
+    "inference_worker.contract",
     "inference_worker.engine",
+    "inference_worker.models",
 }
 BILLING_MAY = {"inference_worker.contract.messages", "inference_worker.contract.journal"}
 GATEWAY_MAY = {
-    *(f"inference_worker.{name}" for name in ("protocol", "claims", "disk", "settings", "env", "model_source")),
-    *(
-        f"inference_worker.engine.{name}"
-        for name in (
-            "request",
-            "checks",
-            "tokenizer",
-            "chat_template",
-            "config",
-            "encoder_config",
-            "metric_families",
-            "ordered",
-        )
-    ),
-    *(
-        f"tenants.{name}"
-        for name in (
-            *("access", "addresses", "buckets", "changes", "policy", "roles", "snapshot", "tickets"),
-            "wrong_keys",
-        )
-    ),
+    *("inference_worker.contract", "inference_worker.engine.scheduling.ordered", "inference_worker.models.model_source"),
+    *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
+    *("tenants.permissions", "tenants.routing_policies.policy"),
     *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
 }
 

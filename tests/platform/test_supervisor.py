@@ -259,10 +259,10 @@ import asyncio, sys
 from pathlib import Path
 from millrace.devserver.supervisor import Supervisor
 from millrace.devserver.processes import ProcessState
-from millrace.devserver.program import Program, User
+from millrace.devserver.program import Program, UnixUser
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]), print)
-    user = User(int(sys.argv[2]), int(sys.argv[2])) if sys.argv[2] else None
+    user = UnixUser(int(sys.argv[2]), int(sys.argv[2])) if sys.argv[2] else None
     supervisor.add([Program("child", ("/bin/sleep", "78"), user=user)])
     await supervisor.start("child")
     print(supervisor.pid("child"), flush=True)
