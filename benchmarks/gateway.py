@@ -249,9 +249,9 @@ call_command("bootstrap")
 call_command("prices", "demo")
 from tenants import actions
 from tenants.models import ApiKey, Project, Tenant
-from tenants.isolation.db_roles import SystemUse
-from tenants.isolation.scopes import system
-with system(SystemUse.COMMAND):
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+with all_tenants_scope(BypassReason.COMMAND):
     tenant = Tenant.objects.all_tenants().get()
     key = ApiKey.objects.all_tenants().get()
     project = Project.objects.all_tenants().get()

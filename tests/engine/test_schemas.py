@@ -272,9 +272,9 @@ def test_an_engine_without_the_library_says_so() -> None:
     code = (
         "import sys; sys.modules['llguidance'] = None\n"
         "import inference_worker.engine.engine\n"
-        "from inference_worker.engine.structured_output.grammars import Grammars\n"
+        "from inference_worker.engine.structured_output.grammars import GrammarCompiler\n"
         "from inference_worker.contract.request import RequestRejected, StructuredSpec\n"
-        "try: Grammars(None, 10).start('tenant', StructuredSpec('regex', 'a'))\n"
+        "try: GrammarCompiler(None, 10).start('tenant', StructuredSpec('regex', 'a'))\n"
         "except RequestRejected as refused: sys.exit(0 if 'llguidance' in refused.message else 2)\n"
         "sys.exit(1)"
     )

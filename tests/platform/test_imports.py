@@ -27,7 +27,11 @@ ENGINE_MAY = {
 }
 BILLING_MAY = {"inference_worker.contract.messages", "inference_worker.contract.journal"}
 GATEWAY_MAY = {
-    *("inference_worker.contract", "inference_worker.engine.scheduling.ordered", "inference_worker.models.model_source"),
+    *(
+        "inference_worker.contract",
+        "inference_worker.models.model_source",
+        "inference_worker.engine.scheduling.ordered",
+    ),
     *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
     *("tenants.permissions", "tenants.routing_policies.policy"),
     *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
