@@ -63,7 +63,7 @@ lint-imports: $(VENV)/installed-dev ## check the import contracts
 check: lint types lint-imports test test-browser test-faults bench-quick ## run all checks and tests
 
 docs-settings: setup ## update the table of settings in docs/configuration.md
-	$(BIN)/millrace settings --write docs/configuration.md
+	$(BIN)/millrace config --write docs/configuration.md
 
 screenshots: $(VENV)/installed-dev ## take docs/screenshots anew, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.frontend.make_screenshots

@@ -246,7 +246,7 @@ def set_up(stack: Stack, state: Path) -> str:
 _SET_UP = f"""
 from django.core.management import call_command
 call_command("bootstrap")
-call_command("prices", "demo")
+call_command("price_book", "backfill")
 from tenants import actions
 from tenants.models import ApiKey, Project, Tenant
 from tenants.isolation.db_roles import SystemUse

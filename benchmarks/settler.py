@@ -49,7 +49,7 @@ def main() -> None:
         set_up(running)
         sheet = _set_up_money()
         gc.collect()
-        gc.freeze()  # as `manage.py settle` does
+        gc.freeze()  # as `manage.py run_settler` does
         print(f"{'threads':>7} {'batch':>6} {'events':>8} {'events/s':>9} {'CPU us':>7} {'repeats/s':>9}")
         for batch, threads in product(options.batches, options.threads):
             events = min(options.events, batch * 500)

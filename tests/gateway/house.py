@@ -159,7 +159,7 @@ async def house(
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
     }
     started: dict[str, GatewayProcess] = {}
-    settler = _start("manage.py", "settle", "--name", "house", environ=environ)
+    settler = _start("manage.py", "run_settler", "--name", "house", environ=environ)
     worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL))
     working = asyncio.create_task(worker.run())
     try:

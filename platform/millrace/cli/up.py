@@ -145,7 +145,7 @@ class _Run:
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
         async with self._progress.step("operator and demo tenant"):
             said = await run(self._stack.command("django", "bootstrap"), self._logs)
-            await run(self._stack.command("django", "prices", "demo"), self._logs)
+            await run(self._stack.command("django", "price_book", "backfill"), self._logs)
         try:
             found = json.loads(said[-1])
         except (IndexError, ValueError):

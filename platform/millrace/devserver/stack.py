@@ -114,7 +114,7 @@ class Stack:
         So the gateway stops taking requests before the worker ends, and the settler outlives what it settles.
         """
         return [
-            self._platform("settler", "django", "settle"),
+            self._platform("settler", "django", "run_settler"),
             *(self._worker(spec) for spec in self.settings.models),
             self._platform("web", *_celery("worker", "--pool=threads", "--concurrency=4", "--hostname=web@millrace")),
             self._platform("beat", *_celery("beat", "--pidfile=")),

@@ -1,4 +1,4 @@
-"""manage.py demo_traffic beside a running platform: its live requests are answered by the engine and metered."""
+"""manage.py seed_demo beside a running platform: its live requests are answered by the engine and metered."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ def manage(stack: Stack, *words: str) -> str:
 
 
 def test_live_requests_are_answered_and_metered(stack):
-    said = manage(
-        stack, "demo_traffic", "--events", "80", "--seconds", "30", "--requests", "16", "--yes-beside-real-tenants"
-    )
+    said = manage(stack, "seed_demo", "--events", "80", "--seconds", "30", "--requests", "16", "--allow-real-tenants")
     (answered,) = re.findall(r"\b200: (\d+)", said)
     assert int(answered) >= 8, said
     assert "500:" not in said
 
     def metered() -> bool:
-        usage = manage(stack, "usage", "demo-harbour", "--by", "day")
+        usage = manage(stack, "usage_report", "demo-harbour", "--by", "day")
         return int(usage.splitlines()[-2].split()[1]) > 0  # today's
 
     eventually(metered)

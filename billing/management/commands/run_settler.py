@@ -1,4 +1,4 @@
-"""`manage.py settle`: the process that turns usage events into rows."""
+"""`manage.py run_settler`: the process that turns usage events into rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py demo_traffic`: a platform with life in it."""
+"""`manage.py seed_demo`: a platform with life in it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Command(BaseCommand):
         parser.add_argument("--requests", type=_count, default=200, help="at most so many of them")
         parser.add_argument("--password", help="let the demo people log in with it (owner@demo-harbour.example, …)")
         parser.add_argument(
-            "--yes-beside-real-tenants",
+            "--allow-real-tenants",
             action="store_true",
             help="do it although there are tenants that are no demo; theirs stays as it is",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         real = seeding.real_tenants()
-        if real and not options["yes_beside_real_tenants"]:
+        if real and not options["allow_real_tenants"]:
             named = ", ".join(real[:5]) + (", …" if len(real) > 5 else "")
             raise CommandError(
                 f"There are tenants that are no demo ({named}), and what this makes cannot be taken back. Give"
-                " --yes-beside-real-tenants if you mean it."
+                " --allow-real-tenants if you mean it."
             )
         if options["verbosity"] < 2:
             logging.disable(logging.INFO)  # the settler tells of each leg
