@@ -169,7 +169,7 @@ def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.
     made = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     assert httpx.post(f"{stack.url}/v1/batches", json=made, headers=theirs).status_code == 404
     told = {"json": {"success": True}, "headers": theirs}
-    assert httpx.post(f"{stack.url}/v1/requests/{request_id}/outcome", **told).status_code == 404  # type: ignore[arg-type]
+    assert httpx.post(f"{stack.url}/v1/requests/{request_id}/feedback", **told).status_code == 404  # type: ignore[arg-type]
     for path in ("files", "batches", "messages/batches"):
         assert httpx.get(f"{stack.url}/v1/{path}", headers=theirs).json()["data"] == []
 

@@ -83,7 +83,7 @@ def pictured(name: str) -> bool:
     from frontend.core.navigation import OPERATOR, TENANT
 
     entries = {entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries}
-    return name in entries or name in FORMS or name.endswith("-one")
+    return name in entries or name in FORMS or name.endswith("-detail")
 
 
 def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:

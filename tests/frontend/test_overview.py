@@ -87,7 +87,7 @@ def test_a_panel_leads_the_page_to_the_log_in(client, acme):
 
 def test_an_operator_says_why_first(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com"))
-    assert client.get("/t/acme/").url == f"/ops/tenants/{acme.pk}/view?next=%2Ft%2Facme%2F"
+    assert client.get("/t/acme/").url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2F"
 
 
 def test_who_may_see_no_keys_sees_none(client, acme, use):

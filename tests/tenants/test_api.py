@@ -75,7 +75,7 @@ def furnished(slug: str) -> Row:
         "api-key-rotate": key.pk,
         "api-member": member.pk,
         "api-invitation": invitation.pk,
-        "api-limits-one": limits.pk,
+        "api-limits-detail": limits.pk,
         "api-policy": policy.pk,
         "api-policy-revert": policy.pk,
         "api-audit-entry": of(AuditEntry, tenant)[0].pk,

@@ -166,7 +166,7 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
     prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
     return RequestLogRow(
         record.request_id,
-        visit.url("requests-one", record.request_id),
+        visit.url("requests-detail", record.request_id),
         record.at,
         Verdict(record.verdict).label,
         KINDS[record.verdict],

@@ -166,7 +166,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_DJANGO_ADMIN",
         env.boolean,
         default="false",
-        help="serve Django's own admin, read-only, to operators at /ops/raw/",
+        help="serve Django's own admin, read-only, to operators at /operator/django-admin/",
     )
     email_url: str = env.env(
         "MILLRACE_EMAIL_URL",

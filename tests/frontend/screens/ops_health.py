@@ -79,8 +79,16 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("ops-health", "/ops/", queries=60, who="operator", states=("populated", "error")),
-    Screen("ops-health-replay", "/ops/quarantine/{quarantined}/replay", 14, who="operator", states=("populated",)),
-    Screen("ops-health-dismiss", "/ops/quarantine/{quarantined}/dismiss", 14, who="operator", states=("populated",)),
+    Screen("operator-health", "/operator/", queries=60, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-health-replay", "/operator/quarantine/{quarantined}/replay", 14, who="operator", states=("populated",)
+    ),
+    Screen(
+        "operator-health-dismiss",
+        "/operator/quarantine/{quarantined}/dismiss",
+        14,
+        who="operator",
+        states=("populated",),
+    ),
     prepare=prepare,
 )

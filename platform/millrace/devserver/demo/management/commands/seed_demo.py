@@ -83,7 +83,7 @@ class Command(BaseCommand):
         for line in billed.left:
             self.stdout.write(f"Not invoiced: {line} Run this again in two minutes.")
         if told.quarantined:
-            raise CommandError(f"{told.quarantined} events are in quarantine: see /ops/.")
+            raise CommandError(f"{told.quarantined} events are in quarantine: see /operator/.")
 
     def _live(self, played: Played, options: dict[str, Any]) -> None:
         url = platform_settings().base_url
