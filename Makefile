@@ -9,12 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-# make up PORT=8001 STATE=/data/millrace
+# make up PORT=8001 DATA_DIR=/data/millrace
 ifdef PORT
 export MILLRACE_PORT := $(PORT)
 endif
-ifdef STATE
-export MILLRACE_STATE_DIR := $(STATE)
+ifdef DATA_DIR
+export MILLRACE_DATA_DIR := $(DATA_DIR)
 endif
 
 .DELETE_ON_ERROR:
@@ -24,9 +24,9 @@ endif
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up and the tests'
+	@echo '  options: PORT=8001, DATA_DIR=/data/millrace, PYTHON=python3.12; ARGS="…" for up and the tests'
 
-up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
+up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
 	@exec $(BIN)/millrace up $(ARGS)
 
 setup: $(VENV)/installed ## install what `make up` needs

@@ -1,6 +1,6 @@
 """The tests' own PostgreSQL and Valkey, once a session, and the environment that points Django and all else at them.
 
-MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_BROKER_URL name servers to use instead. The database role must be able to
+MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_VALKEY_URL name servers to use instead. The database role must be able to
 create databases. The broker is emptied by tests: give it one of its own.
 """
 
@@ -132,13 +132,13 @@ def pytest_configure(config: pytest.Config) -> None:
         broker_url = "redis://127.0.0.1:1/0"
     else:
         database_url = given.get("MILLRACE_TEST_DATABASE_URL") or _database(state)
-        broker_url = given.get("MILLRACE_TEST_BROKER_URL") or _broker(state)
+        broker_url = given.get("MILLRACE_TEST_VALKEY_URL") or _broker(state)
     os.environ.update(
-        MILLRACE_STATE_DIR=str(state),
+        MILLRACE_DATA_DIR=str(state),
         MILLRACE_DATABASE_URL=database_url,
-        MILLRACE_BROKER_URL=broker_url,
+        MILLRACE_VALKEY_URL=broker_url,
         MILLRACE_SECRET_KEY="tests-" + "s" * 44,
-        MILLRACE_CACHE_SECRET="tests-" + "c" * 44,
+        MILLRACE_PREFIX_CACHE_SECRET="tests-" + "c" * 44,
         MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
         MILLRACE_PORT=_unused_port(),
         MILLRACE_LOG_LEVEL="warning",

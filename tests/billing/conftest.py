@@ -27,7 +27,7 @@ def broker() -> Iterator[redis.Redis]:
     """The tests' Valkey, empty."""
     from billing.metering.settler import connect  # here: this file is read before Django is set up
 
-    client = connect(os.environ["MILLRACE_BROKER_URL"])
+    client = connect(os.environ["MILLRACE_VALKEY_URL"])
     client.flushdb()
     yield client
     client.close()

@@ -33,9 +33,9 @@ print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 @pytest.fixture(scope="module")
 def neighbour(stack: Stack) -> str:
     """A key of another tenant."""
-    settings = dict(each.split("=", 1) for each in (stack.state_dir / "env").read_text().splitlines() if "=" in each)
+    settings = dict(each.split("=", 1) for each in (stack.data_dir / "env").read_text().splitlines() if "=" in each)
     environ = {
-        "MILLRACE_STATE_DIR": str(stack.state_dir),
+        "MILLRACE_DATA_DIR": str(stack.data_dir),
         "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
         **settings,
     }
@@ -209,4 +209,4 @@ def test_an_upload_goes_to_the_disk_and_not_to_memory(stack: Stack) -> None:
     most = max(most, gateway.memory_info().rss)
     assert most - before < size / 3
     client.files.delete(file.id)
-    assert not list((stack.state_dir / "files").glob("*.part"))
+    assert not list((stack.data_dir / "files").glob("*.part"))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def manage(stack: Stack, *words: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
-    environ |= {"MILLRACE_STATE_DIR": str(stack.state_dir), "MILLRACE_PORT": str(stack.port)}
+    environ |= {"MILLRACE_DATA_DIR": str(stack.data_dir), "MILLRACE_PORT": str(stack.port)}
     done = subprocess.run(
         [sys.executable, "manage.py", *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240
     )

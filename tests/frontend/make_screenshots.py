@@ -56,7 +56,7 @@ def platform() -> Iterator[str]:
             time.sleep(0.5)
         os.environ.update(read_env_file(folder / "state" / "env"))
         os.environ.update(
-            MILLRACE_STATE_DIR=str(folder / "state"),
+            MILLRACE_DATA_DIR=str(folder / "state"),
             MILLRACE_PORT=str(port),
             DJANGO_SETTINGS_MODULE="millrace.conf.settings",
         )

@@ -46,7 +46,7 @@ ACTIONS = (
 
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as client:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as client:
         client.flushdb()
         yield client
 

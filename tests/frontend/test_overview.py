@@ -102,7 +102,7 @@ def test_who_may_see_no_keys_sees_none(client, acme, use):
 def test_empty_shows_what_to_type(client, acme, member):
     _, secret = actions.do_create_api_key(only_project(acme), "k")
     page = page_of(client)
-    assert "Bearer $MILLRACE_KEY" in page
+    assert "Bearer $MILLRACE_API_KEY" in page
     assert secret[:12] not in page
     assert f"{platform_settings().base_url}/v1/chat/completions" in page
     assert "smollm2-135m" in page

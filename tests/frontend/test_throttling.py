@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     cache.clear()
     clock = Clock()
-    throttle = Throttle(redis.Redis.from_url(platform_settings().broker_url), clock)
+    throttle = Throttle(redis.Redis.from_url(platform_settings().valkey_url), clock)
     monkeypatch.setattr(throttling, "throttle", lambda: throttle)
     return clock
 

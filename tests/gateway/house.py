@@ -152,7 +152,7 @@ async def house(
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
         "MILLRACE_MODELS": f"{MODEL}=embedded",
-        "MILLRACE_REQUEST_SECONDS": str(longest),
+        "MILLRACE_REQUEST_TIMEOUT_SECONDS": str(longest),
         "HOUSE_LEASE": str(lease),
         "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
         "HOUSE_RECALL": str(recall or budget_admission.REVOKE_LEASES_SECONDS),

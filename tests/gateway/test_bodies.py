@@ -113,7 +113,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(
         keys=Keys(key_of()),
         live=ActiveRequests(),
-        settings=SimpleNamespace(max_body_bytes=2 * 2**20),
+        settings=SimpleNamespace(max_request_body_bytes=2 * 2**20),
         metrics=SimpleNamespace(requests=counted),
         admission=SimpleNamespace(standing=standing),
         recorder=SimpleNamespace(end=lambda *_, **__: None),

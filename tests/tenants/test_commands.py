@@ -34,7 +34,7 @@ def bootstrap() -> dict[str, str]:
 @pytest.fixture
 def credentials() -> Path:
     """Where bootstrap keeps the secrets; none are kept yet."""
-    path = Path(os.environ["MILLRACE_STATE_DIR"], "credentials.json")
+    path = Path(os.environ["MILLRACE_DATA_DIR"], "credentials.json")
     path.unlink(missing_ok=True)
     return path
 

@@ -233,7 +233,7 @@ def _others(board: FleetStatus) -> str:
 
 
 def _ttft(visit: PageContext) -> Figure:
-    objective = platform_settings().ttft_objective_ms
+    objective = platform_settings().ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms) FROM records_requestrecord"

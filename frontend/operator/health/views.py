@@ -37,7 +37,7 @@ class Dismissal(forms.Form):
 
 @operator_page()
 def health(visit: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_objective_ms}
+    context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_slo_ms}
     return show(visit, "ops_health/page.html", "Health", panels=PANELS, **context)
 
 

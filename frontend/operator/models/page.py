@@ -123,7 +123,7 @@ def models(visit: PageContext) -> OperatorModelList:
         cursor.execute(_TRAFFIC, [visit.now - HOUR])
         traffic = {model: (number, p95) for model, number, p95 in cursor.fetchall()}
     prices = _prices(visit.now)
-    objective = platform_settings().ttft_objective_ms
+    objective = platform_settings().ttft_slo_ms
     rows = (
         _model(spec, board, prices.get(spec.name, ()), *traffic.get(spec.name, (0, None)), objective)
         for spec in platform_settings().models

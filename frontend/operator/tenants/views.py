@@ -96,7 +96,7 @@ def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpRespons
         "tenant": found,
         "invitation": made,
         "link": invitations.link(made),
-        "files": "" if settings.email_url else settings.state_dir.absolute() / "mail",
+        "files": "" if settings.email_url else settings.data_dir.absolute() / "mail",
         "url": visit.url("operator-tenants-detail", found.pk),
     }
     return show(visit, "ops_tenants/invited.html", "Pass the link on", breadcrumbs=(_tenants(visit),), **given)

@@ -67,7 +67,7 @@ class Snippets:
         if self.embeds:
             path, body = "embeddings", '"input": "Hello!"'
         return f"""curl {self.base_url}/{path} \\
-  -H "Authorization: Bearer $MILLRACE_KEY" \\
+  -H "Authorization: Bearer $MILLRACE_API_KEY" \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "{self.model}", {body}}}'"""
 
@@ -86,7 +86,7 @@ print(answer.choices[0].message.content)"""
 
 from openai import OpenAI
 
-client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_KEY"])
+client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_API_KEY"])
 {ask}"""
 
 

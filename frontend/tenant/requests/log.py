@@ -203,7 +203,7 @@ def figures(visit: PageContext) -> RequestLogStats:
     """How the span's requests went; no filter but the span counts here."""
     span = span_of(visit)
     found = selectors.rates(visit.tenant.pk, span.start, span.end, "day")
-    total, objective = found.total, selectors.ttft_objective_ms()
+    total, objective = found.total, selectors.ttft_slo_ms()
     return RequestLogStats(
         total.requests,
         share(total.failed, total.requests),

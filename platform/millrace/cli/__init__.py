@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             print(as_markdown() if options.markdown else as_text())
         return
-    if options.state:
-        os.environ["MILLRACE_STATE_DIR"] = str(Path(options.state).expanduser().absolute())
+    if options.data_dir:
+        os.environ["MILLRACE_DATA_DIR"] = str(Path(options.data_dir).expanduser().absolute())
     if options.port:
         os.environ["MILLRACE_PORT"] = options.port
     from millrace.cli.up import up  # here, so that --help is quick
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=as_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    up.add_argument("--state", metavar="DIR", help="folder for all data and logs (MILLRACE_STATE_DIR)")
+    up.add_argument("--data-dir", metavar="DIR", help="directory for all data and logs (MILLRACE_DATA_DIR)")
     up.add_argument("--port", metavar="N", help="port the gateway listens on (MILLRACE_PORT)")
     up.add_argument("--check", action="store_true", help="run the checks alone, and start nothing")
     config = commands.add_parser("config", help="list all settings", description="List all settings.")

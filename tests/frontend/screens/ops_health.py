@@ -47,7 +47,7 @@ def prepare(world: World) -> None:
     from tenants.isolation.scopes import all_tenants_scope
 
     now = datetime.now(UTC)
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
         broker.delete(REPLICAS_KEY)
         for minute in range(50):
             speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3 + minute % 5, minute=minute)

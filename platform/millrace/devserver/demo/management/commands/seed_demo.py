@@ -26,7 +26,7 @@ class Command(BaseCommand):
         " sent through the settler at a price book of their own; last month drafted and partly invoiced by a company"
         f" of their own; then some requests to the running platform. Usage made up has request ids in {PREFIX}…. A"
         " second run adds what is new since the first and nothing twice. There is no way back: usage and invoices are"
-        " append-only. To be rid of it all, delete the state folder."
+        " append-only. To be rid of it all, delete the data directory."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
