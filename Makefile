@@ -9,23 +9,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-# make up PORT=8001 STATE=/data/millrace
+# make up PORT=8001 DATA_DIR=/data/millrace
 ifdef PORT
 export MILLRACE_PORT := $(PORT)
 endif
-ifdef STATE
-export MILLRACE_STATE_DIR := $(STATE)
+ifdef DATA_DIR
+export MILLRACE_DATA_DIR := $(DATA_DIR)
 endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test browser fault bench-quick lint types imports check docs screenshots lock clean
+.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check docs-settings \
+	screenshots lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo '  options: PORT=8001, STATE=folder, PYTHON=python3.12; ARGS="…" for up, test, browser, fault'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo '  options: PORT=8001, DATA_DIR=/data/millrace, PYTHON=python3.12; ARGS="…" for up and the tests'
 
-up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, STATE=)
+up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
 	@exec $(BIN)/millrace up $(ARGS)
 
 setup: $(VENV)/installed ## install what `make up` needs
@@ -34,13 +35,16 @@ setup: $(VENV)/installed ## install what `make up` needs
 # quickest, would come first else and the long ones last. Of several -m the last counts: ARGS="-m slow".
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/installed-dev ## run the tests but for the next two suites (ARGS="tests/platform -k name")
+test: $(VENV)/installed-dev ## run all tests except test-browser and test-faults (ARGS="tests/platform -k name")
 	@exec $(PYTEST) -m 'not browser and not fault' $(ARGS)
 
-browser: $(VENV)/installed-dev ## run the tests of the console in a real browser; needs Chromium
+test-unit: $(VENV)/installed-dev ## run the tests that need no service, model or browser
+	@exec $(PYTEST) --unit $(ARGS)
+
+test-browser: $(VENV)/installed-dev ## run the tests of the console in a real browser; needs Chromium
 	@exec $(PYTEST) -m browser --browser-must-run $(ARGS)
 
-fault: $(VENV)/installed-dev ## run the tests that kill and cut real processes
+test-faults: $(VENV)/installed-dev ## run the tests that kill processes and break connections
 	@exec $(PYTEST) -m fault $(ARGS)
 
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
@@ -53,13 +57,13 @@ lint: $(VENV)/installed-dev ## check style and format
 types: $(VENV)/installed-dev ## check types (mypy, strict)
 	$(BIN)/mypy
 
-imports: $(VENV)/installed-dev ## check which part imports which
+lint-imports: $(VENV)/installed-dev ## check the import contracts
 	PYTHONPATH=.:platform $(BIN)/lint-imports
 
-check: lint types imports test browser fault bench-quick ## all of the above
+check: lint types lint-imports test test-browser test-faults bench-quick ## run all checks and tests
 
-docs: setup ## write the settings' table in docs/configuration.md anew
-	$(BIN)/millrace settings --write docs/configuration.md
+docs-settings: setup ## update the table of settings in docs/configuration.md
+	$(BIN)/millrace config --write docs/configuration.md
 
 screenshots: $(VENV)/installed-dev ## take docs/screenshots anew, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.frontend.make_screenshots

@@ -33,9 +33,9 @@ ANSWER = b'{"status":"ok"}'
 # The protocol's limits come from the platform's settings, which have no default for these.
 SETTINGS = {
     "MILLRACE_DATABASE_URL": "postgresql://none@127.0.0.1:1/none",
-    "MILLRACE_BROKER_URL": "redis://127.0.0.1:1/0",
+    "MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0",
     "MILLRACE_SECRET_KEY": "-" * 32,
-    "MILLRACE_CACHE_SECRET": "-" * 32,
+    "MILLRACE_PREFIX_CACHE_SECRET": "-" * 32,
     "MILLRACE_KEY_PEPPERS": "-" * 32,
 }
 

@@ -205,11 +205,11 @@ def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[b
         state.chmod(0o711)
         given = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
         given |= {
-            "MILLRACE_STATE_DIR": str(state),
+            "MILLRACE_DATA_DIR": str(state),
             "MILLRACE_PORT": str(free_port()),
             "MILLRACE_MODELS": f"{MODEL}=embedded",
-            "MILLRACE_MAX_BATCH": "1024",
-            "MILLRACE_STEP_TOKENS": "1024",
+            "MILLRACE_MAX_NUM_SEQS": "1024",
+            "MILLRACE_MAX_NUM_BATCHED_TOKENS": "1024",
             "MILLRACE_LOG_LEVEL": "warning",
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
         }
@@ -246,7 +246,7 @@ def set_up(stack: Stack, state: Path) -> str:
 _SET_UP = f"""
 from django.core.management import call_command
 call_command("bootstrap")
-call_command("prices", "demo")
+call_command("price_book", "backfill")
 from tenants import actions
 from tenants.models import ApiKey, Project, Tenant
 from tenants.isolation.db_roles import BypassReason

@@ -46,7 +46,7 @@ from tenants.actions.common import ActionRefused
 from tenants.models import Project
 from tenants.isolation.scopes import tenant_scope
 with contextlib.suppress(ActionRefused, SystemExit):
-    call_command("prices", "demo")
+    call_command("price_book", "backfill")
 tenant = actions.do_create_tenant("attacker", "Attacker")
 with tenant_scope(tenant):
     project = Project.objects.for_tenant(tenant).get()

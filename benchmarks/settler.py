@@ -49,7 +49,7 @@ def main() -> None:
         set_up(running)
         sheet = _set_up_money()
         gc.collect()
-        gc.freeze()  # as `manage.py settle` does
+        gc.freeze()  # as `manage.py run_settler` does
         print(f"{'threads':>7} {'batch':>6} {'events':>8} {'events/s':>9} {'CPU us':>7} {'repeats/s':>9}")
         for batch, threads in product(options.batches, options.threads):
             events = min(options.events, batch * 500)
@@ -74,11 +74,11 @@ def set_up(running: ExitStack) -> None:
         running.callback(program.stop, process)
     postgres.make_roles()
     os.environ.update(
-        MILLRACE_STATE_DIR=str(state),
+        MILLRACE_DATA_DIR=str(state),
         MILLRACE_DATABASE_URL=postgres.owner_url,
-        MILLRACE_BROKER_URL=valkey.url,
+        MILLRACE_VALKEY_URL=valkey.url,
         MILLRACE_SECRET_KEY="b" * 50,
-        MILLRACE_CACHE_SECRET="b" * 50,
+        MILLRACE_PREFIX_CACHE_SECRET="b" * 50,
         MILLRACE_KEY_PEPPERS="b" * 50,
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE=os.environ.get("DJANGO_SETTINGS_MODULE", "millrace.conf.settings"),
@@ -141,7 +141,7 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
     from billing.metering.settler import Settler, connect
     from inference_worker.contract.messages import USAGE_STREAM
 
-    broker = connect(os.environ["MILLRACE_BROKER_URL"])
+    broker = connect(os.environ["MILLRACE_VALKEY_URL"])
     for start in range(0, len(messages), 1000):
         pipe = broker.pipeline(transaction=False)
         for message in messages[start : start + 1000]:
@@ -149,7 +149,7 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
         pipe.execute()
     stopping = threading.Event()
     settlers = [
-        Settler(connect(os.environ["MILLRACE_BROKER_URL"]), consumer=f"b{number}", stopping=stopping, batch=batch)
+        Settler(connect(os.environ["MILLRACE_VALKEY_URL"]), consumer=f"b{number}", stopping=stopping, batch=batch)
         for number in range(threads)
     ]
 
@@ -193,8 +193,8 @@ def _until_rows(sheet: int, samples: int) -> list[float]:
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 
-    broker, stopping, times = connect(os.environ["MILLRACE_BROKER_URL"]), threading.Event(), []
-    own = connect(os.environ["MILLRACE_BROKER_URL"])
+    broker, stopping, times = connect(os.environ["MILLRACE_VALKEY_URL"]), threading.Event(), []
+    own = connect(os.environ["MILLRACE_VALKEY_URL"])
     thread = threading.Thread(target=Settler(broker, consumer="benchmark", stopping=stopping).run)
     thread.start()
     for _ in range(samples):

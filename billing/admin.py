@@ -1,4 +1,4 @@
-"""Break-glass views of money under /ops/raw/, all read-only: amounts move by verbs alone, which leave an audit row.
+"""Read-only views of money under /operator/django-admin/. Only actions move amounts, and each leaves an audit entry.
 
 Usage events, adjustments and rollups have no page here: Django's admin knows no keys of several columns, and a question
 about usage is one for the console.

@@ -60,8 +60,8 @@ def expire_credits() -> int:
 
 @shared_task(name="billing.collect_payments")
 def collect_payments() -> int:
-    """Record payments from files in the state folder's `payments`; returns how many were new."""
-    return collect(platform_settings().state_dir / "payments")
+    """Record payments from files in the data directory's `payments`; returns how many were new."""
+    return collect(platform_settings().data_dir / "payments")
 
 
 @shared_task(name="billing.check_thresholds")
@@ -79,4 +79,4 @@ def check_forecasts() -> int:
 @shared_task(name="billing.reconcile")
 def run_reconciler() -> bool:
     """Compare windows, slices, events and journals; whether all agreed."""
-    return reconcile(platform_settings().state_dir / "journal").is_clean
+    return reconcile(platform_settings().data_dir / "journal").is_clean

@@ -12,7 +12,7 @@ urlpatterns = [
     path("prices", prices.Prices.as_view(), name="api-prices"),
     path("operator/prices", prices.PriceVersions.as_view(), name="api-operator-prices"),
     path("operator/prices/import", prices.PriceImport.as_view(), name="api-operator-prices-import"),
-    path("operator/prices/<int:pk>", prices.PriceVersionOne.as_view(), name="api-operator-prices-one"),
+    path("operator/prices/<int:pk>", prices.PriceVersionOne.as_view(), name="api-operator-prices-detail"),
     path("operator/prices/<int:pk>/preview", prices.PricePreview.as_view(), name="api-operator-prices-preview"),
     *(
         path(

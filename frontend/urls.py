@@ -66,7 +66,7 @@ urlpatterns = [
     path("account/social/", social.connections, name="socialaccount_connections"),
     path("preferences", preferences.preferences, name="preferences"),
     path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
-    path("ops/search", command_palette.operator_search, name="ops-search"),
+    path("operator/search", command_palette.operator_search, name="operator-search"),
     # Each screen's own, one line a screen.
     *overview.urlpatterns,
     *budgets.urlpatterns,

@@ -1,4 +1,4 @@
-"""Read-only views of Django's admin under /ops/raw/ (MILLRACE_DJANGO_ADMIN). Only actions change rows."""
+"""Read-only views of Django's admin under /operator/django-admin/ (MILLRACE_DJANGO_ADMIN). Only actions change rows."""
 
 from __future__ import annotations
 

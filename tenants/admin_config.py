@@ -6,6 +6,6 @@ from django.contrib.admin.apps import AdminConfig
 
 
 class RawAdminConfig(AdminConfig):
-    """Django's admin below /ops/raw/."""
+    """Django's admin below /operator/django-admin/."""
 
     default_site = "tenants.admin_site.RawAdminSite"

@@ -1,12 +1,13 @@
 """The tests' own PostgreSQL and Valkey, once a session, and the environment that points Django and all else at them.
 
-MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_BROKER_URL name servers to use instead. The database role must be able to
+MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_VALKEY_URL name servers to use instead. The database role must be able to
 create databases. The broker is emptied by tests: give it one of its own.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -51,12 +52,61 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--browser-must-run", action="store_true", help="fail instead of skipping where there is no Chromium"
     )
+    parser.addoption(
+        "--unit", action="store_true", help="run only the tests that need no service, model or browser, and start none"
+    )
+
+
+# A test that uses one of these fixtures, directly or through another fixture, is not a unit test.
+INTEGRATION_FIXTURES = {
+    "broker",  # Valkey
+    "browser",
+    "django_db_setup",  # PostgreSQL
+    "interpreter",  # Triton's interpreter, a process
+    "model_dir",
+    "stack",  # the whole platform
+}
+# Neither are the tests in these directories and files. They start processes, or need seconds for a model.
+_INTEGRATION_FILES = {
+    "engine": "attention batching embeddings golden host_tier invariant model_source random_steps replays sampler"
+    " sampling_edits sampling_logprobs scheduling_order scheduling_work schemas structured",
+    "gateway": "bodies cache_control connections doorbells prompt_pool prompts retries",
+    "platform": "benchmarks headers services source_root supervisor up",
+}
+INTEGRATION_PATHS = {"tests/e2e", "tests/kernels"} | {
+    f"tests/{directory}/test_{name}.py" for directory, names in _INTEGRATION_FILES.items() for name in names.split()
+}
+# Neither is a test with one of these markers.
+INTEGRATION_MARKERS = ("browser", "django_db", "fault", "integration", "slow")
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    if any(item.get_closest_marker(name) for name in INTEGRATION_MARKERS):
+        return False
+    return INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+_PYTESTMARK = re.compile(rf"^pytestmark = .*\.(?:{'|'.join(INTEGRATION_MARKERS)})\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --unit, skip the import of files that have no unit test: it would take longer than the tests."""
+    if not config.getoption("unit"):
+        return None
+    if str(collection_path.relative_to(ROOT)) in INTEGRATION_PATHS:
+        return True
+    is_test_file = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return (is_test_file and _PYTESTMARK.search(collection_path.read_text(encoding="utf-8")) is not None) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))  # a busy machine's browser may use several of its own bounds up
+    if config.getoption("unit"):
+        config.hook.pytest_deselected(items=[item for item in items if not _is_unit(item)])
+        items[:] = [item for item in items if _is_unit(item)]
+        return
     if "slow" in str(config.getoption("markexpr")):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
@@ -84,12 +134,18 @@ def pytest_configure(config: pytest.Config) -> None:
     _running.callback(shutil.rmtree, state, ignore_errors=True)
     if os.geteuid() == 0:
         state.chmod(0o711)  # PostgreSQL runs as another user then and must reach its data below
+    if config.option.unit:
+        database_url = "postgresql://127.0.0.1:1/unavailable"
+        broker_url = "redis://127.0.0.1:1/0"
+    else:
+        database_url = given.get("MILLRACE_TEST_DATABASE_URL") or _database(state)
+        broker_url = given.get("MILLRACE_TEST_VALKEY_URL") or _broker(state)
     os.environ.update(
-        MILLRACE_STATE_DIR=str(state),
-        MILLRACE_DATABASE_URL=given.get("MILLRACE_TEST_DATABASE_URL") or _database(state),
-        MILLRACE_BROKER_URL=given.get("MILLRACE_TEST_BROKER_URL") or _broker(state),
+        MILLRACE_DATA_DIR=str(state),
+        MILLRACE_DATABASE_URL=database_url,
+        MILLRACE_VALKEY_URL=broker_url,
         MILLRACE_SECRET_KEY="tests-" + "s" * 44,
-        MILLRACE_CACHE_SECRET="tests-" + "c" * 44,
+        MILLRACE_PREFIX_CACHE_SECRET="tests-" + "c" * 44,
         MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
         MILLRACE_PORT=_unused_port(),
         MILLRACE_LOG_LEVEL="warning",

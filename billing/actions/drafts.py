@@ -33,7 +33,7 @@ SETTLING = timedelta(minutes=10)  # for the usage of a request that ran to its d
 
 def close_after() -> timedelta:
     """How long after its end a period takes usage in: until every request admitted in it has ended, budgets or not."""
-    return timedelta(seconds=platform_settings().request_seconds) + SETTLING
+    return timedelta(seconds=platform_settings().request_timeout_seconds) + SETTLING
 
 
 def do_close_period(period: Period, now: datetime | None = None) -> bool:

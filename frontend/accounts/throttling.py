@@ -35,7 +35,7 @@ _WAIT, _REMEMBER = "_throttle_wait", "_throttle_remember"
 @cache
 def throttle() -> Throttle:
     """Return this process' throttle."""
-    return Throttle(redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2))
+    return Throttle(redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2))
 
 
 @contextmanager

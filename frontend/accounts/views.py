@@ -119,7 +119,7 @@ def home(request: HttpRequest) -> HttpResponse:
     """To the one place there is for this person, or a choice of tenants."""
     user = signed_in(request)
     if user.is_staff:
-        return redirect("ops-health")
+        return redirect("operator-health")
     tenants = [access.tenant for access in accesses(user)]
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)

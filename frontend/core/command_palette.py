@@ -51,21 +51,23 @@ def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
         return
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     for key in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
-        yield Hit(key.name, visit.url("keys-one", key.pk), "keys", f"{key.prefix}…")
+        yield Hit(key.name, visit.url("keys-detail", key.pk), "keys", f"{key.prefix}…")
 
 
 def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
     """A request by its whole id, as callers have it from `x-request-id`."""
     if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
         for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
-            yield Hit(row.request_id, visit.url("requests-one", row.request_id), "requests", row.get_verdict_display())
+            yield Hit(
+                row.request_id, visit.url("requests-detail", row.request_id), "requests", row.get_verdict_display()
+            )
 
 
 def find_invoices(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Invoices and credit notes by number; an operator's are of every tenant."""
     if not visit.may(Permission.BILLING_READ):
         return
-    theirs, name = Invoice.objects, "ops-billing-one" if visit.access is None else "invoices-one"
+    theirs, name = Invoice.objects, "operator-billing-detail" if visit.access is None else "invoices-detail"
     rows = theirs.all_tenants() if visit.access is None else theirs.for_tenant(visit.tenant)
     found = rows.filter(number__icontains=typed).select_related("tenant").order_by("-pk")
     for row in found[:MAX_RESULTS_PER_KIND]:
@@ -76,28 +78,28 @@ def find_tenants(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Tenants by name or slug."""
     rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
     for tenant in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
-        yield Hit(tenant.name, reverse("ops-tenants-one", args=[tenant.pk]), "tenants", tenant.slug)
+        yield Hit(tenant.name, reverse("operator-tenants-detail", args=[tenant.pk]), "tenants", tenant.slug)
 
 
 def find_users(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Users by name or email address."""
     rows = User.objects.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
     for user in rows.order_by("email")[:MAX_RESULTS_PER_KIND]:
-        yield Hit(user.email, reverse("ops-users-one", args=[user.pk]), "members", user.name)
+        yield Hit(user.email, reverse("operator-users-detail", args=[user.pk]), "members", user.name)
 
 
 def find_models(visit: PageContext, typed: str) -> Iterable[Hit]:
     """The models that are served, by name: how busy each is."""
     for spec in platform_settings().models:
         if typed.lower() in spec.name:
-            yield Hit(spec.name, f"{reverse('ops-fleet')}?model={spec.name}", "models", "fleet")
+            yield Hit(spec.name, f"{reverse('operator-fleet')}?model={spec.name}", "models", "fleet")
 
 
 def find_prices(visit: PageContext, typed: str) -> Iterable[Hit]:
     """Models that were ever priced."""
     rows = Price.objects.filter(model__icontains=typed).order_by("model")
     for model in rows.values_list("model", flat=True).distinct()[:MAX_RESULTS_PER_KIND]:
-        yield Hit(model, f"{reverse('ops-prices')}?{urlencode({'q': model})}", "prices", "prices")
+        yield Hit(model, f"{reverse('operator-prices')}?{urlencode({'q': model})}", "prices", "prices")
 
 
 # What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.

@@ -70,7 +70,7 @@ def shell_for(visit: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...
             detail="Operator",
             sections=sections(visit),
             breadcrumbs=(Breadcrumb("Operator", reverse("home")), *breadcrumbs, Breadcrumb(title)),
-            palette=reverse("ops-search"),
+            palette=reverse("operator-search"),
         )
     tenant, role = visit.access.tenant, visit.access.role
     others = (
@@ -114,7 +114,7 @@ def _shell(
     tenants: tuple[Link, ...] = (),
     palette: str | None = None,
 ) -> Shell:
-    all_tenants = Link("All tenants", reverse("ops-tenants" if user.is_staff else "home"), "tenants")
+    all_tenants = Link("All tenants", reverse("operator-tenants" if user.is_staff else "home"), "tenants")
     theme = request.COOKIES.get("theme", "")
     return Shell(
         title=title,

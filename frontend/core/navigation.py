@@ -71,31 +71,31 @@ OPERATOR = (
     NavigationGroup(
         "",
         (
-            NavigationEntry("Health", "ops-health", "health", "h"),
-            NavigationEntry("Tenants", "ops-tenants", "tenants", "t"),
-            NavigationEntry("Users", "ops-users", "members", "u"),
+            NavigationEntry("Health", "operator-health", "health", "h"),
+            NavigationEntry("Tenants", "operator-tenants", "tenants", "t"),
+            NavigationEntry("Users", "operator-users", "members", "u"),
         ),
     ),
     NavigationGroup(
         "Money",
         (
-            NavigationEntry("Billing runs", "ops-billing", "runs", "b"),
-            NavigationEntry("Price book", "ops-prices", "prices", "p"),
+            NavigationEntry("Billing runs", "operator-billing", "runs", "b"),
+            NavigationEntry("Price book", "operator-prices", "prices", "p"),
         ),
     ),
     NavigationGroup(
         "Machines",
         (
-            NavigationEntry("Models and workers", "ops-models", "models", "m"),
-            NavigationEntry("Fleet", "ops-fleet", "fleet", "f"),
-            NavigationEntry("Capacity", "ops-capacity", "capacity", "c"),
+            NavigationEntry("Models and workers", "operator-models", "models", "m"),
+            NavigationEntry("Fleet", "operator-fleet", "fleet", "f"),
+            NavigationEntry("Capacity", "operator-capacity", "capacity", "c"),
         ),
     ),
     NavigationGroup(
         "Control",
         (
-            NavigationEntry("Alerts", "ops-alerts", "alerts", "l"),
-            NavigationEntry("Audit log", "ops-audit", "audit", "a"),
+            NavigationEntry("Alerts", "operator-alerts", "alerts", "l"),
+            NavigationEntry("Audit log", "operator-audit", "audit", "a"),
             NavigationEntry("Django admin", "admin:index", "admin", "x"),
         ),
     ),
@@ -136,6 +136,6 @@ def _links(visit: PageContext, group: NavigationGroup) -> Iterator[Link]:
             url = visit.url(entry.route)
         except NoReverseMatch:
             continue
-        # A screen's further pages are named after it: "invoices", "invoices-one".
+        # A screen's further pages are named after it: "invoices", "invoices-detail".
         current = name == entry.route or name.startswith(f"{entry.route}-")
         yield Link(entry.label, url, entry.icon, entry.letter, current)

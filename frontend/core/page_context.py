@@ -131,7 +131,7 @@ def tenant_page(
 def operator_page(
     *, methods: tuple[str, ...] = READ, step_up: bool = False
 ) -> Callable[[View], Callable[..., HttpResponse]]:
-    """A view below /ops/, which nobody but operators is told exists. `step_up`: as for `tenant_page`."""
+    """A view below /operator/, which nobody but operators is told exists. `step_up`: as for `tenant_page`."""
 
     def decorate(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
@@ -162,7 +162,7 @@ def _reading(request: HttpRequest, access: Access) -> Access:
         raise PermissionDenied
     found = viewing(request)
     if found is None or found.tenant_id != access.tenant.pk:
-        asked = reverse("ops-tenants-view", args=[access.tenant.pk])
+        asked = reverse("operator-tenants-view", args=[access.tenant.pk])
         raise _ViewFirst(f"{asked}?{urlencode({'next': page_of(request)})}")
     return replace(access, permissions=READING)
 

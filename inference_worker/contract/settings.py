@@ -55,9 +55,9 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
 class SharedSettings:
     """What every process of the platform reads."""
 
-    state_dir: Path = env.env("MILLRACE_STATE_DIR", env.path, default=".millrace", help="folder for all data and logs")
-    broker_url: str = env.env(
-        "MILLRACE_BROKER_URL",
+    data_dir: Path = env.env("MILLRACE_DATA_DIR", env.path, default=".millrace", help="directory for all data and logs")
+    valkey_url: str = env.env(
+        "MILLRACE_VALKEY_URL",
         env.url("redis", "rediss"),
         default=None,
         help="Valkey or Redis, redis://[:password@]host:port/0; `millrace up` starts an embedded one if it is not set",
@@ -75,14 +75,17 @@ class SharedSettings:
         "MILLRACE_MIN_FREE_DISK",
         env.size,
         default="256MiB",
-        help="free space on the state directory's disk below which new requests are refused with 503; they are taken"
+        help="free space on the data directory's disk below which new requests are refused with 503; they are taken"
         " again when a quarter more is free; 0: the disk is not watched",
     )
-    request_seconds: int = env.env(
-        "MILLRACE_REQUEST_SECONDS", env.integer(1, 86_400), default="600", help="hard deadline of a request, in seconds"
+    request_timeout_seconds: int = env.env(
+        "MILLRACE_REQUEST_TIMEOUT_SECONDS",
+        env.integer(1, 86_400),
+        default="600",
+        help="hard deadline of a request, in seconds",
     )
-    stream_keep_seconds: int = env.env(
-        "MILLRACE_STREAM_KEEP_SECONDS",
+    stream_retention_seconds: int = env.env(
+        "MILLRACE_STREAM_RETENTION_SECONDS",
         env.integer(1, 86_400),
         default="600",
         help="how long a stream can be resumed after its last token, in seconds",
@@ -99,8 +102,8 @@ class SharedSettings:
 class WorkerSettings(SharedSettings):
     """What a worker reads besides."""
 
-    model: str = env.env(
-        "MILLRACE_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first"
+    worker_model: str = env.env(
+        "MILLRACE_WORKER_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first"
     )
     worker_name: str = env.env(
         "MILLRACE_WORKER_NAME",
@@ -111,26 +114,26 @@ class WorkerSettings(SharedSettings):
     device: DeviceName = env.env(
         "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
     )
-    profile: ProfileName = env.env(
-        "MILLRACE_PROFILE",
+    engine_profile: ProfileName = env.env(
+        "MILLRACE_ENGINE_PROFILE",
         env.choice("latency", "balanced", "throughput"),
         default="balanced",
         help="what the engine's steps are tuned for: latency, balanced or throughput",
     )
-    max_batch: int = env.env(
-        "MILLRACE_MAX_BATCH",
+    max_num_seqs: int = env.env(
+        "MILLRACE_MAX_NUM_SEQS",
         env.integer(0, 4096),
         default="0",
         help="most requests in one step of the engine; 0: the profile's",
     )
-    step_tokens: int = env.env(
-        "MILLRACE_STEP_TOKENS",
+    max_num_batched_tokens: int = env.env(
+        "MILLRACE_MAX_NUM_BATCHED_TOKENS",
         env.integer(0, 65_536),
         default="0",
         help="most tokens in one step of the engine, at least as many as requests; 0: the profile's",
     )
-    long_prompt_tokens: int = env.env(
-        "MILLRACE_LONG_PROMPT_TOKENS",
+    long_prefill_token_threshold: int = env.env(
+        "MILLRACE_LONG_PREFILL_TOKEN_THRESHOLD",
         env.integer(0, 65_536),
         default="0",
         help="most tokens of one prompt in a step, so that those of others and running answers go on; 0: the profile's",
@@ -138,15 +141,15 @@ class WorkerSettings(SharedSettings):
     block_size: int = env.env(
         "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"
     )
-    kv_memory: int = env.env("MILLRACE_KV_MEMORY", env.size, default="1GiB", help="memory for the KV cache")
-    host_kv_memory: int = env.env(
-        "MILLRACE_HOST_KV_MEMORY",
+    kv_cache_bytes: int = env.env("MILLRACE_KV_CACHE_BYTES", env.size, default="1GiB", help="memory for the KV cache")
+    kv_offload_bytes: int = env.env(
+        "MILLRACE_KV_OFFLOAD_BYTES",
         env.size,
         default="0",
         help="host memory for cached blocks that the KV cache gives up; 0: none is kept",
     )
-    threads: int = env.env(
-        "MILLRACE_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
+    cpu_threads: int = env.env(
+        "MILLRACE_CPU_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
     )
     batch_invariant: bool = env.env(
         "MILLRACE_BATCH_INVARIANT",
@@ -154,8 +157,8 @@ class WorkerSettings(SharedSettings):
         default="false",
         help="whether an answer must be the same, bit for bit, whatever else is in the batch; about half as fast",
     )
-    drain_seconds: int = env.env(
-        "MILLRACE_DRAIN_SECONDS",
+    shutdown_timeout_seconds: int = env.env(
+        "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS",
         env.integer(0, 3600),
         default="30",
         help="how long begun streams may run after SIGTERM",

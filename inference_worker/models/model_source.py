@@ -28,13 +28,13 @@ Progress = Callable[[int, int], None]
 __all__ = ["ModelError", "ensure_model"]
 
 
-def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = None) -> Path:
+def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = None) -> Path:
     """The Hugging Face directory of the model `spec`, made from its GGUF file first where it has to be.
 
     Safe to call from several processes at once: one converts, the others wait for it.
 
     Args:
-        state_dir: where converted models are kept, in `models/<slug>`.
+        data_dir: where converted models are kept, in `models/<slug>`.
         progress: called with (bytes of weights converted, bytes in all) during a conversion.
 
     Raises:
@@ -49,7 +49,7 @@ def ensure_model(spec: ModelSpec, state_dir: Path, progress: Progress | None = N
     if not source.is_file():
         raise ModelError(f"model {spec.name}: {source}: no such file")
     try:
-        return _convert_once(source, state_dir / "models", progress)
+        return _convert_once(source, data_dir / "models", progress)
     except GGUFError as exc:
         raise ModelError(f"model {spec.name}: {exc}") from None
 

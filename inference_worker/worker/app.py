@@ -25,7 +25,7 @@ DOORBELL_THREADS = 256  # each waits for its legs to end; waiting threads cost a
 
 
 def make_app(settings: WorkerSettings) -> Celery:
-    app = Celery("inference_worker", broker=settings.broker_url, set_as_current=False)
+    app = Celery("inference_worker", broker=settings.valkey_url, set_as_current=False)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
@@ -40,7 +40,10 @@ def make_app(settings: WorkerSettings) -> Celery:
         # Valkey refuses writes while it cannot write its log to a full disk. That passes, like a broken connection.
         broker_channel_error_retry=True,
         # A doorbell is acknowledged when its legs have ended: none may be delivered again before that.
-        broker_transport_options={"visibility_timeout": settings.request_seconds + 300, "socket_keepalive": True},
+        broker_transport_options={
+            "visibility_timeout": settings.request_timeout_seconds + 300,
+            "socket_keepalive": True,
+        },
     )
     return app
 

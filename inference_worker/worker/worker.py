@@ -45,9 +45,9 @@ Doorbell = tuple[str, int, int]  # request id, leg, attempt
 def model_spec(settings: WorkerSettings) -> ModelSpec:
     """The one of MILLRACE_MODELS that this worker serves."""
     by_name = {spec.name: spec for spec in settings.models}
-    name = settings.model or settings.models[0].name
+    name = settings.worker_model or settings.models[0].name
     if name not in by_name:
-        raise SystemExit(f"MILLRACE_MODEL: {name!r} is not in MILLRACE_MODELS ({', '.join(by_name)})")
+        raise SystemExit(f"MILLRACE_WORKER_MODEL: {name!r} is not in MILLRACE_MODELS ({', '.join(by_name)})")
     return by_name[name]
 
 
@@ -60,12 +60,14 @@ def step_limits(settings: WorkerSettings) -> Profile:
 
     A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
     """
-    profile = PROFILES[settings.profile]
-    max_batch = settings.max_batch or min(profile.max_batch, settings.step_tokens or profile.max_batch)
-    step_tokens = settings.step_tokens or max(profile.step_tokens, max_batch)
+    profile = PROFILES[settings.engine_profile]
+    max_batch = settings.max_num_seqs or min(profile.max_batch, settings.max_num_batched_tokens or profile.max_batch)
+    step_tokens = settings.max_num_batched_tokens or max(profile.step_tokens, max_batch)
     if step_tokens < max_batch:
-        raise SystemExit(f"MILLRACE_STEP_TOKENS: {step_tokens} is less than MILLRACE_MAX_BATCH ({max_batch})")
-    return Profile(step_tokens, settings.long_prompt_tokens or profile.long_prompt_tokens, max_batch)
+        raise SystemExit(
+            f"MILLRACE_MAX_NUM_BATCHED_TOKENS: {step_tokens} is less than MILLRACE_MAX_NUM_SEQS ({max_batch})"
+        )
+    return Profile(step_tokens, settings.long_prefill_token_threshold or profile.long_prompt_tokens, max_batch)
 
 
 def new_replica_id(settings: WorkerSettings) -> str:
@@ -106,22 +108,22 @@ class Worker:
         self.settings = settings
         self.replica_id = replica_id
         self.spec = model_spec(settings)
-        self._broker = connect(settings.broker_url)
+        self._broker = connect(settings.valkey_url)
         self._claim_script = self._broker.register_script(claims.CLAIM)
         self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()
-        journal_dir = settings.state_dir / "journal" / worker_name(settings)
+        journal_dir = settings.data_dir / "journal" / worker_name(settings)
         journal = self._journal = Journal(journal_dir)
         take_over(self._broker, journal_dir, replica_id)
-        self._space = FreeSpace([settings.state_dir], settings.min_free_disk)
+        self._space = FreeSpace([settings.data_dir], settings.min_free_disk)
         self._space.look()
         self._publisher = Publisher(
             self._broker,
             journal,
             replica_id=replica_id,
             block_size=settings.block_size,
-            log_seconds=settings.request_seconds + settings.stream_keep_seconds,
-            keep_seconds=settings.stream_keep_seconds,
+            log_seconds=settings.request_timeout_seconds + settings.stream_retention_seconds,
+            keep_seconds=settings.stream_retention_seconds,
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process goes on
         )
         started = time.monotonic()
@@ -146,7 +148,7 @@ class Worker:
         self._draining.set()
         for live in self.engine.live():
             self.engine.hand_over(live)
-        give_up_at = time.monotonic() + self.settings.drain_seconds
+        give_up_at = time.monotonic() + self.settings.shutdown_timeout_seconds
         while self.engine.live() and time.monotonic() < give_up_at:
             time.sleep(0.05)
         for live in self.engine.live():
@@ -187,7 +189,7 @@ class Worker:
     def _ask_for_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
         """Claim, until the broker has answered: a claim whose answer is lost would be ours with nobody to run it."""
         call = secrets.token_hex(8)
-        give_up_at = time.monotonic() + self.settings.request_seconds
+        give_up_at = time.monotonic() + self.settings.request_timeout_seconds
         while True:
             try:
                 claimed: tuple[bytes, int] | None = self._claim_script(
@@ -204,7 +206,7 @@ class Worker:
         settings = self.settings
         limits = step_limits(settings)
         return EngineConfig(
-            model_dir=ensure_model(self.spec, settings.state_dir, None),
+            model_dir=ensure_model(self.spec, settings.data_dir, None),
             device=settings.device,
             dtype=self.spec.dtype,
             max_model_len=self.spec.max_model_len,
@@ -212,9 +214,9 @@ class Worker:
             step_tokens=limits.step_tokens,
             long_prompt_tokens=limits.long_prompt_tokens,
             block_size=settings.block_size,
-            kv_memory=settings.kv_memory,
-            host_kv_memory=settings.host_kv_memory,
-            threads=settings.threads,
+            kv_memory=settings.kv_cache_bytes,
+            host_kv_memory=settings.kv_offload_bytes,
+            threads=settings.cpu_threads,
             batch_invariant=settings.batch_invariant,
         )
 

@@ -76,7 +76,7 @@ def check_endpoint_url(url: str) -> CheckedUrl:
     if isinstance(url, CheckedUrl):
         return url
     try:
-        return check_url(url, platform_settings().webhook_private_hosts)
+        return check_url(url, platform_settings().webhook_allowed_private_hosts)
     except TargetRefused as exc:
         raise FieldRefused("url", "webhook_url_refused", str(exc)) from exc
 

@@ -153,7 +153,7 @@ class Unreachable(exceptions.APIException):
 
 def _workers() -> list[dict[str, Any]]:
     try:
-        with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2) as broker:
+        with redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2) as broker:
             board: Any = broker.hgetall(REPLICAS_KEY)
     except redis.RedisError as exc:
         raise Unreachable from exc

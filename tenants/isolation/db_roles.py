@@ -19,7 +19,7 @@ SYSTEM = "millrace_system"
 class BypassReason(StrEnum):
     """Why rows of all tenants may be seen. Each is one place, or one kind of place, in the code."""
 
-    ADMIN = "the break-glass admin below /ops/raw/"
+    ADMIN = "Django's admin below /operator/django-admin/"
     BATCHES = "web jobs read batches in and write their results out"
     BILLING = "periods are closed, numbers given and books kept for every tenant"
     BOOTSTRAP = "a fresh platform's operator and demo tenant"

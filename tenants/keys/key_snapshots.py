@@ -123,7 +123,7 @@ def tell_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
     only where there is none; of two changes the later one's message may come first.
     """
     try:
-        with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=2) as broker:
+        with redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2) as broker:
             for start in range(0, len(compiled), _BATCH):
                 batch = compiled[start : start + _BATCH]
                 names = [snapshot.valkey_name(key_hash) for key_hash, _ in batch]

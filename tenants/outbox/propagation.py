@@ -37,7 +37,7 @@ def wait_for_gateways(change_id: int) -> Pending:
     """Wake the gateways, and wait until all that live have applied the change, for `WAIT_SECONDS` at most."""
     ends = time.monotonic() + WAIT_SECONDS
     try:
-        with redis.Redis.from_url(platform_settings().broker_url, socket_timeout=WAIT_SECONDS / 2) as broker:
+        with redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=WAIT_SECONDS / 2) as broker:
             broker.publish(CHANNEL, str(change_id))
             while (pending := _pending(broker, change_id)) and time.monotonic() < ends:
                 time.sleep(LOOK_SECONDS)

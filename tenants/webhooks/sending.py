@@ -109,7 +109,7 @@ def _try(claimed: _Claimed) -> WebhookResponse:
         "webhook-timestamp": str(at),
         "webhook-signature": signature(secrets_of(claimed.endpoint, now), claimed.event.uid, at, body),
     }
-    return post(claimed.endpoint.url, headers, body, private_hosts=platform_settings().webhook_private_hosts)
+    return post(claimed.endpoint.url, headers, body, private_hosts=platform_settings().webhook_allowed_private_hosts)
 
 
 def _let_go() -> None:

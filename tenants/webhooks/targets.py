@@ -20,7 +20,9 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 # Azure's wire server answers virtual machines at an address that is public by its number.
 _METADATA = frozenset({ip_address("168.63.129.16")})
 _LOCALHOST = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-_ADVICE = "Use a host with a public address, or have the operator add this host to MILLRACE_WEBHOOK_PRIVATE_HOSTS."
+_ADVICE = (
+    "Use a host with a public address, or have the operator add this host to MILLRACE_WEBHOOK_ALLOWED_PRIVATE_HOSTS."
+)
 _lookups = threading.BoundedSemaphore(_MOST_LOOKUPS)
 
 

@@ -27,7 +27,7 @@ def broker() -> Iterator[redis.Redis]:
     """The tests' Valkey, empty."""
     from billing.metering.settler import connect  # here: this file is read before Django is set up
 
-    client = connect(os.environ["MILLRACE_BROKER_URL"])
+    client = connect(os.environ["MILLRACE_VALKEY_URL"])
     client.flushdb()
     yield client
     client.close()
@@ -88,13 +88,13 @@ def send(broker: redis.Redis) -> Callable[..., None]:
 
 @pytest.fixture
 def start_settler(table: None) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Runs `manage.py settle` as it runs in production, against the tests' database."""
+    """Runs `manage.py run_settler` as it runs in production, against the tests' database."""
     parts = urlsplit(os.environ["MILLRACE_DATABASE_URL"])
     url = urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}"))
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "manage.py", "settle", "--name", name]
+        command = [sys.executable, "manage.py", "run_settler", "--name", name]
         started.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | {"MILLRACE_DATABASE_URL": url}))
         return started[-1]
 

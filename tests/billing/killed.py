@@ -55,7 +55,7 @@ def main() -> None:
         return result
 
     setattr(place, name, deadly)
-    Settler(connect(platform_settings().broker_url), consumer="a", stopping=threading.Event()).drain()
+    Settler(connect(platform_settings().valkey_url), consumer="a", stopping=threading.Event()).drain()
 
 
 if __name__ == "__main__":

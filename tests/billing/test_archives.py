@@ -250,7 +250,7 @@ def test_an_arrival_for_an_archived_month_waits_in_quarantine(
     outcome = settle([UsageMessage("1-0", encode(event(at=OCTOBER, tenant_id=acme.pk)))])
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     assert _quarantined() == UsageQuarantine.Reason.UNPLACEABLE
-    call_command("partitions", "list")
+    call_command("usage_partitions")
     told = capsys.readouterr().out
     assert "2026-10               4" in told
     assert "detached" in told
@@ -263,15 +263,15 @@ def _quarantined() -> str:
 
 
 def test_the_command(acme: Tenant, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call_command("partitions", "archive", "2026-10", "--to", str(tmp_path))
+    call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
     with pytest.raises(CommandError, match="archived already"):
-        call_command("partitions", "archive", "2026-10", "--to", str(tmp_path))
-    call_command("partitions", "archive", "2026-10", "--to", str(tmp_path), "--drop")
-    call_command("partitions", "restore", str(tmp_path / "usage-2026-10.json"))
+        call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
+    call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path), "--drop")
+    call_command("usage_archive", "restore", str(tmp_path / "usage-2026-10.json"))
     with pytest.raises(CommandError, match="is in the database"):
-        call_command("partitions", "restore", str(tmp_path / "usage-2026-10.json"))
+        call_command("usage_archive", "restore", str(tmp_path / "usage-2026-10.json"))
     with pytest.raises(CommandError, match="no month"):
-        call_command("partitions", "archive", "2026-13", "--to", str(tmp_path))
+        call_command("usage_archive", "create", "2026-13", "--to", str(tmp_path))
     assert "4 events are in the database again" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""`manage.py usage`."""
+"""`manage.py usage_report`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tenant(event):
 
 
 def lines(capsys, *args: str) -> list[list[str]]:
-    call_command("usage", "acme", *args)
+    call_command("usage_report", "acme", *args)
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -58,7 +58,7 @@ def test_filters(tenant, capsys):
 
 
 def test_json(tenant, capsys):
-    call_command("usage", "acme", "--json", "--by", "key")
+    call_command("usage_report", "acme", "--json", "--by", "key")
     answer = json.loads(capsys.readouterr().out)
     assert answer["tenant"] == "acme"
     assert [(row["key_id"], row["output"]) for row in answer["rows"]] == [(8, 1234), (9, 1)]
@@ -77,4 +77,4 @@ def test_json(tenant, capsys):
 )
 def test_wrong_arguments_are_explained(tenant, args, message):
     with pytest.raises(CommandError, match=message):
-        call_command("usage", *args)
+        call_command("usage_report", *args)

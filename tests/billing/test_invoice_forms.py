@@ -291,15 +291,15 @@ def test_reminders_of_what_is_past_due(acme):
 
 def test_the_command(acme, capsys):
     use(acme, OCTOBER, (price("3"), MILLION))
-    call_command("invoice", "--month", "2026-10", "--draft", "--tenant", "acme")
+    call_command("generate_invoices", "--month", "2026-10", "--draft", "--tenant", "acme")
     assert "acme: invoice of $3.00, draft" in capsys.readouterr().out
-    call_command("invoice", "--month", "2026-10")
+    call_command("generate_invoices", "--month", "2026-10")
     assert "INV-" in capsys.readouterr().out
-    call_command("invoice", "--month", "2026-10")
+    call_command("generate_invoices", "--month", "2026-10")
     assert capsys.readouterr().out == ""
     for wrong in (["--month", "2026-13"], ["--draft"], ["--tenant", "nobody"]):
         with pytest.raises(CommandError):
-            call_command("invoice", *wrong)
+            call_command("generate_invoices", *wrong)
 
 
 def test_the_command_says_what_it_left(acme):
@@ -308,4 +308,4 @@ def test_the_command_says_what_it_left(acme):
         TaxRule.objects.update(country="NL")
     use(acme, OCTOBER, (price("3"), MILLION))
     with pytest.raises(CommandError, match="acme 2026-10: No tax rule"):
-        call_command("invoice", "--month", "2026-10")
+        call_command("generate_invoices", "--month", "2026-10")

@@ -176,7 +176,7 @@ def test_a_period_that_is_not_over_stays_open():
 def test_a_period_is_closed_only_once_no_request_admitted_in_it_can_run(acme):
     """Also those that no budget bounds, of whose holds nothing stands in the database."""
     month = period(OCTOBER)
-    latest = month.ends_at + timedelta(seconds=platform_settings().request_seconds)
+    latest = month.ends_at + timedelta(seconds=platform_settings().request_timeout_seconds)
     with pytest.raises(Conflict, match="may still run"):
         do_close_period(month, now=latest)
     assert do_close_period(month, now=latest + SETTLING)

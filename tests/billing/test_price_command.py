@@ -1,4 +1,4 @@
-"""`manage.py prices`, and what a version would have cost."""
+"""`manage.py price_book`, and what a version would have cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE = Path(__file__).parents[1] / "data" / "prices" / "model_prices_and_context
 
 def run(*arguments: str) -> str:
     out = StringIO()
-    call_command("prices", *arguments, stdout=out)
+    call_command("price_book", *arguments, stdout=out)
     return out.getvalue()
 
 
@@ -72,13 +72,13 @@ def test_what_is_wrong_is_said(arguments, message):
 
 
 def test_the_embedded_models_are_priced_once():
-    run("demo")
+    run("backfill")
     names = {spec.name for spec in platform_settings().models if spec.source == "embedded"}
     priced = Everybody(Price).filter(tier="standard", component="output")
     assert {(row.model, row.nano_per_million) for row in priced} == {(name, 15 * 10**9) for name in names}
     assert len(names) == 2
     before = Everybody(Price).count()
-    run("demo")
+    run("backfill")
     assert Everybody(Price).count() == before
 
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 from django.db import ProgrammingError, connection, connections
 
-from billing.management.commands import settle as settle_command
+from billing.management.commands import run_settler
 from billing.metering import status
 from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
@@ -330,7 +330,7 @@ def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send
     events = [event() for _ in range(200)]
     send(*events)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(settle_command._run, settlers, stopping)
+        running = pool.submit(run_settler._run, settlers, stopping)
         with pytest.raises(RuntimeError, match="nobody expected"):
             running.result(timeout=60)
     assert stopping.is_set()

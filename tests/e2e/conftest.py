@@ -1,4 +1,4 @@
-"""A whole platform, as `make up` runs it, on a port and a state folder of its own."""
+"""A whole platform, as `make up` runs it, on a port and a data directory of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stack:
     """A running platform, and what a customer and an operator know of it."""
 
     process: subprocess.Popen[bytes]
-    state_dir: Path
+    data_dir: Path
     port: int
     key: str
 
@@ -50,7 +50,7 @@ class Stack:
     @property
     def database_url(self) -> str:
         """Its database, as one who sees every tenant."""
-        kept = read_env_file(self.state_dir / "env")
+        kept = read_env_file(self.data_dir / "env")
         return db_roles.as_role(kept["MILLRACE_DATABASE_URL"], db_roles.SYSTEM)
 
     def client(self, **options: Any) -> openai.OpenAI:
@@ -64,7 +64,7 @@ class Stack:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 command = " ".join(child.cmdline())
-                serves = child.environ().get("MILLRACE_MODEL") if model else None
+                serves = child.environ().get("MILLRACE_WORKER_MODEL") if model else None
             except psutil.NoSuchProcess:
                 continue
             if all(word in command for word in words) and serves == model:
@@ -117,9 +117,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(state_dir: Path, port: int, log: Path, **settings: str) -> subprocess.Popen[bytes]:
+def start(data_dir: Path, port: int, log: Path, **settings: str) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
-    environ |= {"MILLRACE_STATE_DIR": str(state_dir), "MILLRACE_PORT": str(port), **settings}
+    environ |= {"MILLRACE_DATA_DIR": str(data_dir), "MILLRACE_PORT": str(port), **settings}
     with log.open("ab") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "millrace.cli", "up"],
@@ -139,10 +139,10 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
         # One model that generates is enough here. In float32 its greedy answers are the same on every CPU: in bfloat16
         # they differ between machines with and without AMX.
         "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
-        "MILLRACE_MAX_BATCH": "128",
-        "MILLRACE_DRAIN_SECONDS": "15",  # begun streams end within it on a busy machine too
+        "MILLRACE_MAX_NUM_SEQS": "128",
+        "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS": "15",  # begun streams end within it on a busy machine too
         "MILLRACE_LOG_FORMAT": "json",
-        "MILLRACE_STREAM_KEEP_SECONDS": "120",
+        "MILLRACE_STREAM_RETENTION_SECONDS": "120",
     } | settings
     process = start(folder / "state", port, log, **settings)
     try:

@@ -22,7 +22,7 @@ def operate(stack: Stack, call: str) -> None:
     """Carry out a verb of operators, in a process of its own."""
     code = f"from millrace.apps.operations.cordons import *; {call}"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
-    environ["MILLRACE_STATE_DIR"] = str(stack.state_dir)
+    environ["MILLRACE_DATA_DIR"] = str(stack.data_dir)
     subprocess.run([sys.executable, "manage.py", "shell", "-c", code], check=True, env=environ, timeout=60)
 
 

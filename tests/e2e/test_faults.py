@@ -234,7 +234,7 @@ def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
     names = []
 
     def another_settles(old: int) -> bool:
-        return stack.pid("settle") != old
+        return stack.pid("run_settler") != old
 
     for n in range(8):
         raw = client.chat.completions.with_raw_response.create(
@@ -242,7 +242,7 @@ def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
         )
         names.append(raw.headers["x-request-id"])
         if n % 3 == 0:
-            old = stack.pid("settle")
+            old = stack.pid("run_settler")
             os.kill(old, signal.SIGKILL)
             eventually(partial(another_settles, old))
     for name in names:

@@ -90,7 +90,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
         budget = {"name": "month", "unit": "money", "period": "month", "amount": 10**15}
         made = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
         assert made.status_code == 201
-        assert (stack.state_dir / "disk-reserve").stat().st_size == 48 * 2**20
+        assert (stack.data_dir / "disk-reserve").stat().st_size == 48 * 2**20
         streams = [Stream(stack, max_tokens=TOKENS) for _ in range(STREAMS)]
         for stream in streams:
             stream.read(5)
@@ -132,7 +132,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
             "checks": {"postgres": "ok", "valkey": "ok", "disk": "ok", f"model {MODEL}": "ok"},
             "down": {},
         }
-        eventually((stack.state_dir / "disk-reserve").exists, 10)
+        eventually((stack.data_dir / "disk-reserve").exists, 10)
         eventually(lambda: all(over for *_, over in issues(stack)), 90)
         for stream in streams:
             assert len(stack.events(request_id=stream.request_id)) == 1
@@ -141,7 +141,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
 
 def write_log(stack: Stack) -> None:
     """Have PostgreSQL write so much log that it needs new files for it."""
-    with psycopg.connect(Postgres(stack.state_dir).superuser_url, autocommit=True) as connection:
+    with psycopg.connect(Postgres(stack.data_dir).superuser_url, autocommit=True) as connection:
         for _ in range(200):
             connection.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000)), pg_switch_wal()")
 

@@ -21,7 +21,7 @@ NAME = "made in the console"
 @pytest.fixture
 def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     """The browser of an owner of the demo tenant."""
-    kept = json.loads((stack.state_dir / "credentials.json").read_text())
+    kept = json.loads((stack.data_dir / "credentials.json").read_text())
     complaints: list[str] = []
     with chromium(pytestconfig) as browser, windows(browser) as window:
         page = window(base_url=stack.url).new_page()

@@ -22,7 +22,7 @@ ASKED: dict[str, dict[str, Any]] = {
 def lines(stack: Stack, process: str, request_id: str) -> list[dict[str, Any]]:
     """The lines of a process' log that name the request; a list of legs counts as a line for each."""
     found = []
-    for text in (stack.state_dir / "logs" / f"{process}.log").read_text().splitlines():
+    for text in (stack.data_dir / "logs" / f"{process}.log").read_text().splitlines():
         if request_id in text:
             line = json.loads(text)
             found += [{**line, **leg} for leg in line.pop("legs", [{}])]
@@ -80,7 +80,7 @@ def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
     wrong = httpx.post(f"{stack.url}/v1/embeddings", json={}, headers={"authorization": f"Bearer {SECRET}"})
     assert wrong.status_code == 401
     eventually(lambda: lines(stack, "gateway", wrong.headers["x-request-id"]))
-    logs = list((stack.state_dir / "logs").glob("*.log"))
+    logs = list((stack.data_dir / "logs").glob("*.log"))
     assert len(logs) > 5
     for log in logs:
         text = log.read_text(errors="replace")

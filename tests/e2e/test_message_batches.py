@@ -33,9 +33,9 @@ print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 @pytest.fixture(scope="module")
 def neighbour(stack: Stack) -> str:
     """A key of another tenant."""
-    settings = dict(each.split("=", 1) for each in (stack.state_dir / "env").read_text().splitlines() if "=" in each)
+    settings = dict(each.split("=", 1) for each in (stack.data_dir / "env").read_text().splitlines() if "=" in each)
     environ = {
-        "MILLRACE_STATE_DIR": str(stack.state_dir),
+        "MILLRACE_DATA_DIR": str(stack.data_dir),
         "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
         **settings,
     }
@@ -169,7 +169,7 @@ def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.
     made = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     assert httpx.post(f"{stack.url}/v1/batches", json=made, headers=theirs).status_code == 404
     told = {"json": {"success": True}, "headers": theirs}
-    assert httpx.post(f"{stack.url}/v1/requests/{request_id}/outcome", **told).status_code == 404  # type: ignore[arg-type]
+    assert httpx.post(f"{stack.url}/v1/requests/{request_id}/feedback", **told).status_code == 404  # type: ignore[arg-type]
     for path in ("files", "batches", "messages/batches"):
         assert httpx.get(f"{stack.url}/v1/{path}", headers=theirs).json()["data"] == []
 
@@ -209,4 +209,4 @@ def test_an_upload_goes_to_the_disk_and_not_to_memory(stack: Stack) -> None:
     most = max(most, gateway.memory_info().rss)
     assert most - before < size / 3
     client.files.delete(file.id)
-    assert not list((stack.state_dir / "files").glob("*.part"))
+    assert not list((stack.data_dir / "files").glob("*.part"))

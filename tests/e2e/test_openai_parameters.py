@@ -167,7 +167,7 @@ def test_what_the_caller_notes_is_kept_with_the_decisions(stack: Stack) -> None:
         metadata={"order": "7"},
         safety_identifier="u-1",  # type: ignore[arg-type]
     )
-    why = httpx.get(f"{stack.url}/v1/requests/{raw.headers['x-request-id']}/why", headers=stack.headers).json()
+    why = httpx.get(f"{stack.url}/v1/requests/{raw.headers['x-request-id']}/decisions", headers=stack.headers).json()
     assert (why["metadata"], why["user"]) == ({"order": "7"}, "u-1")
 
 

@@ -22,7 +22,7 @@ LONG = "Tell me a very long story about a miller and a goose."
 @pytest.fixture(scope="module")
 def signed_in(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     """The owner's browser, on the demo tenant's playground."""
-    kept = json.loads((stack.state_dir / "credentials.json").read_text())
+    kept = json.loads((stack.data_dir / "credentials.json").read_text())
     with chromium(pytestconfig) as browser, windows(browser) as window:
         page = window(base_url=stack.url).new_page()
         page.goto("/login")
@@ -127,7 +127,7 @@ def test_it_is_also_curl_and_python(page):
     page.get_by_label("Instructions").fill("Be brief.")
     page.get_by_label("Message").fill("It's me")
     curl = page.get_by_role("region", name="The request with curl").inner_text()
-    assert "$MILLRACE_KEY" in curl and "It'\\''s me" in curl and "Be brief." in curl
+    assert "$MILLRACE_API_KEY" in curl and "It'\\''s me" in curl and "Be brief." in curl
     assert 'content": "It\'s me"' in page.get_by_role("region", name="The request in Python").inner_text()
 
 

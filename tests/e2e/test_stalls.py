@@ -99,7 +99,7 @@ def test_a_worker_stopped_for_twelve_seconds_fails_its_streams_once(stack: Stack
 
 @pytest.fixture
 def broker(stack: Stack) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(read_env_file(stack.state_dir / "env")["MILLRACE_BROKER_URL"]) as broker:
+    with redis.Redis.from_url(read_env_file(stack.data_dir / "env")["MILLRACE_VALKEY_URL"]) as broker:
         yield broker
 
 
@@ -109,14 +109,14 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
     stack.wait_until_ready()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
     environ |= {
-        "MILLRACE_STATE_DIR": str(stack.state_dir),
-        "MILLRACE_BROKER_URL": read_env_file(stack.state_dir / "env")["MILLRACE_BROKER_URL"],
+        "MILLRACE_DATA_DIR": str(stack.data_dir),
+        "MILLRACE_VALKEY_URL": read_env_file(stack.data_dir / "env")["MILLRACE_VALKEY_URL"],
         "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
-        "MILLRACE_MODEL": MODEL,
+        "MILLRACE_WORKER_MODEL": MODEL,
         "MILLRACE_WORKER_NAME": f"{MODEL}-1",
-        "MILLRACE_MAX_BATCH": "128",
+        "MILLRACE_MAX_NUM_SEQS": "128",
     }
-    with (stack.state_dir / "second-worker.log").open("ab") as log:
+    with (stack.data_dir / "second-worker.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "inference_worker"],
             env=environ,

@@ -15,7 +15,7 @@ from tests.e2e.conftest import MODEL, Stack, eventually
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 KILLS = 6
 # Words of the command lines of the processes that must live on.
-OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "settle"), ("celery", "beat"))
+OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "run_settler"), ("celery", "beat"))
 
 
 def test_a_worker_killed_six_times_in_a_minute_stops_nothing_else(stack: Stack) -> None:

@@ -49,7 +49,7 @@ def test_one_that_does_not_fit_is_refused_with_two_ways_out_that_work() -> None:
     with pytest.raises(KVMemoryError) as refused:
         sizing(kv_memory=64 << 20)
     assert "64.0 MiB of KV cache hold 2,912 tokens, and one request may take 8,192" in str(refused.value)
-    assert "MILLRACE_KV_MEMORY=180MiB" in str(refused.value)
+    assert "MILLRACE_KV_CACHE_BYTES=180MiB" in str(refused.value)
     assert "?max_model_len=2912 " in str(refused.value)
     assert sizing(kv_memory=180 << 20).longest_requests == 1
     assert sizing(2912, kv_memory=64 << 20).longest_requests == 1
@@ -58,7 +58,7 @@ def test_one_that_does_not_fit_is_refused_with_two_ways_out_that_work() -> None:
 def test_memory_for_no_block_at_all_leaves_one_way_out() -> None:
     with pytest.raises(KVMemoryError) as refused:
         sizing(kv_memory=1000)
-    assert "MILLRACE_KV_MEMORY" in str(refused.value)
+    assert "MILLRACE_KV_CACHE_BYTES" in str(refused.value)
     assert "max_model_len" not in str(refused.value)
 
 

@@ -2,7 +2,7 @@
 
 Pictured are the sidebar's screens, the pages of one thing, and FORMS; the other forms look like these.
 
-Starts a platform of its own with the embedded model, fills it by `manage.py demo_traffic`, and looks at it: minutes.
+Starts a platform of its own with the embedded model, fills it by `manage.py seed_demo`, and looks at it: minutes.
 SCREENSHOTS names another folder; ONLY, a part of any screen's name; EVENTS, how much usage.
 """
 
@@ -56,7 +56,7 @@ def platform() -> Iterator[str]:
             time.sleep(0.5)
         os.environ.update(read_env_file(folder / "state" / "env"))
         os.environ.update(
-            MILLRACE_STATE_DIR=str(folder / "state"),
+            MILLRACE_DATA_DIR=str(folder / "state"),
             MILLRACE_PORT=str(port),
             DJANGO_SETTINGS_MODULE="millrace.conf.settings",
         )
@@ -73,7 +73,7 @@ def fill() -> None:
 
     from tenants.models import User
 
-    call_command("demo_traffic", events=EVENTS, seconds=15, password=PASSWORD, yes_beside_real_tenants=True)
+    call_command("seed_demo", events=EVENTS, seconds=15, password=PASSWORD, allow_real_tenants=True)
     User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
     time.sleep(75)  # each minute rollups, alerts and the operators' records are made
 
@@ -83,7 +83,7 @@ def pictured(name: str) -> bool:
     from frontend.core.navigation import OPERATOR, TENANT
 
     entries = {entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries}
-    return name in entries or name in FORMS or name.endswith("-one")
+    return name in entries or name in FORMS or name.endswith("-detail")
 
 
 def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:

@@ -80,16 +80,16 @@ def test_a_month_is_drafted_finalised_and_credited(opened: Any) -> None:
     given = {"at": LAST, "project_id": key.project_id, "key_id": key.pk, "price_version": version}
     meter(other, uncached=1_000_001, output=5, **given)
     label = month().label
-    page = opened("op@example.com", f"/ops/billing/?month={label}")
+    page = opened("op@example.com", f"/operator/billing/?month={label}")
     fill(page, "Draft all", label, "Close and draft", {})
     expect(page.locator("#panel-list .badge", has_text="Draft")).to_have_count(2)
     fill(page, "Finalise that of Lab", "lab", "Finalise", {})
-    page.wait_for_url(re.compile(r"/ops/billing/\d+$"))
-    page.goto(f"/ops/billing/?month={label}")
+    page.wait_for_url(re.compile(r"/operator/billing/\d+$"))
+    page.goto(f"/operator/billing/?month={label}")
     fill(page, "Finalise 1", label, "Finalise all", {})
     expect(page.locator("#panel-list .badge", has_text="Open")).to_have_count(2)
     fill(page, "Credit for Lab", "lab", "Give credit", {"Amount": "5", "Note": "Sorry"})
-    page.wait_for_url(re.compile(r"/ops/tenants/\d+/$"))
+    page.wait_for_url(re.compile(r"/operator/tenants/\d+/$"))
     assert [(row.nano, row.note) for row in of(CreditGrant, other)] == [(5 * 10**9, "Sorry")]
 
 
@@ -97,7 +97,7 @@ def test_a_month_is_drafted_finalised_and_credited(opened: Any) -> None:
 def test_an_invoice_is_paid_corrected_or_taken_back(opened: Any, deed: str) -> None:
     row = bill(made())
     link, submit, fields, state = FORMS[deed]
-    page = opened("op@example.com", f"/ops/billing/{row.pk}")
+    page = opened("op@example.com", f"/operator/billing/{row.pk}")
     fill(page, link, str(row.number), submit, fields)
     expect(page.locator(".head .badge")).to_have_text(state)
     if deed == "credit-note":

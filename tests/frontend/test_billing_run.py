@@ -87,13 +87,13 @@ def send(client: Client, path: str, status: int = 303, **fields: Any) -> str:
 
 def drafted(client: Client) -> Invoice:
     period = month()
-    send(client, f"/ops/billing/months/{period.pk}/draft", typed=period.label)
+    send(client, f"/operator/billing/months/{period.pk}/draft", typed=period.label)
     return only()
 
 
 def final(client: Client) -> Invoice:
     draft = drafted(client)
-    send(client, f"/ops/billing/{draft.pk}/finalise", typed="acme")
+    send(client, f"/operator/billing/{draft.pk}/finalise", typed="acme")
     return only()
 
 
@@ -114,14 +114,14 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
         dialog.get_by_role("button", name=button).click()
 
     label = month().label
-    page = opened("op@example.com", f"/ops/billing/?month={label}")
+    page = opened("op@example.com", f"/operator/billing/?month={label}")
     page.get_by_role("link", name="Draft all").click()
     confirm(page, label, "Close and draft")
     moved(page, page.locator("#panel-list .badge", has_text="Draft"))
     page.locator("#panel-list").get_by_role("link", name="Finalise").click()
     expect(page.locator("dialog[open] .banner")).to_contain_text("cannot be undone")
     confirm(page, "acme", "Finalise")
-    page.wait_for_url(re.compile(r"/ops/billing/\d+$"))
+    page.wait_for_url(re.compile(r"/operator/billing/\d+$"))
     expect(page.get_by_role("heading", level=1)).to_contain_text("INV-")
     expect(page.locator("#panel-check")).to_contain_text("Usage matches billing")
     bill = only()
@@ -155,16 +155,16 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
 @pytest.mark.django_db
 def test_nothing_is_done_without_the_name_or_a_proof(operator: Client, acme: Tenant) -> None:
     draft = drafted(operator)
-    assert "This is not acme" in send(operator, f"/ops/billing/{draft.pk}/finalise", 422, typed="other")
+    assert "This is not acme" in send(operator, f"/operator/billing/{draft.pk}/finalise", 422, typed="other")
     stale = Client()
     stale.force_login(User.objects.get(email="op@example.com"))
-    answer = stale.post(f"/ops/billing/{draft.pk}/finalise", {"typed": "acme"})
+    answer = stale.post(f"/operator/billing/{draft.pk}/finalise", {"typed": "acme"})
     assert answer.status_code == 302 and "/account/" in answer.url
     assert only().state == "draft"
     owner = Client()
     owner.force_login(User.objects.get(email="owner@example.com"))
     for path in ("", f"{draft.pk}", f"{draft.pk}/finalise", f"months/{draft.period_id}/draft", "tenants/acme/credit"):
-        assert owner.get(f"/ops/billing/{path}").status_code == 404
+        assert owner.get(f"/operator/billing/{path}").status_code == 404
 
 
 @pytest.mark.django_db
@@ -173,7 +173,7 @@ def test_all_drafts_are_finalised_and_one_that_cannot_be_is_named(
 ) -> None:
     period = month()
     draft = drafted(operator)
-    page = unescape(operator.get(f"/ops/billing/months/{period.pk}/finalise").content.decode())
+    page = unescape(operator.get(f"/operator/billing/months/{period.pk}/finalise").content.decode())
     assert f"1 invoice of {period.label}, ${draft.total / 100:,.2f} together" in page
     from frontend.operator.billing import services
 
@@ -182,9 +182,9 @@ def test_all_drafts_are_finalised_and_one_that_cannot_be_is_named(
 
     with monkeypatch.context() as patch:
         patch.setattr(services, "do_finalise", refuse)
-        send(operator, f"/ops/billing/months/{period.pk}/finalise", typed=period.label)
-    assert "acme: No tax rule fits." in unescape(operator.get("/ops/billing/").content.decode())
-    send(operator, f"/ops/billing/months/{period.pk}/finalise", typed=period.label)
+        send(operator, f"/operator/billing/months/{period.pk}/finalise", typed=period.label)
+    assert "acme: No tax rule fits." in unescape(operator.get("/operator/billing/").content.decode())
+    send(operator, f"/operator/billing/months/{period.pk}/finalise", typed=period.label)
     assert only().state == "open"
     with monkeypatch.context() as patch:
         patch.setattr(services, "LONG_ENOUGH", -1.0)
@@ -196,10 +196,10 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
     bill = final(operator)
     fields = {"amount": "1.50", "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": bill.number}
     for _ in range(2):
-        send(operator, f"/ops/billing/{bill.pk}/payment", **fields)
+        send(operator, f"/operator/billing/{bill.pk}/payment", **fields)
     (paid,) = Everybody(Payment).filter()
     assert (paid.cents, only().state) == (150, "open")
-    page = operator.get(f"/ops/billing/{bill.pk}").content.decode()
+    page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert "Still owed" in page and f"${(bill.total - 150) / 100:,.2f}" in page
     for wrong in (
         {"amount": "0"},
@@ -208,7 +208,7 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
         {"received_on": "2199-01-01"},
         {"amount": "x"},
     ):
-        send(operator, f"/ops/billing/{bill.pk}/payment", 422, **{**fields, "reference": "b-2", **wrong})
+        send(operator, f"/operator/billing/{bill.pk}/payment", 422, **{**fields, "reference": "b-2", **wrong})
     assert len(Everybody(Payment).filter()) == 1
 
 
@@ -216,19 +216,19 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
 def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client, acme: Tenant) -> None:
     bill = final(operator)
     note = {"amount": "2", "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
-    send(operator, f"/ops/billing/{bill.pk}/credit-note", **note)
-    assert "came between" in send(operator, f"/ops/billing/{bill.pk}/credit-note", 422, **note)
+    send(operator, f"/operator/billing/{bill.pk}/credit-note", **note)
+    assert "came between" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
     (given,) = Everybody(Invoice).filter(kind=Invoice.Kind.CREDIT_NOTE)
     assert given.subtotal == 200
-    page = operator.get(f"/ops/billing/{bill.pk}").content.decode()
+    page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert f"Credit note {given.number}" in page
     credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "typed": "acme"}
-    send(operator, "/ops/billing/tenants/acme/credit", **credit)
-    assert "came between" in send(operator, "/ops/billing/tenants/acme/credit", 422, **credit)
+    send(operator, "/operator/billing/tenants/acme/credit", **credit)
+    assert "came between" in send(operator, "/operator/billing/tenants/acme/credit", 422, **credit)
     (grant,) = Everybody(CreditGrant).filter()
     assert (grant.nano, grant.note) == (5 * 10**9, "Sorry")
     assert "deposits do not cover" in send(
-        operator, "/ops/billing/tenants/acme/credit", 422, **{**credit, "kind": "prepaid", "seen": "1"}
+        operator, "/operator/billing/tenants/acme/credit", 422, **{**credit, "kind": "prepaid", "seen": "1"}
     )
 
 
@@ -236,14 +236,14 @@ def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client
 @pytest.mark.parametrize(("deed", "state"), [("void", "void"), ("write-off", "uncollectible")])
 def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, deed: str, state: str) -> None:
     bill = final(operator)
-    send(operator, f"/ops/billing/{bill.pk}/{deed}", 422, typed=bill.number)  # without a reason
-    send(operator, f"/ops/billing/{bill.pk}/{deed}", typed=bill.number, reason="Wrong tenant")
+    send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number)  # without a reason
+    send(operator, f"/operator/billing/{bill.pk}/{deed}", typed=bill.number, reason="Wrong tenant")
     assert only().state == state
     with all_tenants_scope(BypassReason.BILLING):
         assert balance(acme.pk, Account.RECEIVABLE) == 0
     (entry,) = Everybody(AuditEntry).filter(verb=f"invoice.{state}")
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
-    send(operator, f"/ops/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
+    send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
 
 
 @pytest.mark.django_db
@@ -296,7 +296,7 @@ def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acm
     owner.force_login(User.objects.get(email="owner@example.com"))
     for form, status in (("csv", 200), ("json", 200), ("pdf", 404), ("xml", 404), ("html", 404)):
         assert owner.get(f"/t/acme/invoices/{draft.pk}/files/{form}").status_code == status
-    send(operator, f"/ops/billing/{draft.pk}/finalise", typed="acme")
+    send(operator, f"/operator/billing/{draft.pk}/finalise", typed="acme")
     bill = only()
     data = owner.get(f"/t/acme/invoices/{bill.pk}/files/json").content
     assert hashlib.sha256(data).hexdigest() == bill.sha256
@@ -304,7 +304,7 @@ def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acm
     assert str(bill.number) in xml and "CrossIndustryInvoice" in xml
     for client, search, url in (
         (owner, "/t/acme/search", "/t/acme/invoices/"),
-        (operator, "/ops/search", "/ops/billing/"),
+        (operator, "/operator/search", "/operator/billing/"),
     ):
         assert f'href="{url}{bill.pk}"' in client.get(search, {"q": str(bill.number)[-6:]}).content.decode()
     page = owner.get(f"/t/acme/invoices/{bill.pk}/panels/check").content.decode()
@@ -339,9 +339,9 @@ def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant
     event.request_id = "req_that_nobody_billed"
     with all_tenants_scope(BypassReason.SETTLER):
         UsageEvent.objects.all_tenants().bulk_create([event])
-    page = operator.get(f"/ops/billing/{bill.pk}/panels/check").content.decode()
+    page = operator.get(f"/operator/billing/{bill.pk}/panels/check").content.decode()
     assert "Usage and billing differ" in page
     assert "Raw usage says otherwise" in page
-    compared = operator.get(f"/ops/billing/panels/compared?month={LAST:%Y-%m}").content.decode()
+    compared = operator.get(f"/operator/billing/panels/compared?month={LAST:%Y-%m}").content.decode()
     assert "0 of 1 invoice equal" in compared
     assert str(bill.number) in compared

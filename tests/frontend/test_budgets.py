@@ -232,7 +232,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     operator.force_login(User.objects.create_superuser("op@example.com"))
 
     def told() -> list[tuple[str, str]]:
-        pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/ops/alerts/?show=budgets")
+        pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/operator/alerts/?show=budgets")
         with all_tenants_scope(BypassReason.OPERATOR):
             (row,) = BudgetAlert.objects.all_tenants().select_related("mail")
             found = how_told([row], None)[row.pk]

@@ -65,7 +65,7 @@ def test_log_out_works_by_post_alone(client, user):
 
 def test_an_operator_goes_to_the_tenants(client):
     client.force_login(User.objects.create_superuser("op@example.com"))
-    assert client.get("/").url == "/ops/"
+    assert client.get("/").url == "/operator/"
 
 
 def test_who_is_in_several_tenants_chooses(client, user):

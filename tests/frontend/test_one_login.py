@@ -30,7 +30,7 @@ from tenants.models import ApiKey, Invitation, User
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
-urlpatterns = [*served, path("ops/raw/", admin.site.urls)]  # with MILLRACE_DJANGO_ADMIN
+urlpatterns = [*served, path("operator/django-admin/", admin.site.urls)]  # with MILLRACE_DJANGO_ADMIN
 PASSWORD = "correct horse battery staple"
 EMAIL = "op@example.com"
 OPEN = {"/account/mfa/reauthenticate/", "/logout"}  # without the second factor
@@ -88,7 +88,7 @@ def is_signed_in(client: Client) -> bool:
 def send_credentials(client: Client, url: str) -> None:
     named = dict.fromkeys(("login", "username", "email"), EMAIL)
     secrets = dict.fromkeys(("password", "password1", "password2", "oldpassword"), PASSWORD)
-    sent = named | secrets | {"code": "000000", "next": "/ops/"}
+    sent = named | secrets | {"code": "000000", "next": "/operator/"}
     client.post(url, sent)
     client.post(url, sent, content_type="application/json")
     client.get(url, sent)
@@ -101,7 +101,7 @@ def test_only_login_opens_a_session(operator, settings, urlconf):
     found = paths(urlconf)
     assert len(found) > 150
     assert {"/login", "/account/password/reset", "/account/oidc/sso/login/callback/", "/api/operator/users"} < {*found}
-    assert ("/ops/raw/login/" in found) == bool(urlconf)
+    assert ("/operator/django-admin/login/" in found) == bool(urlconf)
     opened = []
     for url in found:
         client = Client(raise_request_exception=False)
@@ -140,49 +140,51 @@ def test_a_session_without_the_second_factor_opens_nothing(operator, secret, tot
                 else:
                     assert answer.status_code == 302, url
                     assert answer.url.startswith("/account/mfa/reauthenticate/?next="), url
-        panel = client.get("/ops/", headers={"HX-Request": "true"})
+        panel = client.get("/operator/", headers={"HX-Request": "true"})
         assert panel.headers["HX-Redirect"].startswith("/account/mfa/reauthenticate/")
     assert Authenticator.objects.filter(user=operator, type="totp").exists()
 
 
 def test_the_code_completes_such_a_session(client, operator, secret):
     client.force_login(operator)
-    asked = client.get("/ops/tenants/?q=x")
+    asked = client.get("/operator/tenants/?q=x")
     assert asked.url == "/account/mfa/reauthenticate/?next=%2Fops%2Ftenants%2F%3Fq%3Dx"
     assert client.get(asked.url).status_code == 200
     assert client.post(asked.url, {"code": "000000"}).status_code == 200
-    assert client.get("/ops/").status_code == 302
-    assert client.post(asked.url, {"code": code(secret), "next": "/ops/tenants/?q=x"}).url == "/ops/tenants/?q=x"
-    assert client.get("/ops/").status_code == client.get("/api/operator/tenants").status_code == 200
+    assert client.get("/operator/").status_code == 302
+    assert (
+        client.post(asked.url, {"code": code(secret), "next": "/operator/tenants/?q=x"}).url == "/operator/tenants/?q=x"
+    )
+    assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
 
 
 def test_a_session_with_the_second_factor_is_open(client, operator, secret):
     assert log_in(client).url == "/account/mfa/authenticate/"
     client.post("/account/mfa/authenticate/", {"code": code(secret)})
-    assert client.get("/ops/").status_code == client.get("/api/operator/tenants").status_code == 200
+    assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
 
 
 def test_enrolling_completes_this_session_and_closes_the_others(client, operator):
     other = Client()
     for each in (client, other):
         log_in(each)
-        assert each.get("/ops/").status_code == 200
+        assert each.get("/operator/").status_code == 200
     client.post("/account/confirm", {"password": PASSWORD})
     page = client.get("/account/mfa/totp/activate/").content.decode()
     (found,) = re.findall(r"<code>(\w{16,})</code>", page)
     client.post("/account/mfa/totp/activate/", {"code": code(found)})
-    assert client.get("/ops/").status_code == 200
-    assert other.get("/ops/").url.startswith("/account/mfa/reauthenticate/")
+    assert client.get("/operator/").status_code == 200
+    assert other.get("/operator/").url.startswith("/account/mfa/reauthenticate/")
     assert other.get("/api/operator/tenants").status_code == 403
 
 
 def test_a_code_of_a_device_that_was_removed_no_longer_counts(client, operator, secret):
     log_in(client)
     client.post("/account/mfa/authenticate/", {"code": code(secret)})
-    assert client.get("/ops/").status_code == 200
+    assert client.get("/operator/").status_code == 200
     Authenticator.objects.filter(user=operator).delete()
     TOTP.activate(operator, generate_totp_secret())
-    assert client.get("/ops/").url.startswith("/account/mfa/reauthenticate/")
+    assert client.get("/operator/").url.startswith("/account/mfa/reauthenticate/")
 
 
 def test_a_password_does_not_reauthenticate_who_has_a_second_factor(client):
@@ -232,26 +234,29 @@ def test_a_reset_password_opens_no_session(client, operator):
 
 def test_djangos_admin_is_off(client, operator):
     client.force_login(operator)
-    for url in ("/ops/raw/", "/ops/raw/login/", "/ops/raw/tenants/user/"):
+    for url in ("/operator/django-admin/", "/operator/django-admin/login/", "/operator/django-admin/tenants/user/"):
         assert client.get(url).status_code == 404
-    assert "Django admin" not in client.get("/ops/").content.decode()
+    assert "Django admin" not in client.get("/operator/").content.decode()
 
 
 @pytest.mark.urls(__name__)
 def test_where_it_is_on_its_login_is_the_consoles(client, operator):
-    assert client.get("/ops/raw/").url == "/ops/raw/login/?next=/ops/raw/"
-    assert client.get("/ops/raw/login/?next=/ops/raw/tenants/user/").url == "/login?next=/ops/raw/tenants/user/"
-    assert client.get("/ops/raw/login/?next=//evil.example/").url == "/login?next=/ops/raw/"
+    assert client.get("/operator/django-admin/").url == "/operator/django-admin/login/?next=/operator/django-admin/"
+    assert (
+        client.get("/operator/django-admin/login/?next=/operator/django-admin/tenants/user/").url
+        == "/login?next=/operator/django-admin/tenants/user/"
+    )
+    assert client.get("/operator/django-admin/login/?next=//evil.example/").url == "/login?next=/operator/django-admin/"
     for _ in range(3):
-        answer = client.post("/ops/raw/login/", {"username": EMAIL, "password": PASSWORD})
-        assert answer.url == "/login?next=/ops/raw/"
+        answer = client.post("/operator/django-admin/login/", {"username": EMAIL, "password": PASSWORD})
+        assert answer.url == "/login?next=/operator/django-admin/"
         assert not is_signed_in(client)
     client.force_login(operator)
-    assert "Django admin" in client.get("/ops/").content.decode()
-    assert client.post("/ops/raw/password_change/", {"old_password": "x"}).url == "/account/password"
+    assert "Django admin" in client.get("/operator/").content.decode()
+    assert client.post("/operator/django-admin/password_change/", {"old_password": "x"}).url == "/account/password"
     member = Client()
     member.force_login(User.objects.create_user("dev@example.com"))
-    assert member.get("/ops/raw/", follow=True).status_code == 404
+    assert member.get("/operator/django-admin/", follow=True).status_code == 404
 
 
 def test_the_settings_turn_it_on():
@@ -263,5 +268,5 @@ def test_the_settings_turn_it_on():
 @override_settings(OPERATORS_NEED_TOTP=True)
 def test_who_must_enroll_can_do_nothing_else(client, operator):
     log_in(client)
-    assert client.get("/ops/").url == "/account/mfa/totp/activate/"
+    assert client.get("/operator/").url == "/account/mfa/totp/activate/"
     assert client.get("/api/operator/tenants").json()["code"] == "totp_required"

@@ -25,16 +25,28 @@ from tests.frontend.screens.ops_health import speak
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
-PAGES = ("/ops/", "/ops/models/", "/ops/fleet/", "/ops/alerts/", "/ops/alerts/?show=budgets", "/ops/audit/")
+PAGES = (
+    "/operator/",
+    "/operator/models/",
+    "/operator/fleet/",
+    "/operator/alerts/",
+    "/operator/alerts/?show=budgets",
+    "/operator/audit/",
+)
 ACTIONS = (
-    *("/ops/models/m-0/cordon", "/ops/models/m-0/drain", "/ops/models/m-0/uncordon"),
-    *("/ops/fleet/costs/smollm2-135m", "/ops/quarantine/1/replay", "/ops/quarantine/1/dismiss", "/ops/audit/1"),
+    *("/operator/models/m-0/cordon", "/operator/models/m-0/drain", "/operator/models/m-0/uncordon"),
+    *(
+        "/operator/fleet/costs/smollm2-135m",
+        "/operator/quarantine/1/replay",
+        "/operator/quarantine/1/dismiss",
+        "/operator/audit/1",
+    ),
 )
 
 
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as client:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as client:
         client.flushdb()
         yield client
 
@@ -72,7 +84,13 @@ def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine
         assert client.get(address).status_code == 302, address  # to the log-in
     client.force_login(owner)
     remembered(client.session)
-    for address in (*PAGES, *ACTIONS, "/ops/panels/health", "/ops/models/panels/replicas", "/ops/audit/panels/log"):
+    for address in (
+        *PAGES,
+        *ACTIONS,
+        "/operator/panels/health",
+        "/operator/models/panels/replicas",
+        "/operator/audit/panels/log",
+    ):
         assert client.get(address).status_code == 404, address
         assert client.post(address, {"typed": "m-0", "why": "x", "amount": "1"}).status_code == 404, address
     assert Everybody(Cordon).count() == Everybody(MachineCost).count() == 0
@@ -97,13 +115,13 @@ def test_every_page_loads_without_the_broker(client: Client, monkeypatch: pytest
         monkeypatch.setattr(f"{name}.read_board", away)
     for address in PAGES:
         assert "did not load" not in client.get(address).content.decode(), address
-    assert "The broker does not answer" in client.get("/ops/").content.decode()
+    assert "The broker does not answer" in client.get("/operator/").content.decode()
 
 
 @pytest.mark.usefixtures("operator")
 def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.Redis) -> None:
     speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3)
-    address = "/ops/models/smollm2-135m-0"
+    address = "/operator/models/smollm2-135m-0"
     page = client.get(f"{address}/cordon").content.decode()
     assert "No other replica serves smollm2-135m" in page
     speak(broker, "smollm2-135m-1.bb", "smollm2-135m", running=0)
@@ -111,27 +129,27 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
     assert client.post(f"{address}/cordon", {"typed": "smollm2"}).status_code == 422
     assert Everybody(Cordon).count() == 0
     answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "why": "new disk"})
-    assert (answer.status_code, answer["Location"]) == (303, "/ops/models/")
+    assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
     entry = audited("worker.cordon")
     assert (entry.actor, entry.object_name, entry.after["why"]) == ("op@example.com", "smollm2-135m-0", "new disk")
-    shown = client.get("/ops/models/").content.decode()
+    shown = client.get("/operator/models/").content.decode()
     assert "Cordoned" in shown
     assert "new disk" in shown
     assert client.post(f"{address}/cordon", {"typed": "smollm2-135m-0"}).status_code == 422  # it is so already
     assert client.post(f"{address}/drain", {"typed": "smollm2-135m-0"}).status_code == 303
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"drain"}
     broker.hdel(REPLICAS_KEY, "smollm2-135m-0.aa")
-    assert "smollm2-135m-0 does not run" in client.get("/ops/models/").content.decode()
+    assert "smollm2-135m-0 does not run" in client.get("/operator/models/").content.decode()
     assert client.post(f"{address}/uncordon").status_code == 303
     assert not broker.exists(CORDONS_KEY)
     assert client.post(f"{address}/uncordon").status_code == 404
-    assert client.post("/ops/models/nobody/cordon", {"typed": "nobody"}).status_code == 404
+    assert client.post("/operator/models/nobody/cordon", {"typed": "nobody"}).status_code == 404
 
 
 @pytest.mark.usefixtures("operator", "broker")
 def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: UsageQuarantine) -> None:
-    address = f"/ops/quarantine/{aside.pk}"
+    address = f"/operator/quarantine/{aside.pk}"
     assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 302
     assert Everybody(UsageQuarantine).get().resolved_at is None
     remembered(client.session)
@@ -139,21 +157,21 @@ def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: 
     again = client.post(f"{address}/replay")
     assert again.status_code == 422
     assert "still cannot be settled" in again.content.decode()
-    assert "undecodable" in client.get("/ops/").content.decode()
+    assert "undecodable" in client.get("/operator/").content.decode()
     assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 303
     assert Everybody(UsageQuarantine).get().resolved_at is not None
     assert audited("quarantine.dismiss").after["why"] == "a stray script"
-    assert "Nothing is in quarantine" in client.get("/ops/").content.decode()
+    assert "Nothing is in quarantine" in client.get("/operator/").content.decode()
 
 
 @pytest.mark.usefixtures("operator", "broker")
 def test_what_a_machine_costs_is_set(client: Client) -> None:
     for wrong in ("", "much", "-1", "0.0000000001", "1e30"):
-        assert client.post("/ops/fleet/costs/smollm2-135m", {"amount": wrong}).status_code == 422, wrong
-    assert client.post("/ops/fleet/costs/smollm2-135m", {"amount": "$0.40"}).status_code == 303
+        assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": wrong}).status_code == 422, wrong
+    assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": "$0.40"}).status_code == 303
     assert Everybody(MachineCost).get().nano_per_hour == 400_000_000
     assert audited("machine_cost.set").after == {"model": "smollm2-135m", "nano_per_hour": 400_000_000}
-    assert client.get("/ops/fleet/costs/gpt-9").status_code == 404
+    assert client.get("/operator/fleet/costs/gpt-9").status_code == 404
 
 
 @pytest.mark.usefixtures("operator", "broker")
@@ -172,7 +190,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
         (found,) = re.findall(rf'rel="{rel}" href="([^"]+)"', page)
         return str(found).replace("&amp;", "&")
 
-    first, page = names("/ops/audit/?tenant=acme&verb=key")
+    first, page = names("/operator/audit/?tenant=acme&verb=key")
     assert [name[:5] for name in first] == ["key 6", "key 5", "key 4"]
     assert 'rel="prev"' not in page
     actions.do_create_api_key(only_project(acme), "key 7")  # does not move what comes next
@@ -185,11 +203,11 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
     assert [name[:5] for name in back] == ["key 6", "key 5", "key 4"]
     newest, page = names(link(page, "prev"))
     assert [name[:5] for name in newest] == ["key 7"]
-    assert names("/ops/audit/?tenant=lab&verb=key")[0] == [newest_of(lab)]
+    assert names("/operator/audit/?tenant=lab&verb=key")[0] == [newest_of(lab)]
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).date()
-    assert names(f"/ops/audit/?from={tomorrow}")[0] == []
+    assert names(f"/operator/audit/?from={tomorrow}")[0] == []
     for nonsense in ("from=yesterday", "before=%00", "before=99999999999999999999", "after=-1", "tenant=%00"):
-        assert client.get(f"/ops/audit/?{nonsense}").status_code == 200, nonsense
+        assert client.get(f"/operator/audit/?{nonsense}").status_code == 200, nonsense
 
 
 def newest_of(tenant: Any) -> str:
@@ -201,10 +219,10 @@ def test_an_entry_says_before_and_after(client: Client) -> None:
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_update_tenant(tenant, name="<b>Acme</b> Ltd")
     entry = audited("tenant.update")
-    page = client.get(f"/ops/audit/{entry.pk}").content.decode()
+    page = client.get(f"/operator/audit/{entry.pk}").content.decode()
     assert "<del>Acme</del>" in page
     assert "<ins>&lt;b&gt;Acme&lt;/b&gt; Ltd</ins>" in page
-    assert client.get("/ops/audit/999999").status_code == 404
+    assert client.get("/operator/audit/999999").status_code == 404
 
 
 @pytest.mark.usefixtures("operator", "broker")
@@ -214,7 +232,7 @@ def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable
         given = {"kind": "settler", "urgent": True, "opened_at": now - timedelta(hours=2)}
         HealthEvent.objects.create(subject="", title="No settler runs", closed_at=now, **given)
         HealthEvent.objects.create(subject="1", title="Another thing", **given)
-    both, only = (client.get(f"/ops/alerts/{query}").content.decode() for query in ("", "?state=open"))
+    both, only = (client.get(f"/operator/alerts/{query}").content.decode() for query in ("", "?state=open"))
     assert "No settler runs" in both
     assert "Another thing" in both
     assert "No settler runs" not in only
@@ -223,6 +241,6 @@ def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable
 
 @pytest.mark.usefixtures("operator")
 def test_a_model_is_found_by_its_name(client: Client) -> None:
-    page = client.get("/ops/search?q=MiniLM").content.decode()
-    assert "/ops/fleet/?model=all-minilm-l6-v2" in page
+    page = client.get("/operator/search?q=MiniLM").content.decode()
+    assert "/operator/fleet/?model=all-minilm-l6-v2" in page
     assert "smollm2" not in page

@@ -22,26 +22,26 @@ def operator(client) -> User:
 
 
 def test_it_rejects_who_is_no_operator(client):
-    assert client.get("/ops/tenants/").url == "/login?next=/ops/tenants/"
+    assert client.get("/operator/tenants/").url == "/login?next=/operator/tenants/"
     owner = User.objects.create_user("owner@example.com")
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
     client.force_login(owner)
-    assert client.get("/ops/tenants/").status_code == 404
-    assert client.get("/ops/raw/").url.startswith("/ops/raw/login/")
+    assert client.get("/operator/tenants/").status_code == 404
+    assert client.get("/operator/django-admin/").url.startswith("/operator/django-admin/login/")
 
 
 def test_the_raw_admin_works_and_is_read_only(client, operator):
     tenant = actions.do_create_tenant("acme", "Acme")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
     for path in ("", "tenants/user/", "tenants/tenant/", "tenants/project/", "tenants/membership/", "tenants/apikey/"):
-        assert client.get(f"/ops/raw/{path}").status_code == 200, path
+        assert client.get(f"/operator/django-admin/{path}").status_code == 200, path
     for kind, row in (("apikey", key), ("tenant", tenant), ("project", key.project), ("user", operator)):
-        assert client.get(f"/ops/raw/tenants/{kind}/{row.pk}/change/").status_code == 200, kind
-    page = client.get(f"/ops/raw/tenants/apikey/{key.pk}/change/").content.decode()
+        assert client.get(f"/operator/django-admin/tenants/{kind}/{row.pk}/change/").status_code == 200, kind
+    page = client.get(f"/operator/django-admin/tenants/apikey/{key.pk}/change/").content.decode()
     assert key.prefix in page
     assert "key_hash" not in page
-    assert client.post(f"/ops/raw/tenants/apikey/{key.pk}/change/", {"name": "other"}).status_code == 403
-    assert client.post(f"/ops/raw/tenants/tenant/{tenant.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert client.post(f"/operator/django-admin/tenants/apikey/{key.pk}/change/", {"name": "other"}).status_code == 403
+    assert client.post(f"/operator/django-admin/tenants/tenant/{tenant.pk}/delete/", {"post": "yes"}).status_code == 403
 
 
 def test_all_else_in_the_raw_admin_is_read_only(client, operator):
@@ -54,7 +54,7 @@ def test_all_else_in_the_raw_admin_is_read_only(client, operator):
     assert {f"billing.{name}" for name in money} | {"tenants.auditentry"} <= kinds
     assert not kinds & {"socialaccount.socialtoken", "socialaccount.socialapp", "auth.group"}
     for kind in sorted(kinds):
-        url = f"/ops/raw/{kind.replace('.', '/')}/"
+        url = f"/operator/django-admin/{kind.replace('.', '/')}/"
         assert client.get(url).status_code == 200, kind
         assert client.get(f"{url}add/").status_code == 403, kind
         assert client.post(f"{url}add/", {}).status_code == 403, kind
@@ -68,12 +68,12 @@ def test_money_and_the_audit_log_cannot_be_changed_by_the_raw_admin(client, oper
     budget = do_make_budget(tenant, name="All of it", unit="money", period="month", amount=5)
     entry = Everybody(AuditEntry).order_by("id")[0]
     for kind, row in (("billing/budget", budget), ("tenants/auditentry", entry)):
-        url = f"/ops/raw/{kind}/{row.pk}"
+        url = f"/operator/django-admin/{kind}/{row.pk}"
         assert client.get(f"{url}/change/").status_code == 200
         assert client.post(f"{url}/change/", {"amount": "6", "verb": "x"}).status_code == 403
         assert client.post(f"{url}/delete/", {"post": "yes"}).status_code == 403
         selected = {"action": "delete_selected", "_selected_action": str(row.pk), "post": "yes"}
-        client.post(f"/ops/raw/{kind}/", selected)
+        client.post(f"/operator/django-admin/{kind}/", selected)
     assert Everybody(Budget).get(pk=budget.pk).amount == 5
     assert Everybody(AuditEntry).filter(pk=entry.pk)
 
@@ -82,12 +82,14 @@ def test_people_and_second_factors_are_read_only_and_no_secret_is_shown(client, 
     person = User.objects.create_user("dev@example.com", "correct horse battery staple")
     lost = Authenticator.objects.create(user=person, type="totp", data={"secret": "hush-hush"})
     for kind, row in (("mfa/authenticator", lost), ("tenants/user", person)):
-        url = f"/ops/raw/{kind}/{row.pk}"
+        url = f"/operator/django-admin/{kind}/{row.pk}"
         page = client.get(f"{url}/change/").content.decode()
         assert "hush" not in page and person.password not in page
         for verb in ("change", "delete"):
             assert client.post(f"{url}/{verb}/", {"post": "yes", "is_staff": "on"}).status_code == 403
-    assert client.post(f"/ops/raw/tenants/user/{person.pk}/password/", {"password1": "x"}).status_code in (302, 404)
+    assert client.post(
+        f"/operator/django-admin/tenants/user/{person.pk}/password/", {"password1": "x"}
+    ).status_code in (302, 404)
     person.refresh_from_db()
     assert not person.is_staff and person.check_password("correct horse battery staple")
     assert Authenticator.objects.exists()

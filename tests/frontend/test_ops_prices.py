@@ -76,9 +76,9 @@ def log_in(user: User) -> Client:
 
 def test_a_form_drafts_every_digit(client, operator):
     sent = {"model": "m", "tier": "batch", "uncached": "0.123456789", "output": "15", "note": "cheap"}
-    made = client.post("/ops/prices/model", sent)
+    made = client.post("/operator/prices/model", sent)
     version = newest()
-    assert (made.status_code, made.url) == (303, f"/ops/prices/{version.pk}/")
+    assert (made.status_code, made.url) == (303, f"/operator/prices/{version.pk}/")
     assert (version.book.name, version.created_by, version.note) == ("list", operator, "cheap")
     assert {(one.tier, one.component, one.nano_per_million) for one in parse(version.body).prices} == {
         (Tier.BATCH, Component.UNCACHED, 123_456_789),
@@ -93,23 +93,24 @@ def test_a_form_drafts_every_digit(client, operator):
 )
 def test_a_form_refuses(client, operator, wrong):
     assert (
-        client.post("/ops/prices/model", {"model": "m", "tier": "standard", "output": "1"} | wrong).status_code == 422
+        client.post("/operator/prices/model", {"model": "m", "tier": "standard", "output": "1"} | wrong).status_code
+        == 422
     )
     assert drafts() == 0
 
 
 def test_a_form_begins_with_what_is_in_force(client, operator):
     put(price("m", "2.5"))
-    page = client.get("/ops/prices/model?model=m").content.decode()
+    page = client.get("/operator/prices/model?model=m").content.decode()
     assert 'value="2.50"' in page
-    assert "/ops/prices/model?book=list&amp;model=m" in client.get("/ops/prices/").content.decode()
+    assert "/operator/prices/model?book=list&amp;model=m" in client.get("/operator/prices/").content.decode()
 
 
 def test_bands_are_changed_as_csv(client, operator):
     put(price("m", "2", until_tokens=200_001), price("m", "4", from_tokens=200_001))
-    assert "/ops/prices/csv?book=list&amp;model=m" in client.get("/ops/prices/").content.decode()
-    text = client.get("/ops/prices/csv?model=m").context["form"].initial["text"]
-    assert client.post("/ops/prices/csv", {"text": text, "withdrawn": "old,flex\nolder"}).status_code == 303
+    assert "/operator/prices/csv?book=list&amp;model=m" in client.get("/operator/prices/").content.decode()
+    text = client.get("/operator/prices/csv?model=m").context["form"].initial["text"]
+    assert client.post("/operator/prices/csv", {"text": text, "withdrawn": "old,flex\nolder"}).status_code == 303
     drafted = parse(newest().body)
     assert {(one.nano_per_million, one.from_tokens) for one in drafted.prices} == {(2 * 10**9, 0), (4 * 10**9, 200_001)}
     assert set(drafted.withdrawn) == {("old", Tier.FLEX), ("older", Tier.STANDARD)}
@@ -117,10 +118,10 @@ def test_bands_are_changed_as_csv(client, operator):
 
 def test_a_csv_is_uploaded(client, operator, acme):
     file = SimpleUploadedFile("p.csv", b"model,tier,component,usd_per_million\nm,,output,3\n")
-    assert client.post("/ops/prices/csv", {"file": file, "tenant": "acme"}).status_code == 303
+    assert client.post("/operator/prices/csv", {"file": file, "tenant": "acme"}).status_code == 303
     assert newest().tenant_id == acme.pk
     wrong = SimpleUploadedFile("p.csv", b"model,tier,component,usd_per_million\nm,,outputs,3\n")
-    answer = client.post("/ops/prices/csv", {"file": wrong})
+    answer = client.post("/operator/prices/csv", {"file": wrong})
     assert (answer.status_code, "line 2" in answer.content.decode()) == (422, True)
 
 
@@ -131,28 +132,28 @@ def test_the_public_file_is_read_and_what_is_left_out_is_listed(client, operator
         "pictures": {"output_cost_per_image": 0.04},
     }
     file = SimpleUploadedFile("prices.json", json.dumps(content).encode())
-    page = client.post("/ops/prices/import", {"file": file})
+    page = client.post("/operator/prices/import", {"file": file})
     shown = page.content.decode()
     assert "Not whole nano-USD, left out" in shown
     assert "odd: output_cost_per_token = " in shown
     assert "pictures" in shown
     assert drafts() == 0
     text = page.context["form"].initial["text"]
-    assert client.post("/ops/prices/csv", {"text": text}).status_code == 303
+    assert client.post("/operator/prices/csv", {"text": text}).status_code == 303
     assert {one.model for one in parse(newest().body).prices} == {"one", "odd"}
     for wrong in (b"[]", b"\xff", b"{"):
         file = SimpleUploadedFile("prices.json", wrong)
-        assert client.post("/ops/prices/import", {"file": file}).status_code == 422
+        assert client.post("/operator/prices/import", {"file": file}).status_code == 422
 
 
 def test_the_difference_is_against_what_is_in_force(client, operator):
     put(price("m", "2"), price("m", "1", Component.UNCACHED), price("m", "5", Component.CACHE_READ))
     version = draft(price("m", "3"), price("m", "1", Component.UNCACHED), price("n", "7"))
-    page = client.get(f"/ops/prices/{version.pk}/panels/diff").content.decode()
+    page = client.get(f"/operator/prices/{version.pk}/panels/diff").content.decode()
     for said in ("$2.00", "$3.00", "+50.0%", "new", "ends", "1 stay"):
         assert said in page, said
     published = do_publish_prices(version, by=None)
-    assert client.get(f"/ops/prices/{published.pk}/panels/diff").content.decode() == page
+    assert client.get(f"/operator/prices/{published.pk}/panels/diff").content.decode() == page
 
 
 def test_last_month_is_rated_again(client, operator, acme, use):
@@ -163,7 +164,7 @@ def test_last_month_is_rated_again(client, operator, acme, use):
         sheet = CompiledSheet.objects.get(model="m")
     use(acme, model="m", output=1_000_000, at=last_month()[0] + timedelta(days=1), price_version=sheet.pk)
     version = draft(price("m", "3"))
-    page = client.get(f"/ops/prices/{version.pk}/panels/preview").content.decode()
+    page = client.get(f"/operator/prices/{version.pk}/panels/preview").content.decode()
     assert 'value="2.00"' in page
     assert 'value="3.00"' in page
     assert "Acme" in page
@@ -171,13 +172,13 @@ def test_last_month_is_rated_again(client, operator, acme, use):
 
 def test_one_publishes_what_another_drafted(client, operator, second, acme):
     version = draft(price("m", "3"), created_by=operator)
-    url = f"/ops/prices/{version.pk}/publish"
+    url = f"/operator/prices/{version.pk}/publish"
     typed = {"typed": f"publish {version.pk}"}
     own = client.post(url, typed)
     assert (own.status_code, "Another person than the author" in own.content.decode()) == (422, True)
-    assert url not in client.get(f"/ops/prices/{version.pk}/").content.decode()
+    assert url not in client.get(f"/operator/prices/{version.pk}/").content.decode()
     other = log_in(second)
-    assert url in other.get(f"/ops/prices/{version.pk}/").content.decode()
+    assert url in other.get(f"/operator/prices/{version.pk}/").content.decode()
     assert other.post(url, {"typed": "publish"}).status_code == 422
     assert other.post(url, typed).status_code == 303
     assert other.post(url, typed).status_code == 422
@@ -188,35 +189,35 @@ def test_one_publishes_what_another_drafted(client, operator, second, acme):
 
 def test_a_scheduled_version_waits(client, operator):
     soon = (datetime.now(UTC) + timedelta(days=3)).strftime("%Y-%m-%d 08:30")
-    client.post("/ops/prices/model", {"model": "m", "tier": "standard", "output": "1", "since": soon})
+    client.post("/operator/prices/model", {"model": "m", "tier": "standard", "output": "1", "since": soon})
     version = newest()
     assert version.effective_from is not None
     assert f"{version.effective_from:%Y-%m-%d %H:%M}" == soon
     do_publish_prices(version, by=None)
-    page = client.get("/ops/prices/").content.decode()
+    page = client.get("/operator/prices/").content.decode()
     assert "Scheduled" in page
     assert "Nothing is priced here" in page
 
 
 def test_a_draft_is_given_up(client, operator):
     version = draft(price("m", "3"), created_by=operator)
-    assert client.post(f"/ops/prices/{version.pk}/discard", {"typed": f"discard {version.pk}"}).status_code == 303
+    assert client.post(f"/operator/prices/{version.pk}/discard", {"typed": f"discard {version.pk}"}).status_code == 303
     assert newest().state == PriceVersion.State.DISCARDED
-    assert client.get(f"/ops/prices/{version.pk}/publish").status_code == 200
-    assert client.get("/ops/prices/999999/").status_code == 404
-    assert client.get("/ops/prices/?book=none").status_code == 404
+    assert client.get(f"/operator/prices/{version.pk}/publish").status_code == 200
+    assert client.get("/operator/prices/999999/").status_code == 404
+    assert client.get("/operator/prices/?book=none").status_code == 404
 
 
 def test_publishing_asks_who_it_is(client, second):
     client.force_login(second)
     version = draft(price("m", "3"))
     for verb in ("publish", "discard"):
-        assert client.post(f"/ops/prices/{version.pk}/{verb}").url.startswith("/account/confirm?")
+        assert client.post(f"/operator/prices/{version.pk}/{verb}").url.startswith("/account/confirm?")
 
 
 def test_the_palette_finds_models(client, operator):
     put(price("long-reader", "2"))
-    assert "/ops/prices/?q=long-reader" in client.get("/ops/search?q=reader").content.decode()
+    assert "/operator/prices/?q=long-reader" in client.get("/operator/search?q=reader").content.decode()
 
 
 def page_of(context: BrowserContext, served: str, user: User) -> Page:
@@ -231,7 +232,7 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
 ):
     """One operator drafts, another publishes, and reads it in the tenant's console, where nothing can be done."""
     first = page_of(window(base_url=served), served, operator)
-    first.goto("/ops/prices/model")
+    first.goto("/operator/prices/model")
     first.get_by_label("Model", exact=True).fill("new-model")
     first.get_by_label("Output", exact=True).fill("0.123456789")
     first.get_by_role("button", name="Draft").click()

@@ -37,41 +37,41 @@ def test_users_are_listed_searched_and_filtered(client, operator, dev):
     actions.do_deactivate_user(User.objects.create_user("left@example.com"))
 
     def found(query: str) -> set[str]:
-        page = client.get(f"/ops/users/{query}").content.decode()
-        return {user.email for user in User.objects.all() if f"/ops/users/{user.pk}/" in page}
+        page = client.get(f"/operator/users/{query}").content.decode()
+        return {user.email for user in User.objects.all() if f"/operator/users/{user.pk}/" in page}
 
     assert found("") == {"op@example.com", "dev@example.com", "left@example.com"}
     assert found("?q=eloper") == found("?q=DEV@") == {"dev@example.com"}
     assert found("?show=operators") == {"op@example.com"}
     assert found("?show=deactivated") == {"left@example.com"}
     assert found("?show=unprotected") == {"op@example.com"}
-    assert "No user matches" in client.get("/ops/users/?q=zzz").content.decode()
-    assert f"/ops/users/{dev.pk}/" in client.get("/ops/search?q=eloper").content.decode()
+    assert "No user matches" in client.get("/operator/users/?q=zzz").content.decode()
+    assert f"/operator/users/{dev.pk}/" in client.get("/operator/search?q=eloper").content.decode()
 
 
 def test_one_user_is_shown_with_tenants_and_changes(client, operator, dev):
     actions.do_deactivate_user(dev)
-    page = client.get(f"/ops/users/{dev.pk}/").content.decode()
+    page = client.get(f"/operator/users/{dev.pk}/").content.decode()
     for text in ("Dev Eloper", "Acme", "Developer", "user.deactivate", "Reactivate", "Remove second factor"):
         assert text in page, text
     assert "hush" not in page
-    assert client.get("/ops/users/99999999/").status_code == 404
+    assert client.get("/operator/users/99999999/").status_code == 404
 
 
 def test_ones_own_page_offers_nothing(client, operator, dev):
-    page = client.get(f"/ops/users/{operator.pk}/").content.decode()
+    page = client.get(f"/operator/users/{operator.pk}/").content.decode()
     assert "This is your own login" in page
     assert not [verb for verb in VERBS if f"/{verb}" in page]
-    answer = client.post(f"/ops/users/{operator.pk}/deactivate", {"typed": operator.email})
+    answer = client.post(f"/operator/users/{operator.pk}/deactivate", {"typed": operator.email})
     assert answer.status_code == 422
     assert "Ask another operator" in answer.content.decode()
 
 
 def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
     for verb in ("grant-operator", "revoke-operator", "remove-second-factor", "deactivate", "reactivate"):
-        url = f"/ops/users/{dev.pk}/{verb}"
+        url = f"/operator/users/{dev.pk}/{verb}"
         assert client.post(url, {"typed": "other@example.com"}).status_code == 422
-        assert client.post(url, {"typed": dev.email}).url == f"/ops/users/{dev.pk}/"
+        assert client.post(url, {"typed": dev.email}).url == f"/operator/users/{dev.pk}/"
     rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
     assert [row.verb.removeprefix("user.") for row in rows] == [
         *("grant_operator", "revoke_operator", "second_factor_removed", "deactivate", "reactivate")
@@ -88,10 +88,10 @@ def test_actions_need_reauthentication_and_are_not_there_for_members(client, ope
     member = Client()
     member.force_login(dev)
     for verb in VERBS:
-        url = f"/ops/users/{dev.pk}/{verb}"
+        url = f"/operator/users/{dev.pk}/{verb}"
         assert client.post(url, {"typed": dev.email}).url.startswith("/account/")
         assert member.get(url).status_code == member.post(url, {"typed": dev.email}).status_code == 404
-    assert member.get("/ops/users/").status_code == member.get(f"/ops/users/{dev.pk}/").status_code == 404
+    assert member.get("/operator/users/").status_code == member.get(f"/operator/users/{dev.pk}/").status_code == 404
 
 
 @pytest.mark.browser
@@ -102,7 +102,7 @@ def test_an_operator_finds_a_user_and_deactivates_them(opened, served, window):
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), dev, "developer")
     theirs = opened("dev@example.com", "/t/acme/")
     expect(theirs.get_by_role("heading", level=1)).to_be_visible()
-    page = opened("op@example.com", "/ops/users/")
+    page = opened("op@example.com", "/operator/users/")
     page.get_by_label("Name or email address").fill("eloper")
     page.get_by_label("Name or email address").press("Enter")
     listed = page.get_by_role("region", name="Users")

@@ -112,11 +112,11 @@ def test_a_webhook_is_tested_disabled_and_replayed(acme):
     root = f"/t/acme/webhooks/{endpoint.pk}"
     client.post(f"{root}/test")
     (delivery,) = of(WebhookDelivery, acme)
-    client.post(f"{root}/switch")
+    client.post(f"{root}/toggle")
     assert of(WebhookDelivery, acme)[0].state == "failed"
     replay = f"/t/acme/webhooks/deliveries/{delivery.pk}/replay"
     assert "disabled" in client.post(replay).content.decode()
-    client.post(f"{root}/switch")
+    client.post(f"{root}/toggle")
     assert client.post(replay).status_code == 303
     assert of(WebhookDelivery, acme)[0].state == "pending"
     assert client.post(f"{root}/delete", {"typed": "x.example"}).status_code == 303

@@ -87,7 +87,7 @@ def test_a_panel_leads_the_page_to_the_log_in(client, acme):
 
 def test_an_operator_says_why_first(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com"))
-    assert client.get("/t/acme/").url == f"/ops/tenants/{acme.pk}/view?next=%2Ft%2Facme%2F"
+    assert client.get("/t/acme/").url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2F"
 
 
 def test_who_may_see_no_keys_sees_none(client, acme, use):
@@ -102,7 +102,7 @@ def test_who_may_see_no_keys_sees_none(client, acme, use):
 def test_empty_shows_what_to_type(client, acme, member):
     _, secret = actions.do_create_api_key(only_project(acme), "k")
     page = page_of(client)
-    assert "Bearer $MILLRACE_KEY" in page
+    assert "Bearer $MILLRACE_API_KEY" in page
     assert secret[:12] not in page
     assert f"{platform_settings().base_url}/v1/chat/completions" in page
     assert "smollm2-135m" in page

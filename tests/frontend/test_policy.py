@@ -14,7 +14,7 @@ from tenants import actions
 from tenants.models import User
 
 pytestmark = pytest.mark.django_db
-PATHS = ("/login", "/ops/", "/t/acme/")
+PATHS = ("/login", "/operator/", "/t/acme/")
 
 
 @pytest.fixture

@@ -89,8 +89,8 @@ def test_another_tenants_address_is_not_found(world, route, names):
 
 def test_every_screen_of_the_sidebar_is_registered(world):
     """Whatever an owner or operator can go to is looked at by the tests above."""
-    for who, start in (("owner", f"/t/{SLUGS['populated']}/"), ("operator", "/ops/")):
+    for who, start in (("owner", f"/t/{SLUGS['populated']}/"), ("operator", "/operator/")):
         found = re.findall(r'<a href="([^"]+)" data-letter', logged_in(world, who).get(start).content.decode())
         known = {screen.address(world, "populated").partition("?")[0] for screen in FULL if screen.who == who}
         assert found
-        assert {url for url in found if not url.startswith("/ops/raw/")} <= known
+        assert {url for url in found if not url.startswith("/operator/django-admin/")} <= known

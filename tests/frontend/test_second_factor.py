@@ -128,14 +128,14 @@ def test_stepping_up_works(client, user, totp):
 def test_operators_may_be_made_to_enrol(client):
     User.objects.create_superuser("dev@example.com", PASSWORD)
     log_in(client)
-    assert client.get("/ops/").status_code == 200
+    assert client.get("/operator/").status_code == 200
     with override_settings(OPERATORS_NEED_TOTP=True):
-        for path in ("/ops/", "/", "/ops/users/"):
+        for path in ("/operator/", "/", "/operator/users/"):
             assert client.get(path).url == "/account/mfa/totp/activate/", path
         refused = client.get("/api/operator/tenants")
         assert (refused.status_code, refused.json()["code"]) == (403, "totp_required")
         enrol(client)
-        assert client.get("/ops/").status_code == 200
+        assert client.get("/operator/").status_code == 200
         assert client.get("/api/operator/tenants").status_code == 200
 
 

@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
     """The throttle by a clock that stands still until the test moves it."""
     cache.clear()
     clock = Clock()
-    throttle = Throttle(redis.Redis.from_url(platform_settings().broker_url), clock)
+    throttle = Throttle(redis.Redis.from_url(platform_settings().valkey_url), clock)
     monkeypatch.setattr(throttling, "throttle", lambda: throttle)
     return clock
 

@@ -80,7 +80,7 @@ urlpatterns = [
     path("", include((console, None))),
     path("t/<slug:slug>/rename", rename, name="trial-rename"),
     path("t/<slug:slug>/books", books, name="trial-books"),
-    path("ops/grave", grave, name="trial-grave"),
+    path("operator/grave", grave, name="trial-grave"),
     PANELS.tenant_url("t/<slug:slug>/trial/"),
     path("api/docs/", lambda request: HttpResponse(), name="docs"),
 ]
@@ -111,7 +111,7 @@ def test_another_method_is_not_allowed(client, acme):
 
 def test_operators_pages_are_not_there_for_others(client, acme):
     join(client, acme, "owner")
-    assert client.get("/ops/grave").status_code == 404
+    assert client.get("/operator/grave").status_code == 404
 
 
 def test_a_form_waits_for_a_proof_and_is_then_carried_out(client, acme):
@@ -174,8 +174,8 @@ def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
 
 def test_operators_are_asked_too(client):
     client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
-    assert client.get("/ops/grave").status_code == 200
-    assert client.post("/ops/grave").url.startswith("/account/confirm?")
+    assert client.get("/operator/grave").status_code == 200
+    assert client.post("/operator/grave").url.startswith("/account/confirm?")
 
 
 def test_a_dialog_gets_the_inside_alone_and_leads_the_page_on(client, acme):
@@ -269,7 +269,7 @@ def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch)
 
 def test_operators_find_tenants(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com"))
-    assert f"/ops/tenants/{acme.pk}/" in client.get("/ops/search?q=acm").content.decode()
+    assert f"/operator/tenants/{acme.pk}/" in client.get("/operator/search?q=acm").content.decode()
 
 
 def test_a_member_of_two_can_switch(client, acme):

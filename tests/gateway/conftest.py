@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[redis.Redis]:
-    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"], socket_timeout=60)
+    client = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"], socket_timeout=60)
     await client.flushdb()
     yield client
     await client.aclose()

@@ -152,14 +152,14 @@ async def house(
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
         "MILLRACE_MODELS": f"{MODEL}=embedded",
-        "MILLRACE_REQUEST_SECONDS": str(longest),
+        "MILLRACE_REQUEST_TIMEOUT_SECONDS": str(longest),
         "HOUSE_LEASE": str(lease),
         "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
         "HOUSE_RECALL": str(recall or budget_admission.REVOKE_LEASES_SECONDS),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
     }
     started: dict[str, GatewayProcess] = {}
-    settler = _start("manage.py", "settle", "--name", "house", environ=environ)
+    settler = _start("manage.py", "run_settler", "--name", "house", environ=environ)
     worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL))
     working = asyncio.create_task(worker.run())
     try:

@@ -105,7 +105,7 @@ class Meeting:
     name: str = field(default_factory=lambda: f"meeting:{secrets.token_hex(8)}")
 
     async def all_have_come(self, to: str) -> None:
-        async with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
+        async with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
             come = await broker.incr(f"{self.name}:{to}")
             while come < self.number:
                 await asyncio.sleep(0.01)
@@ -121,7 +121,7 @@ def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:
 @asynccontextmanager
 async def purse(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> AsyncIterator[Purse]:
     """A gateway's money; it is not returned at the end: the gateway just dies."""
-    broker = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    broker = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
         await pool.wait(timeout=30)
         store = BudgetLeaseStore(pool, name, REQUEST_SECONDS)

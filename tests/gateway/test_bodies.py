@@ -23,9 +23,9 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import RequestBody
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.feedback import SubmitFeedback
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Unknown
 from millrace.gateway.http.endpoints.messages import CountTokens
-from millrace.gateway.http.endpoints.outcomes import ReportOutcome
 from millrace.gateway.prompt_processes import prompt_reader
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
@@ -113,7 +113,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(
         keys=Keys(key_of()),
         live=ActiveRequests(),
-        settings=SimpleNamespace(max_body_bytes=2 * 2**20),
+        settings=SimpleNamespace(max_request_body_bytes=2 * 2**20),
         metrics=SimpleNamespace(requests=counted),
         admission=SimpleNamespace(standing=standing),
         recorder=SimpleNamespace(end=lambda *_, **__: None),
@@ -143,7 +143,7 @@ async def call(consumer: type[HttpConsumer], connection: Connection, method: str
         (ChatCompletions, "POST", {"authorization": ""}, 401),
         (ChatCompletions, "PUT", {}, 405),
         (CountTokens, "POST", {"authorization": "Bearer sk-mr-wrong"}, 401),
-        (ReportOutcome, "POST", {"authorization": "Bearer sk-mr-wrong"}, 401),
+        (SubmitFeedback, "POST", {"authorization": "Bearer sk-mr-wrong"}, 401),
         (Unknown, "POST", {}, 404),
     ],
 )
@@ -191,13 +191,13 @@ async def test_a_client_that_waits_is_not_waited_for_without_end(
 
 
 async def test_a_declared_body_that_is_too_large_is_not_received(gateway: SimpleNamespace) -> None:
-    connection = await call(ReportOutcome, Connection(BODY_BYTES))
+    connection = await call(SubmitFeedback, Connection(BODY_BYTES))
     assert (connection.status, connection.code, connection.received_before_answer) == (413, "request_too_large", 0)
 
 
 async def test_a_chunked_body_is_received_up_to_its_bound(gateway: SimpleNamespace) -> None:
     connection = Connection(BODY_BYTES, **{"content-length": "", "transfer-encoding": "chunked"})
-    await call(ReportOutcome, connection)
+    await call(SubmitFeedback, connection)
     assert connection.status == 413
     assert connection.received_before_answer == len(PIECE)
 

@@ -141,7 +141,7 @@ def test_the_answer_names_gateways_that_have_not_applied_it(
     def post() -> Any:
         return client.post("/api/budgets", fields, content_type="application/json", headers=headers)
 
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as valkey:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as valkey:
         valkey.flushdb()
         valkey.sadd(GATEWAYS_KEY, "gw-silent", "gw-gone")
         valkey.set(gateway_heartbeat_key("gw-silent"), b"", ex=60)

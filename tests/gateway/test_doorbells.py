@@ -22,7 +22,7 @@ QUEUE = replica_queue("r1")
 @pytest.fixture
 def rung() -> Iterator[tuple[list[Any], threading.Event]]:
     """What a worker with the real worker's settings was told."""
-    url = os.environ["MILLRACE_BROKER_URL"]
+    url = os.environ["MILLRACE_VALKEY_URL"]
     redis.Redis.from_url(url).flushdb()
     app = Celery("test", broker=url, set_as_current=False)
     app.conf.update(accept_content=["json"], task_acks_late=True, worker_prefetch_multiplier=1)
@@ -47,7 +47,7 @@ def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
     queue, messages = maker.make("r1", doorbells)
     assert queue == QUEUE
     assert len(messages) == 2
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
         broker.lpush(queue, *messages)
         assert enough.wait(60)
         # Acknowledged, none is left to be delivered again.

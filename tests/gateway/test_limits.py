@@ -151,7 +151,7 @@ async def test_what_was_not_used_comes_back(admit: Any) -> None:
 
 async def test_cache_reads_cost_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
-    gate = RateLimitAdmission(broker, cache_read_percent=25)
+    gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
     await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
     ticket = await gate.admit(make_demand(key, "b", prompt=0 + 1))
     assert header(ticket, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
@@ -329,7 +329,7 @@ async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as pool:
         barrier = manager.Barrier(2)
-        url = os.environ["MILLRACE_BROKER_URL"]
+        url = os.environ["MILLRACE_VALKEY_URL"]
         futures = [pool.submit(_one_gateway, url, name, barrier) for name in ("gw-a", "gw-b")]
         first, second = [await asyncio.wrap_future(future) for future in futures]
     assert [a + b for a, b in zip(first, second, strict=True)] == [LIMIT] * ROUNDS

@@ -137,7 +137,7 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
 
     async def nothing() -> None: ...
 
-    settings = SimpleNamespace(metrics_token=token, max_body_bytes=10)
+    settings = SimpleNamespace(metrics_token=token, max_request_body_bytes=10)
     gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_settler_status=nothing)
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: gateway)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "client": (client, 1)}

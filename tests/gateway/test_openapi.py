@@ -19,7 +19,7 @@ from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec, Writer
-from millrace.gateway.http.endpoints import batches, files, message_batches, outcomes
+from millrace.gateway.http.endpoints import batches, feedback, files, message_batches
 from millrace.gateway.protocols.anthropic.messages import CountBody, MessagesBody
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI
@@ -47,7 +47,7 @@ BODIES = [
     ("MessagesBody", MessagesBody, "anthropic", "CreateMessageParams"),
     ("CountBody", CountBody, "anthropic", "CountMessageTokensParams"),
     ("MessageBatchBody", message_batches.MessageBatchBody, "anthropic", "CreateMessageBatchParams"),
-    ("OutcomeBody", outcomes.OutcomeBody, None, ""),
+    ("FeedbackBody", feedback.FeedbackBody, None, ""),
 ]
 # Operation of OpenAI's examples -> the schema of ours that each must match.
 EXAMPLES = {

@@ -18,7 +18,7 @@ MACHINE = Machine("0.1.0", "cpu", 4, "bfloat16", 8192, 32)
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
     """The tests' Valkey, empty."""
-    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    client = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     client.flushdb()
     yield client
     client.close()

@@ -89,7 +89,7 @@ def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -
 @pytest.mark.usefixtures("well")
 def test_who_waits_long(broker: redis.Redis) -> None:
     broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
-    longest = platform_settings().queue_seconds * 1000
+    longest = platform_settings().queue_timeout_seconds * 1000
     batch = QueueDepth("m", True, 900, 10 * longest)
     for waited, kinds in ((longest // 3, []), (longest // 2, [Kind.QUEUE])):
         told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
@@ -175,7 +175,7 @@ def test_reconciliation_that_does_not_run() -> None:
 
 @pytest.mark.usefixtures("well")
 def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = ProcessFile(platform_settings().state_dir)
+    file = ProcessFile(platform_settings().data_dir)
     monkeypatch.setattr(os, "getppid", os.getpid)  # so that this process is its own supervisor
     down = ProcessState("worker-m", False, 4, "killed by SIGKILL", time.monotonic() + 8)
     file.publish([down, ProcessState("web", True, 3, "ended with status 1"), ProcessState("beat", True, 2, "x")])
@@ -205,7 +205,7 @@ def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Call
 
 @pytest.mark.usefixtures("well")
 def test_slow_and_failing_models() -> None:
-    objective = platform_settings().ttft_objective_ms
+    objective = platform_settings().ttft_slo_ms
     with all_tenants_scope(BypassReason.COMMAND):
         rows = [record(number, ttft_ms=objective + 1, verdict="completed") for number in range(19)]
         RequestRecord.objects.all_tenants().bulk_create(rows)

@@ -9,8 +9,8 @@ import pytest
 
 
 @pytest.fixture
-def state_dir() -> Iterator[Path]:
-    """An empty state folder that any user can pass through, as root's PostgreSQL must (pytest's own are private)."""
+def data_dir() -> Iterator[Path]:
+    """An empty data directory that any user can pass through, as root's PostgreSQL must (pytest's own are private)."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-state-"))
     folder.chmod(0o711)
     yield folder

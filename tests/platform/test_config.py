@@ -10,9 +10,9 @@ from millrace.devserver.stack import check_all
 
 GOOD = {
     "MILLRACE_DATABASE_URL": "postgresql://u:p@db.example.com:5433/millrace?sslmode=require",
-    "MILLRACE_BROKER_URL": "redis://127.0.0.1:6379/0",
+    "MILLRACE_VALKEY_URL": "redis://127.0.0.1:6379/0",
     "MILLRACE_SECRET_KEY": "s" * 32,
-    "MILLRACE_CACHE_SECRET": "c" * 32,
+    "MILLRACE_PREFIX_CACHE_SECRET": "c" * 32,
     "MILLRACE_KEY_PEPPERS": "p" * 32,
 }
 
@@ -21,7 +21,7 @@ def test_defaults_hold_where_nothing_is_said() -> None:
     settings = load(environment.PlatformSettings, GOOD)
     assert (settings.host, settings.port, settings.debug) == ("127.0.0.1", 8000, False)
     assert settings.allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
-    assert settings.max_body_bytes == 2 * 2**20
+    assert settings.max_request_body_bytes == 2 * 2**20
     assert settings.base_url == "http://127.0.0.1:8000"
 
 
@@ -31,20 +31,20 @@ def test_defaults_hold_where_nothing_is_said() -> None:
         ("MILLRACE_DATABASE_URL", "mysql://u@h/db"),
         ("MILLRACE_DATABASE_URL", "postgresql://u:p@host"),
         ("MILLRACE_DATABASE_URL", "postgresql://u:p@host:port/db"),
-        ("MILLRACE_BROKER_URL", "amqp://localhost"),
+        ("MILLRACE_VALKEY_URL", "amqp://localhost"),
         ("MILLRACE_SECRET_KEY", "short"),
-        ("MILLRACE_CACHE_SECRET", ""),
+        ("MILLRACE_PREFIX_CACHE_SECRET", ""),
         ("MILLRACE_KEY_PEPPERS", ""),
         ("MILLRACE_KEY_PEPPERS", "p" * 32 + ",short"),
-        ("MILLRACE_OWNER_DATABASE_URL", "owner"),
+        ("MILLRACE_MIGRATION_DATABASE_URL", "owner"),
         ("MILLRACE_EMAIL_URL", "http://mail.example.com"),
         ("MILLRACE_REQUIRE_OPERATOR_TOTP", "maybe"),
         ("MILLRACE_PORT", "0"),
         ("MILLRACE_PORT", "http"),
         ("MILLRACE_DEBUG", "maybe"),
         ("MILLRACE_PUBLIC_URL", "example.com"),
-        ("MILLRACE_MAX_BODY", "lots"),
-        ("MILLRACE_QUEUE_SECONDS", "0"),
+        ("MILLRACE_MAX_REQUEST_BODY_BYTES", "lots"),
+        ("MILLRACE_QUEUE_TIMEOUT_SECONDS", "0"),
         ("MILLRACE_MODELS", "nameless"),
         ("MILLRACE_LOG_LEVEL", "loud"),
         ("MILLRACE_DEVICE", "tpu"),
@@ -89,7 +89,7 @@ def test_a_value_may_come_from_a_file(tmp_path: Path) -> None:
 
 def test_the_state_folders_file_fills_what_the_environment_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "env").write_text("# a note\n\nMILLRACE_PORT=9000\nMILLRACE_SECRET_KEY=a=b\nMILLRACE_HOST=::1\n")
-    place = {"MILLRACE_STATE_DIR": str(tmp_path)}
+    place = {"MILLRACE_DATA_DIR": str(tmp_path)}
     assert environment.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
     mine = environment.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
     assert mine["MILLRACE_PORT"] == "1"

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_documents_table_is_current() -> None:
     document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert rewritten(document) == document, "run `make docs`"
+    assert rewritten(document) == document, "run `make docs-settings`"
 
 
 def test_help_lists_every_setting_with_its_default() -> None:

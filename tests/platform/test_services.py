@@ -18,7 +18,7 @@ import psycopg
 import pytest
 import redis
 
-from millrace.devserver import data_dir
+from millrace.devserver import data_dir as directories
 from millrace.devserver.postgres import Postgres
 from millrace.devserver.program import Program, ServiceError, UnixUser
 from millrace.devserver.state_file import ServiceState
@@ -51,9 +51,9 @@ def keep_seven(url: str) -> None:
         connection.execute("CREATE TABLE kept AS SELECT 7 AS n")
 
 
-def test_the_platforms_role_owns_its_database_and_is_no_superuser(state_dir: Path) -> None:
-    server = Postgres(state_dir, durable=False)
-    with running(server.prepare(), state_dir):
+def test_the_platforms_role_owns_its_database_and_is_no_superuser(data_dir: Path) -> None:
+    server = Postgres(data_dir, durable=False)
+    with running(server.prepare(), data_dir):
         traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = current_user"
         assert ask(server.owner_url, traits) == (False, False, False, True)
         assert (
@@ -65,12 +65,12 @@ def test_the_platforms_role_owns_its_database_and_is_no_superuser(state_dir: Pat
         assert ask(server.owner_url, "SHOW listen_addresses") == "127.0.0.1"
         assert ask(server.superuser_url, "SHOW unix_socket_directories") == ""
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            ask(server.owner_url.replace(":" + ServiceState(state_dir, "postgres")["password"], ":wrong"), "SELECT 1")
+            ask(server.owner_url.replace(":" + ServiceState(data_dir, "postgres")["password"], ":wrong"), "SELECT 1")
 
 
-def test_roles_are_made_once_and_bound_as_they_should_be(state_dir: Path) -> None:
-    server = Postgres(state_dir, durable=False)
-    with running(server.prepare(), state_dir):
+def test_roles_are_made_once_and_bound_as_they_should_be(data_dir: Path) -> None:
+    server = Postgres(data_dir, durable=False)
+    with running(server.prepare(), data_dir):
         for _ in range(2):
             server.make_roles()
         traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb, rolcanlogin FROM pg_roles WHERE rolname = "
@@ -84,20 +84,20 @@ def test_roles_are_made_once_and_bound_as_they_should_be(state_dir: Path) -> Non
             ask(db_roles.as_role(server.url, "millrace"), "SELECT 1")
 
 
-def test_a_warm_start_keeps_data_port_and_passwords(state_dir: Path) -> None:
-    server = Postgres(state_dir)
-    with running(server.prepare(), state_dir):
+def test_a_warm_start_keeps_data_port_and_passwords(data_dir: Path) -> None:
+    server = Postgres(data_dir)
+    with running(server.prepare(), data_dir):
         url = server.owner_url
         keep_seven(url)
-    with running(server.prepare(), state_dir) as process:
+    with running(server.prepare(), data_dir) as process:
         assert server.owner_url == url
         assert ask(url, "SELECT n FROM kept") == 7
     assert process.returncode == 0
 
 
-def test_postgres_starts_after_everything_was_killed(state_dir: Path) -> None:
-    server = Postgres(state_dir)
-    with running(server.prepare(), state_dir) as process:
+def test_postgres_starts_after_everything_was_killed(data_dir: Path) -> None:
+    server = Postgres(data_dir)
+    with running(server.prepare(), data_dir) as process:
         keep_seven(server.owner_url)
         process.kill()
         process.wait()
@@ -105,55 +105,55 @@ def test_postgres_starts_after_everything_was_killed(state_dir: Path) -> None:
     # As after a restart of the machine: the number now belongs to a process that has nothing to do with it.
     lines = lock.read_text().splitlines()
     lock.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
-    with running(server.prepare(), state_dir):
+    with running(server.prepare(), data_dir):
         assert ask(server.owner_url, "SELECT n FROM kept") == 7
 
 
-def test_a_server_left_running_is_ended_before_the_next_starts(state_dir: Path) -> None:
-    server = Postgres(state_dir)
-    with running(server.prepare(), state_dir) as old:
+def test_a_server_left_running_is_ended_before_the_next_starts(data_dir: Path) -> None:
+    server = Postgres(data_dir)
+    with running(server.prepare(), data_dir) as old:
         assert ask(server.owner_url, "SELECT 1") == 1
-        with running(server.prepare(), state_dir):
+        with running(server.prepare(), data_dir):
             assert old.wait(5) == 0
             assert ask(server.owner_url, "SELECT 1") == 1
 
 
 @pytest.mark.parametrize("kind", [Postgres, Valkey])
-def test_a_port_that_somebody_took_is_replaced(state_dir: Path, kind: type[Postgres] | type[Valkey]) -> None:
-    server = kind(state_dir)
+def test_a_port_that_somebody_took_is_replaced(data_dir: Path, kind: type[Postgres] | type[Valkey]) -> None:
+    server = kind(data_dir)
     server.prepare()
-    kept = ServiceState(state_dir, "postgres" if kind is Postgres else "valkey")
-    with socket.create_server(("127.0.0.1", int(kept["port"]))), running(server.prepare(), state_dir) as process:
+    kept = ServiceState(data_dir, "postgres" if kind is Postgres else "valkey")
+    with socket.create_server(("127.0.0.1", int(kept["port"]))), running(server.prepare(), data_dir) as process:
         assert f":{kept['port']}/" not in server.url
         assert process.poll() is None
 
 
-def test_lost_data_is_not_taken_for_a_first_start(state_dir: Path) -> None:
-    server = Postgres(state_dir, durable=False)
+def test_lost_data_is_not_taken_for_a_first_start(data_dir: Path) -> None:
+    server = Postgres(data_dir, durable=False)
     server.prepare()
     shutil.rmtree(server.folder)
     with pytest.raises(ServiceError, match="data is gone"):
         server.prepare()
 
 
-def test_an_interrupted_first_start_is_made_good(state_dir: Path) -> None:
-    server = Postgres(state_dir, durable=False)
+def test_an_interrupted_first_start_is_made_good(data_dir: Path) -> None:
+    server = Postgres(data_dir, durable=False)
     server.prepare()
     folder = server.folder
     (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
     (folder / "data.new" / "PG_VERSION").unlink()
-    values = ServiceState(state_dir, "postgres")._path
+    values = ServiceState(data_dir, "postgres")._path
     values.write_text(values.read_text().replace('"initialised": "yes"', '"initialised": ""'))
-    with running(server.prepare(), state_dir):
+    with running(server.prepare(), data_dir):
         assert ask(server.owner_url, "SELECT 1") == 1
 
 
-def test_a_user_without_a_name_is_told_what_to_do(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert data_dir.has_name(0)
-    assert not data_dir.has_name(54321)
-    monkeypatch.setattr(data_dir, "has_name", lambda uid: False)
+def test_a_user_without_a_name_is_told_what_to_do(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert directories.has_name(0)
+    assert not directories.has_name(54321)
+    monkeypatch.setattr(directories, "has_name", lambda uid: False)
     with pytest.raises(ServiceError, match=r"wants a name for user id .* set MILLRACE_DATABASE_URL"):
-        Postgres(state_dir).prepare()
+        Postgres(data_dir).prepare()
 
 
 @as_root
@@ -178,16 +178,16 @@ def test_root_keeps_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> 
 
 @as_root
 def test_root_runs_a_copy_of_a_program_out_of_the_users_reach(
-    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    monkeypatch.setattr(data_dir, "_OUTSIDE", (state_dir / "outside",))
-    monkeypatch.setattr(data_dir, "reachable", lambda path, user: "site-packages" not in str(path))
-    server = Postgres(state_dir, durable=False)
+    monkeypatch.setattr(directories, "_OUTSIDE", (data_dir / "outside",))
+    monkeypatch.setattr(directories, "reachable", lambda path, user: "site-packages" not in str(path))
+    server = Postgres(data_dir, durable=False)
     program = server.prepare()
-    assert program.argv[0].startswith(str(state_dir / "outside"))
-    with running(program, state_dir):
+    assert program.argv[0].startswith(str(data_dir / "outside"))
+    with running(program, data_dir):
         assert ask(server.owner_url, "SELECT 1") == 1
 
 
@@ -201,8 +201,8 @@ def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
         target.mkdir(parents=True)
         for mode, reached in ((0o700, False), (0o711, True), (0o755, True), (0o744, False)):
             root.chmod(mode)
-            assert data_dir.reachable(target, stranger) is reached
-        assert data_dir.reachable(target, None)
+            assert directories.reachable(target, stranger) is reached
+        assert directories.reachable(target, None)
     finally:
         shutil.rmtree(root)
 
@@ -212,42 +212,42 @@ def test_a_folder_of_somebody_elses_making_is_refused(tmp_path: Path) -> None:
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(ServiceError, match="belongs to somebody else"):
-        data_dir.make_owned(tmp_path / "link", None)
+        directories.make_owned(tmp_path / "link", None)
 
 
-def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(state_dir: Path) -> None:
-    server = Valkey(state_dir)
-    with running(server.prepare(), state_dir):
+def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(data_dir: Path) -> None:
+    server = Valkey(data_dir)
+    with running(server.prepare(), data_dir):
         client = redis.Redis.from_url(server.url)
         client.set("kept", "7")
         settings = client.config_get("append*") | client.config_get("maxmemory-policy") | client.config_get("bind")
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
         assert (settings["maxmemory-policy"], settings["bind"]) == ("noeviction", "127.0.0.1")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=int(ServiceState(state_dir, "valkey")["port"]), retry=ONCE).ping()
+            redis.Redis(port=int(ServiceState(data_dir, "valkey")["port"]), retry=ONCE).ping()
         client.close()
-    with running(server.prepare(), state_dir) as process:
+    with running(server.prepare(), data_dir) as process:
         assert redis.Redis.from_url(server.url).get("kept") == b"7"
     assert process.returncode == 0
 
 
-def test_valkey_starts_after_a_kill_and_ends_what_was_left(state_dir: Path) -> None:
-    server = Valkey(state_dir)
-    with running(server.prepare(), state_dir) as process:
+def test_valkey_starts_after_a_kill_and_ends_what_was_left(data_dir: Path) -> None:
+    server = Valkey(data_dir)
+    with running(server.prepare(), data_dir) as process:
         redis.Redis.from_url(server.url).set("kept", "7")
         time.sleep(0.1)
         process.kill()
         process.wait()
-    with running(server.prepare(), state_dir) as old, running(server.prepare(), state_dir):
+    with running(server.prepare(), data_dir) as old, running(server.prepare(), data_dir):
         assert old.wait(5) == 0
         assert redis.Redis.from_url(server.url).get("kept") == b"7"
 
 
-def test_secrets_are_private(state_dir: Path) -> None:
-    Postgres(state_dir, durable=False).prepare()
-    Valkey(state_dir).prepare()
+def test_secrets_are_private(data_dir: Path) -> None:
+    Postgres(data_dir, durable=False).prepare()
+    Valkey(data_dir).prepare()
     for name in ("postgres.json", "valkey.json", "valkey/valkey.conf"):
-        assert (state_dir / name).stat().st_mode & 0o777 == 0o600
+        assert (data_dir / name).stat().st_mode & 0o777 == 0o600
 
 
 def _serve_as_user(state: Path, results: Any) -> None:
@@ -264,16 +264,16 @@ def _serve_as_user(state: Path, results: Any) -> None:
 
 
 @as_root
-def test_an_ordinary_user_runs_them_as_itself(state_dir: Path) -> None:
+def test_an_ordinary_user_runs_them_as_itself(data_dir: Path) -> None:
     # Forked, with all modules in memory: the interpreter itself may lie where that user cannot go. The servers may not.
-    if not data_dir.reachable(Path(psycopg.__file__), NOBODY):
+    if not directories.reachable(Path(psycopg.__file__), NOBODY):
         pytest.skip("this clone lies where an ordinary user cannot go")
-    os.chown(state_dir, NOBODY.uid, NOBODY.gid)
+    os.chown(data_dir, NOBODY.uid, NOBODY.gid)
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
-    process = fork.Process(target=_serve_as_user, args=(state_dir, results))
+    process = fork.Process(target=_serve_as_user, args=(data_dir, results))
     process.start()
-    assert results.get(timeout=30) == ("millrace", True, str(state_dir / "postgres"))
+    assert results.get(timeout=30) == ("millrace", True, str(data_dir / "postgres"))
     process.join(15)
     assert process.exitcode == 0
-    assert (state_dir / "postgres" / "data").stat().st_uid == NOBODY.uid
+    assert (data_dir / "postgres" / "data").stat().st_uid == NOBODY.uid

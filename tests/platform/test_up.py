@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def check(state: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     """Run `millrace up --check`; returns its status and what it said."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
-    environ |= {"MILLRACE_STATE_DIR": str(state), "MILLRACE_PORT": str(free_port())} | variables
+    environ |= {"MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(free_port())} | variables
     done = subprocess.run(
         [sys.executable, "-m", "millrace.cli", "up", "--check", *arguments],
         capture_output=True,
@@ -70,8 +70,8 @@ def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, said = check(tmp_path / "file" / "state")
     assert status == 1
-    assert f"the state folder {tmp_path / 'file' / 'state'} cannot be used" in said
-    assert "--state or MILLRACE_STATE_DIR" in said
+    assert f"the data directory {tmp_path / 'file' / 'state'} cannot be used" in said
+    assert "--data-dir or MILLRACE_DATA_DIR" in said
 
 
 def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
@@ -79,11 +79,11 @@ def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
 ) -> None:
     monkeypatch.setattr(checks, "_FREE_BYTES", 1 << 60)
     with pytest.raises(checks.CheckFailed, match="MiB are needed"):
-        checks.state_folder(tmp_path, 2**20)
+        checks.data_directory(tmp_path, 2**20)
     (tmp_path / "env").touch()
-    checks.state_folder(tmp_path, 2**20)
+    checks.data_directory(tmp_path, 2**20)
     with pytest.raises(checks.CheckFailed, match="MiB are needed: free some"):
-        checks.state_folder(tmp_path, 1 << 60)
+        checks.data_directory(tmp_path, 1 << 60)
 
 
 def test_a_second_up_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
@@ -106,16 +106,16 @@ def test_servers_that_do_not_answer_are_named_and_their_passwords_are_not(tmp_pa
     assert status == 1
     assert "MILLRACE_DATABASE_URL: no connection" in said
     assert "hush" not in said
-    status, said = check(tmp_path, MILLRACE_BROKER_URL=f"redis://:hush@127.0.0.1:{nobody}/0")
+    status, said = check(tmp_path, MILLRACE_VALKEY_URL=f"redis://:hush@127.0.0.1:{nobody}/0")
     assert status == 1
-    assert "MILLRACE_BROKER_URL: no connection" in said
+    assert "MILLRACE_VALKEY_URL: no connection" in said
     assert "hush" not in said
 
 
 def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> None:
-    given = {name: os.environ[name] for name in ("MILLRACE_DATABASE_URL", "MILLRACE_BROKER_URL")}
+    given = {name: os.environ[name] for name in ("MILLRACE_DATABASE_URL", "MILLRACE_VALKEY_URL")}
     assert check(tmp_path, **given)[0] == 0
-    stack = Stack(given | {"MILLRACE_STATE_DIR": str(tmp_path)})
+    stack = Stack(given | {"MILLRACE_DATA_DIR": str(tmp_path)})
     assert stack.prepare_services() == []
     assert stack.environ()["MILLRACE_DATABASE_URL"] == given["MILLRACE_DATABASE_URL"]
     assert "MILLRACE_DATABASE_URL" not in environment.read_env_file(tmp_path / "env")
@@ -124,22 +124,22 @@ def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> Non
 def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
     kept = []
     for _ in range(2):
-        Stack({"MILLRACE_STATE_DIR": str(tmp_path)}).keep_secrets()
+        Stack({"MILLRACE_DATA_DIR": str(tmp_path)}).keep_secrets()
         kept.append(environment.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
-    assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET", "MILLRACE_KEY_PEPPERS"}
+    assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS"}
     assert len(set(first.values())) == 3
     assert (tmp_path / "env").stat().st_mode & 0o777 == 0o600
-    mine = Stack({"MILLRACE_STATE_DIR": str(tmp_path), "MILLRACE_SECRET_KEY": "m" * 40})
+    mine = Stack({"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_SECRET_KEY": "m" * 40})
     mine.keep_secrets()
     assert mine.environ()["MILLRACE_SECRET_KEY"] == "m" * 40
 
 
 def test_migrations_alone_are_told_the_owner_of_the_tables(tmp_path: Path) -> None:
     owner = "postgresql://owner:secret@db.example.com/millrace"
-    stack = Stack(dict(os.environ) | {"MILLRACE_OWNER_DATABASE_URL": owner})
-    assert stack.command("django", "migrate").environ["MILLRACE_OWNER_DATABASE_URL"] == owner
+    stack = Stack(dict(os.environ) | {"MILLRACE_MIGRATION_DATABASE_URL": owner})
+    assert stack.command("django", "migrate").environ["MILLRACE_MIGRATION_DATABASE_URL"] == owner
     for program in (*stack.programs(), stack.command("django", "bootstrap")):
         assert owner not in program.environ.values(), program.name
 
@@ -147,11 +147,11 @@ def test_migrations_alone_are_told_the_owner_of_the_tables(tmp_path: Path) -> No
 def test_workers_see_neither_database_nor_secrets(tmp_path: Path) -> None:
     secret_file = tmp_path / "key"
     secret_file.write_text("k" * 40)
-    stack = Stack(dict(os.environ) | {"MILLRACE_CACHE_SECRET_FILE": str(secret_file)})
+    stack = Stack(dict(os.environ) | {"MILLRACE_PREFIX_CACHE_SECRET_FILE": str(secret_file)})
     worker = next(program for program in stack.programs() if program.name.startswith("worker-"))
     assert not [name for name in worker.environ if name.removesuffix("_FILE") in NOT_FOR_WORKERS]
-    assert worker.environ["MILLRACE_BROKER_URL"] == os.environ["MILLRACE_BROKER_URL"]
-    assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_MODEL']}-0"
+    assert worker.environ["MILLRACE_VALKEY_URL"] == os.environ["MILLRACE_VALKEY_URL"]
+    assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_WORKER_MODEL']}-0"
 
 
 FOUND = (
@@ -168,19 +168,19 @@ class TinyStack:
 
     def __init__(self, state: Path, **scripts: str) -> None:
         (state / "logs").mkdir()
-        self.state_dir = state
+        self.data_dir = state
         self.settings = load(environment.PlatformSettings)
         self._scripts = scripts
 
     def _program(self, name: str, default: str) -> Program:
-        script = self._scripts.get(name, default).format(state=self.state_dir)
+        script = self._scripts.get(name, default).format(state=self.data_dir)
         return Program(name, ("/bin/sh", "-c", script, "-"), environ={"PATH": os.defpath})
 
     def prepare_services(self) -> list[Program]:
         return [self._program("postgres", "exec sleep 60")]
 
     def make_roles(self) -> None:
-        (self.state_dir / "roles").touch()
+        (self.data_dir / "roles").touch()
 
     def programs(self) -> list[Program]:
         names = ("settler", "worker-m", "web", "beat", "gateway")
@@ -241,7 +241,7 @@ async def test_secrets_are_printed_only_to_a_terminal_and_only_when_they_are_new
     known: str,
     shown: bool,
 ) -> None:
-    monkeypatch.setenv("MILLRACE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("MILLRACE_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     if known:
         (tmp_path / "credentials.json").write_text(f"{known}\n")
@@ -256,10 +256,10 @@ def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "credentials.json").write_text(FOUND)
-    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_STATE_DIR": str(folder)})
+    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(folder)})
     text = greeting(settings, json.loads(FOUND), folder, show_secrets=False)
-    (line,) = [line for line in text.splitlines() if line.startswith("export MILLRACE_KEY=")]
-    done = subprocess.run(["sh", "-c", f"{line}; echo $MILLRACE_KEY"], capture_output=True, text=True, check=True)
+    (line,) = [line for line in text.splitlines() if line.startswith("export MILLRACE_API_KEY=")]
+    done = subprocess.run(["sh", "-c", f"{line}; echo $MILLRACE_API_KEY"], capture_output=True, text=True, check=True)
     assert done.stdout == "sk-mr-x\n"
 
 

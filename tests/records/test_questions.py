@@ -224,7 +224,7 @@ def test_the_api(acme):
     assert arithmetic == ("uncached", 1000, "3.00", "0.003")
     times = {"from": (NOW - timedelta(hours=1)).isoformat(), "to": (NOW + timedelta(hours=1)).isoformat()}
     rates = client.get("/api/requests/rates", times).json()
-    assert (rates["total"]["requests"], rates["total"]["limited"], rates["ttft_objective_ms"]) == (2, 1, 1000)
+    assert (rates["total"]["requests"], rates["total"]["limited"], rates["ttft_slo_ms"]) == (2, 1, 1000)
     for query in ("cursor=x", "verdict=odd", "frm=1", "from=2026-11-02&to=2026-11-01", "key=0"):
         assert client.get(f"/api/requests?{query}").status_code == 400, query
     assert client.get("/api/requests/rates?from=2020-01-01&to=2026-01-01").status_code == 400

@@ -41,7 +41,7 @@ def acme() -> Tenant:
 
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as client:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as client:
         client.flushdb()
         yield client
 
@@ -186,7 +186,7 @@ def test_a_key_is_bound_by_its_parents(acme, key, broker):
 async def take(set_: Compiled, tenant_id: int, times: int) -> None:
     import redis.asyncio as asynchronous
 
-    client = asynchronous.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    client = asynchronous.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     store = LimitStore(client)
     for number in range(times):
         checks = checks_of(tenant_id, [set_], LimitCost(1, 10, 20))

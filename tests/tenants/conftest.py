@@ -14,7 +14,7 @@ from tenants.keys import snapshot
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
     """The tests' Valkey, empty."""
-    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    client = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     client.flushdb()
     yield client
     client.close()

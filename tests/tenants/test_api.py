@@ -75,7 +75,7 @@ def furnished(slug: str) -> Row:
         "api-key-rotate": key.pk,
         "api-member": member.pk,
         "api-invitation": invitation.pk,
-        "api-limits-one": limits.pk,
+        "api-limits-detail": limits.pk,
         "api-policy": policy.pk,
         "api-policy-revert": policy.pk,
         "api-audit-entry": of(AuditEntry, tenant)[0].pk,
@@ -548,7 +548,7 @@ def test_a_call_that_died_may_be_made_again(monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(actions, "do_create_api_key", dies)
-        patch.setattr("tenants.api.idempotency._Call.forget", lambda self: None)
+        patch.setattr("tenants.api.idempotency._IdempotentRequest.forget", lambda self: None)
         again(client)
     assert Everybody(ApiKey).count() == 1
     assert again(client).status_code == 409

@@ -1,4 +1,4 @@
-"""manage.py bootstrap, create_key and revoke_key, as a person or `millrace up` runs them."""
+"""manage.py bootstrap, create_api_key and revoke_api_key, as a person or `millrace up` runs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bootstrap() -> dict[str, str]:
 @pytest.fixture
 def credentials() -> Path:
     """Where bootstrap keeps the secrets; none are kept yet."""
-    path = Path(os.environ["MILLRACE_STATE_DIR"], "credentials.json")
+    path = Path(os.environ["MILLRACE_DATA_DIR"], "credentials.json")
     path.unlink(missing_ok=True)
     return path
 
@@ -129,11 +129,11 @@ def test_bootstraps_at_once_agree(credentials):
 def test_create_key_works(row):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_create_project(tenant, "lab", "Lab")
-    secret = manage("create_key", "acme", "--project", "lab", "--scope", "manage", "--model", "m").strip()
+    secret = manage("create_api_key", "acme", "--project", "lab", "--scope", "manage", "--model", "m").strip()
     made = row(secret)
     assert (made.tenant_slug, made.scopes, made.models) == ("acme", ("manage",), ("m",))
     assert made.project_id == of(Project, tenant, slug="lab")[0].pk
-    assert set(row(manage("create_key", "acme").strip()).scopes) == {"inference", "models"}
+    assert set(row(manage("create_api_key", "acme").strip()).scopes) == {"inference", "models"}
 
 
 @pytest.mark.django_db
@@ -142,7 +142,7 @@ def test_create_key_rejects_other_tenants(words):
     actions.do_create_tenant("acme", "Acme")
     actions.do_create_project(actions.do_create_tenant("other", "Other"), "theirs", "Theirs")
     with pytest.raises(CommandError, match="no "):
-        manage("create_key", *words)
+        manage("create_api_key", *words)
 
 
 @pytest.mark.django_db
@@ -150,12 +150,12 @@ def test_revoke_key_works(row):
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     _, kept = actions.do_create_api_key(project, "kept")
-    assert "Revoked k" in manage("revoke_key", key.prefix)
+    assert "Revoked k" in manage("revoke_api_key", key.prefix)
     assert row(secret).revoked
     assert not row(kept).revoked
-    assert "before" in manage("revoke_key", key.prefix)
+    assert "before" in manage("revoke_api_key", key.prefix)
     with pytest.raises(CommandError, match="No keys"):
-        manage("revoke_key", "sk-mr-nobody")
+        manage("revoke_api_key", "sk-mr-nobody")
 
 
 @pytest.mark.django_db

@@ -22,7 +22,7 @@ from tenants import actions, authentication
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions import keys as key_verbs
 from tenants.keys import ip_allowlist, snapshot
-from tenants.management.commands import rehash_keys
+from tenants.management.commands import rehash_api_keys
 from tenants.models import ApiKey, KeySnapshot, KeyUse, LimitSet, Project
 from tests.seeing import Everybody, of, only_project
 
@@ -36,7 +36,7 @@ def peppers(monkeypatch) -> Callable[..., None]:
     real = environment.platform_settings()
 
     def set_to(*values: str) -> None:
-        for module in (key_verbs, authentication, rehash_keys):
+        for module in (key_verbs, authentication, rehash_api_keys):
             monkeypatch.setattr(module, "platform_settings", lambda: dataclasses.replace(real, key_peppers=values))
 
     return set_to
@@ -104,7 +104,7 @@ def test_keys_from_before_peppers_still_work(project, peppers):
     Everybody(KeySnapshot).update(key_hash=plain)
     peppers(NEW)
     out = io.StringIO()
-    call_command("rehash_keys", stdout=out)
+    call_command("rehash_api_keys", stdout=out)
     assert "1 keys stored anew" in out.getvalue()
     assert f"pepper 1 ({snapshot.pepper_id(NEW)}): 1 live keys" in out.getvalue()
     assert bytes(Everybody(ApiKey).get().key_hash) == snapshot.hash_key(secret, NEW)

@@ -126,14 +126,14 @@ def test_the_steps_count_apart_for_an_account(throttle):
 
 def test_attempts_at_the_same_moment_share_the_limit(broker, clock):
     """No more secrets are checked than one after another, whichever connection they come by."""
-    throttles = [Throttle(redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]), clock) for _ in range(8)]
+    throttles = [Throttle(redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]), clock) for _ in range(8)]
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda n: wait(throttles[n % 8], address=f"198.51.100.{n}"), range(200)))
     assert found.count(0) == ACCOUNT.free
 
 
 def _wait_in_process(n: int) -> int:
-    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"])
+    client = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     return wait(Throttle(client, Clock()), address=f"198.51.100.{n}")
 
 

@@ -85,10 +85,10 @@ def test_operator_rights_are_granted_and_revoked(operator, dev):
     assert actions.do_grant_operator(dev) is False
     dev.refresh_from_db()
     client = session_of(dev)
-    assert client.get("/ops/users/").status_code == 200
+    assert client.get("/operator/users/").status_code == 200
     assert actions.do_revoke_operator(dev) is True
     assert actions.do_revoke_operator(dev) is False
-    assert client.get("/ops/users/").status_code == 302
+    assert client.get("/operator/users/").status_code == 302
     dev.refresh_from_db()
     assert not dev.is_staff and not dev.is_superuser and dev.is_active
     assert [verb for verb, *_ in entries(dev)] == ["user.grant_operator", "user.revoke_operator"]

@@ -52,7 +52,7 @@ PAID = {"number": "INV-2026-000001"}
 @pytest.fixture(autouse=True)
 def _private(monkeypatch) -> None:
     """As an operator who allows webhooks to this machine."""
-    ours = replace(platform_settings(), webhook_private_hosts=("127.0.0.1",))
+    ours = replace(platform_settings(), webhook_allowed_private_hosts=("127.0.0.1",))
     for place in ("tenants.webhooks.sending", "tenants.actions.webhooks"):
         monkeypatch.setattr(f"{place}.platform_settings", lambda: ours)
 

@@ -15,7 +15,7 @@ from inference_worker.contract.request import SamplingParams, TokenUsage
 
 @pytest.fixture
 def broker() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"], socket_timeout=60)
+    client = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"], socket_timeout=60)
     client.flushdb()
     yield client
     client.close()

@@ -23,7 +23,7 @@ def test_a_supervisor_reports_the_replica_of_the_process_that_exited(broker: red
     for name in ("m-0.aa", "m-1.bb"):
         broker.hset(REPLICAS_KEY, name, b"beat")
         broker.set(beat_key(name), "")
-    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path)
+    exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path)
     assert reported(broker) == [b"m-0.aa"]
     assert broker.hkeys(REPLICAS_KEY) == [b"m-1.bb"]
     assert (broker.exists(beat_key("m-0.aa")), broker.exists(beat_key("m-1.bb"))) == (0, 1)
@@ -40,13 +40,13 @@ def test_the_next_process_reports_the_one_before(broker: redis.Redis, tmp_path: 
 def test_without_a_broker_or_a_worker_before_nothing_raises(
     broker: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path / "none")
+    exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path / "none")
     assert reported(broker) == []
     away = redis.Redis.from_url("redis://127.0.0.1:1/0")
     exits.take_over(away, tmp_path, "m-0.aa")
     exits.take_over(away, tmp_path, "m-0.bb")
     exits.report_last_exit("redis://127.0.0.1:1/0", tmp_path)
-    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path)
+    exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path)
     assert reported(broker) == [b"m-0.bb"]
 
 
@@ -59,8 +59,8 @@ def test_old_reports_are_removed(broker: redis.Redis) -> None:
 def test_a_process_without_the_lock_does_not_report_the_one_that_has_it(broker: redis.Redis, tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     exits.take_over(broker, tmp_path, "m-0.aa")
-    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path)
+    exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path)
     assert reported(broker) == []
     journal.close()
-    exits.report_last_exit(os.environ["MILLRACE_BROKER_URL"], tmp_path)
+    exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path)
     assert reported(broker) == [b"m-0.aa"]

@@ -15,26 +15,26 @@ from inference_worker.worker.worker import step_limits
 
 def settings(**values: object) -> WorkerSettings:
     named = {f"MILLRACE_{name.upper()}": str(value) for name, value in values.items()}
-    return env.load(WorkerSettings, {"MILLRACE_BROKER_URL": "redis://127.0.0.1", **named})
+    return env.load(WorkerSettings, {"MILLRACE_VALKEY_URL": "redis://127.0.0.1", **named})
 
 
 def test_the_profile_is_balanced_unless_said() -> None:
     assert step_limits(settings()) == PROFILES["balanced"]
-    assert step_limits(settings(profile="latency")) == PROFILES["latency"]
+    assert step_limits(settings(engine_profile="latency")) == PROFILES["latency"]
 
 
 def test_profiles_are_those_that_can_be_said_and_make_engines() -> None:
     assert tuple(PROFILES) == get_args(ProfileName)
     for name, profile in PROFILES.items():
-        assert step_limits(settings(profile=name)) == profile
+        assert step_limits(settings(engine_profile=name)) == profile
         EngineConfig(
             Path(),
             max_batch=profile.max_batch,
             step_tokens=profile.step_tokens,
             long_prompt_tokens=profile.long_prompt_tokens,
         )
-    with pytest.raises(env.SettingsError, match="MILLRACE_PROFILE"):
-        settings(profile="fast")
+    with pytest.raises(env.SettingsError, match="MILLRACE_ENGINE_PROFILE"):
+        settings(engine_profile="fast")
 
 
 def test_profiles_go_from_short_steps_to_long_ones() -> None:
@@ -45,18 +45,20 @@ def test_profiles_go_from_short_steps_to_long_ones() -> None:
 
 def test_one_limit_set_leaves_the_profiles_others() -> None:
     latency = PROFILES["latency"]
-    found = step_limits(settings(profile="latency", long_prompt_tokens=17))
+    found = step_limits(settings(engine_profile="latency", long_prefill_token_threshold=17))
     assert found == Profile(latency.step_tokens, 17, latency.max_batch)
 
 
 def test_batch_and_step_take_each_other_along() -> None:
-    assert step_limits(settings(max_batch=4000)).step_tokens == 4000
-    assert step_limits(settings(step_tokens=8)).max_batch == 8
-    assert step_limits(settings(max_batch=2)).step_tokens == PROFILES["balanced"].step_tokens
-    both = step_limits(settings(max_batch=10, step_tokens=20, long_prompt_tokens=5))
+    assert step_limits(settings(max_num_seqs=4000)).step_tokens == 4000
+    assert step_limits(settings(max_num_batched_tokens=8)).max_batch == 8
+    assert step_limits(settings(max_num_seqs=2)).step_tokens == PROFILES["balanced"].step_tokens
+    both = step_limits(settings(max_num_seqs=10, max_num_batched_tokens=20, long_prefill_token_threshold=5))
     assert both == Profile(step_tokens=20, long_prompt_tokens=5, max_batch=10)
-    with pytest.raises(SystemExit, match=r"MILLRACE_STEP_TOKENS: 8 is less than MILLRACE_MAX_BATCH \(10\)"):
-        step_limits(settings(max_batch=10, step_tokens=8))
+    with pytest.raises(
+        SystemExit, match=r"MILLRACE_MAX_NUM_BATCHED_TOKENS: 8 is less than MILLRACE_MAX_NUM_SEQS \(10\)"
+    ):
+        step_limits(settings(max_num_seqs=10, max_num_batched_tokens=8))
 
 
 def test_a_models_context_can_be_lowered() -> None:

@@ -117,9 +117,9 @@ class Replicas:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> WorkerSettings:
-    small = replace(worker_settings(), block_size=BLOCK, kv_memory=192 << 20, drain_seconds=1)
-    settings = replace(small, state_dir=tmp_path_factory.mktemp("state"), model="smollm2-135m")
-    ensure_model(model_spec(settings), settings.state_dir, None)
+    small = replace(worker_settings(), block_size=BLOCK, kv_cache_bytes=192 << 20, shutdown_timeout_seconds=1)
+    settings = replace(small, data_dir=tmp_path_factory.mktemp("state"), worker_model="smollm2-135m")
+    ensure_model(model_spec(settings), settings.data_dir, None)
     return settings
 
 
@@ -128,7 +128,7 @@ def replicas(
     broker: redis.Redis, queued: Queued, settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Replicas]:
     replicas = Replicas(broker, queued, settings)
-    shutil.rmtree(settings.state_dir / "journal", ignore_errors=True)  # of the test before
+    shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)  # of the test before
 
     def engine(_: object) -> Any:
         replicas.runners.append(FakeRunner(80))
@@ -164,8 +164,8 @@ def test_a_restarted_worker_bills_as_read(replicas: Replicas) -> None:
 
 
 def test_the_embedded_model_too(broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
-    shutil.rmtree(settings.state_dir / "journal", ignore_errors=True)
-    replicas = Replicas(broker, queued, replace(settings, max_batch=4, threads=1))
+    shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)
+    replicas = Replicas(broker, queued, replace(settings, max_num_seqs=4, cpu_threads=1))
     one, two = replicas.start("one"), replicas.start("two")
     try:
         assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN

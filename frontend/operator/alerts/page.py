@@ -164,4 +164,4 @@ def _number(visit: PageContext, name: str) -> int | None:
 
 def _address(visit: PageContext, **cursor: int) -> str:
     kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
-    return f"{visit.url('ops-alerts')}?{urlencode(kept | cursor)}"
+    return f"{visit.url('operator-alerts')}?{urlencode(kept | cursor)}"

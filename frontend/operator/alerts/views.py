@@ -10,8 +10,10 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.operator.alerts import page
 
-HEALTH = Panels("ops-alerts-panel", (Panel("events", "Health", "ops_alerts/events.html", page.events, every=30),))
-BUDGETS = Panels("ops-alerts-budgets", (Panel("alerts", "Budgets", "ops_alerts/alerts.html", page.alerts, every=60),))
+HEALTH = Panels("operator-alerts-panel", (Panel("events", "Health", "ops_alerts/events.html", page.events, every=30),))
+BUDGETS = Panels(
+    "operator-alerts-budgets", (Panel("alerts", "Budgets", "ops_alerts/alerts.html", page.alerts, every=60),)
+)
 
 
 @operator_page()
@@ -22,7 +24,7 @@ def alerts(visit: PageContext) -> HttpResponse:
 
 
 urlpatterns = [
-    path("ops/alerts/", alerts, name="ops-alerts"),
-    HEALTH.operator_url("ops/alerts/"),
-    BUDGETS.operator_url("ops/alerts/budgets/"),
+    path("operator/alerts/", alerts, name="operator-alerts"),
+    HEALTH.operator_url("operator/alerts/"),
+    BUDGETS.operator_url("operator/alerts/budgets/"),
 ]

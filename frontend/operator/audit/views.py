@@ -13,10 +13,10 @@ from frontend.core.rendering import show
 
 
 def _log(visit: PageContext) -> audit_log.AuditLogPanel:
-    return audit_log.log(visit, "ops-audit-one")
+    return audit_log.log(visit, "operator-audit-detail")
 
 
-PANELS = Panels("ops-audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
+PANELS = Panels("operator-audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
 
 
 @operator_page()
@@ -27,15 +27,15 @@ def audit(visit: PageContext) -> HttpResponse:
 @operator_page()
 def one(visit: PageContext) -> HttpResponse:
     with visit.scope():
-        detail = audit_log.detail(visit, visit.arguments["pk"], "ops-audit-one")
+        detail = audit_log.detail(visit, visit.arguments["pk"], "operator-audit-detail")
     if detail is None:
         raise Http404
-    breadcrumbs = (Breadcrumb("Audit log", visit.url("ops-audit")),)
+    breadcrumbs = (Breadcrumb("Audit log", visit.url("operator-audit")),)
     return show(visit, "audit_log/one.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [
-    path("ops/audit/", audit, name="ops-audit"),
-    path("ops/audit/<int:pk>", one, name="ops-audit-one"),
-    PANELS.operator_url("ops/audit/"),
+    path("operator/audit/", audit, name="operator-audit"),
+    path("operator/audit/<int:pk>", one, name="operator-audit-detail"),
+    PANELS.operator_url("operator/audit/"),
 ]

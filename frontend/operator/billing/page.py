@@ -176,8 +176,8 @@ def _run(visit: PageContext, period: Period, drafts: int) -> Run:
         said,
         kind,
         drafts,
-        visit.url("ops-billing-draft", period.pk),
-        visit.url("ops-billing-finalise-all", period.pk) if drafts else "",
+        visit.url("operator-billing-draft", period.pk),
+        visit.url("operator-billing-finalise-all", period.pk) if drafts else "",
     )
 
 
@@ -248,17 +248,17 @@ def _row(visit: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> 
     return BillingRunRow(
         row.number or "Draft",
         "Credit note" if row.gives_back else "Invoice",
-        visit.url("ops-billing-one", row.pk),
+        visit.url("operator-billing-detail", row.pk),
         row.tenant.name,
         row.tenant.slug,
-        visit.url("ops-billing-credit", row.tenant.slug),
+        visit.url("operator-billing-credit", row.tenant.slug),
         state_of(row, today_of(row, visit.now), owed),
         row.due_on,
         Money.cents(sign * row.subtotal),
         Money.cents(sign * row.total),
         owed if final and not row.gives_back else None,
         "" if agrees is None else "agree" if agrees else "differ",
-        visit.url("ops-billing-finalise", row.pk) if not final and row.complete else "",
+        visit.url("operator-billing-finalise", row.pk) if not final and row.complete else "",
     )
 
 
@@ -280,7 +280,7 @@ def compared(visit: PageContext) -> Compared:
         uses = usage[row.period_id].get(row.tenant_id, [])
         was = sum(use.femto for use in wanted(Invoice.Kind.INVOICE, uses))
         if was != int(billed.get(row.pk, 0)):
-            url = visit.url("ops-billing-one", row.pk)
+            url = visit.url("operator-billing-detail", row.pk)
             found = Money(int(billed.get(row.pk, 0)))
             differences.append(BillingRunDifference(row.number or "Draft", url, row.tenant.name, found, Money(was)))
     everything = sum(use.femto for each in usage.values() for uses in each.values() for use in uses)

@@ -38,7 +38,7 @@ def _check(visit: PageContext) -> Reconciled:
 
 
 PANELS = Panels(
-    "ops-billing-panel",
+    "operator-billing-panel",
     (
         Panel("runs", "Where the month stands", "ops_billing/runs.html", page.runs),
         Panel("figures", "Invoices by state", "ops_billing/figures.html", page.figures),
@@ -47,7 +47,7 @@ PANELS = Panels(
     ),
 )
 CHECKS = Panels(
-    "ops-billing-one-panel",
+    "operator-billing-detail-panel",
     (Panel("check", "The check against usage", "invoices/check.html", _check, every=0, lazy=True),),
 )
 
@@ -65,12 +65,16 @@ def invoice(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
 
     def line_url(line: InvoiceLine) -> str:
-        return visit.url("ops-billing-line", found.pk, line.position)
+        return visit.url("operator-billing-line", found.pk, line.position)
 
     with visit.scope():
         one = visit.url
         it = shown(
-            found, lines_of(found), visit.now, line_url=line_url, invoice_url=lambda pk: one("ops-billing-one", pk)
+            found,
+            lines_of(found),
+            visit.now,
+            line_url=line_url,
+            invoice_url=lambda pk: one("operator-billing-detail", pk),
         )
         can = _possible(visit, found)
     return show(
@@ -91,9 +95,10 @@ def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
         "write-off": billed and is_open,
     }
     found_urls = {
-        name.replace("-", "_"): visit.url(f"ops-billing-{name}", found.pk) if it else "" for name, it in able.items()
+        name.replace("-", "_"): visit.url(f"operator-billing-{name}", found.pk) if it else ""
+        for name, it in able.items()
     }
-    return found_urls | {"credit": visit.url("ops-billing-credit", found.tenant.slug)}
+    return found_urls | {"credit": visit.url("operator-billing-credit", found.tenant.slug)}
 
 
 @operator_page()
@@ -104,9 +109,9 @@ def line(visit: PageContext) -> HttpResponse:
         row = rows.filter(position=visit.arguments["line"]).first()
         if row is None:
             raise Http404
-        here = visit.url("ops-billing-line", found.pk, row.position)
+        here = visit.url("operator-billing-line", found.pk, row.position)
         told = traced(visit, found, row, here, "")
-    name, up = found.number or "Draft", visit.url("ops-billing-one", found.pk)
+    name, up = found.number or "Draft", visit.url("operator-billing-detail", found.pk)
     breadcrumbs = (*_crumbs(visit), Breadcrumb(name, up))
     return show(
         visit, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, told=told, up=up, name=name
@@ -172,7 +177,7 @@ def finalise_all(visit: PageContext) -> HttpResponse:
 def finalise(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
     if found.state != Invoice.State.DRAFT:
-        return done(visit, visit.url("ops-billing-one", found.pk), f"{found.number} is final already.")
+        return done(visit, visit.url("operator-billing-detail", found.pk), f"{found.number} is final already.")
     name = found.tenant.slug
     what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total)}"
     return _on_invoice(
@@ -276,7 +281,7 @@ def credit(visit: PageContext) -> HttpResponse:
         title=f"Give {tenant.name} credit",
         submit="Give credit",
         effect=f"Coming invoices of {tenant.name} are less by the amount, before tax, until it is used up or expires.",
-        back=visit.url("ops-tenants-one", tenant.pk),
+        back=visit.url("operator-tenants-detail", tenant.pk),
         said=lambda grant: f"{tenant.name} has {dollars(grant.nano // 10**7)} more of credit.",
         danger=False,
     )
@@ -285,7 +290,7 @@ def credit(visit: PageContext) -> HttpResponse:
 def _on_invoice(
     visit: PageContext, found: Invoice, form: Any, verb: Callable[[dict[str, Any]], Any], **given: Any
 ) -> HttpResponse:
-    return _confirm(visit, form, verb, back=visit.url("ops-billing-one", found.pk), **given)
+    return _confirm(visit, form, verb, back=visit.url("operator-billing-detail", found.pk), **given)
 
 
 def _confirm(
@@ -328,25 +333,25 @@ def _final(visit: PageContext) -> tuple[Invoice, int]:
 
 
 def _month_url(visit: PageContext, period: Period) -> str:
-    return f"{visit.url('ops-billing')}?month={period.label}"
+    return f"{visit.url('operator-billing')}?month={period.label}"
 
 
 def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb(TITLE, visit.url("ops-billing")),)
+    return (Breadcrumb(TITLE, visit.url("operator-billing")),)
 
 
 urlpatterns = [
-    path("ops/billing/", billing, name="ops-billing"),
-    PANELS.operator_url("ops/billing/"),
-    path("ops/billing/months/<int:period>/draft", draft, name="ops-billing-draft"),
-    path("ops/billing/months/<int:period>/finalise", finalise_all, name="ops-billing-finalise-all"),
-    path("ops/billing/tenants/<slug:tenant>/credit", credit, name="ops-billing-credit"),
-    path("ops/billing/<int:invoice>", invoice, name="ops-billing-one"),
-    CHECKS.operator_url("ops/billing/<int:invoice>/"),
-    path("ops/billing/<int:invoice>/lines/<int:line>", line, name="ops-billing-line"),
-    path("ops/billing/<int:invoice>/finalise", finalise, name="ops-billing-finalise"),
-    path("ops/billing/<int:invoice>/payment", payment, name="ops-billing-payment"),
-    path("ops/billing/<int:invoice>/credit-note", credit_note, name="ops-billing-credit-note"),
-    path("ops/billing/<int:invoice>/void", void, name="ops-billing-void"),
-    path("ops/billing/<int:invoice>/write-off", write_off, name="ops-billing-write-off"),
+    path("operator/billing/", billing, name="operator-billing"),
+    PANELS.operator_url("operator/billing/"),
+    path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
+    path("operator/billing/months/<int:period>/finalise", finalise_all, name="operator-billing-finalise-all"),
+    path("operator/billing/tenants/<slug:tenant>/credit", credit, name="operator-billing-credit"),
+    path("operator/billing/<int:invoice>", invoice, name="operator-billing-detail"),
+    CHECKS.operator_url("operator/billing/<int:invoice>/"),
+    path("operator/billing/<int:invoice>/lines/<int:line>", line, name="operator-billing-line"),
+    path("operator/billing/<int:invoice>/finalise", finalise, name="operator-billing-finalise"),
+    path("operator/billing/<int:invoice>/payment", payment, name="operator-billing-payment"),
+    path("operator/billing/<int:invoice>/credit-note", credit_note, name="operator-billing-credit-note"),
+    path("operator/billing/<int:invoice>/void", void, name="operator-billing-void"),
+    path("operator/billing/<int:invoice>/write-off", write_off, name="operator-billing-write-off"),
 ]

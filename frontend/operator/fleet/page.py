@@ -226,7 +226,7 @@ def _cost(one: ModelCost) -> CostRow:
         price=None if price is None else Money(price),
         margin="–" if margin is None else _signed(margin),
         good=margin is not None and margin >= 0,
-        set_url=reverse("ops-fleet-cost", args=[one.model]),
+        set_url=reverse("operator-fleet-cost", args=[one.model]),
     )
 
 

@@ -20,7 +20,7 @@ from millrace.apps.operations.costs import do_set_machine_cost
 from millrace.conf.environment import platform_settings
 
 PANELS = Panels(
-    "ops-fleet-panel",
+    "operator-fleet-panel",
     (
         Panel("workers", "Workers", "ops_fleet/workers.html", page.workers, every=30),
         Panel("history", "History", "ops_fleet/history.html", page.history, every=60),
@@ -58,7 +58,7 @@ def cost(visit: PageContext) -> HttpResponse:
     if model not in {spec.name for spec in platform_settings().models}:
         raise Http404
     form = FleetMachineCost(posted(visit))
-    title, back = f"Machine cost of {model}", reverse("ops-fleet")
+    title, back = f"Machine cost of {model}", reverse("operator-fleet")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Save", "back": back}
     given["crumbs"] = (Breadcrumb("Fleet", back),)
     if visit.request.method == "POST":
@@ -69,7 +69,7 @@ def cost(visit: PageContext) -> HttpResponse:
 
 
 urlpatterns = [
-    path("ops/fleet/", fleet, name="ops-fleet"),
-    path("ops/fleet/costs/<str:model>", cost, name="ops-fleet-cost"),
-    PANELS.operator_url("ops/fleet/"),
+    path("operator/fleet/", fleet, name="operator-fleet"),
+    path("operator/fleet/costs/<str:model>", cost, name="operator-fleet-cost"),
+    PANELS.operator_url("operator/fleet/"),
 ]

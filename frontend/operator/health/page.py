@@ -25,14 +25,14 @@ MILLISECOND = 1000  # microseconds
 # Where each kind of concern is seen to: a label and the name of an address, which is the tenant's for those of tenants.
 _SCREENS: dict[Kind, tuple[str, str]] = {
     Kind.BUDGET: ("Budgets", "budgets"),
-    Kind.CORDON: ("Workers", "ops-models"),
-    Kind.FAILURES: ("Fleet", "ops-fleet"),
-    Kind.MODEL: ("Workers", "ops-models"),
-    Kind.OBJECTIVE: ("Fleet", "ops-fleet"),
-    Kind.PRICE: ("Price book", "ops-prices"),
-    Kind.QUEUE: ("Fleet", "ops-fleet"),
-    Kind.REPLICA: ("Workers", "ops-models"),
-    Kind.UNRATED: ("Price book", "ops-prices"),
+    Kind.CORDON: ("Workers", "operator-models"),
+    Kind.FAILURES: ("Fleet", "operator-fleet"),
+    Kind.MODEL: ("Workers", "operator-models"),
+    Kind.OBJECTIVE: ("Fleet", "operator-fleet"),
+    Kind.PRICE: ("Price book", "operator-prices"),
+    Kind.QUEUE: ("Fleet", "operator-fleet"),
+    Kind.REPLICA: ("Workers", "operator-models"),
+    Kind.UNRATED: ("Price book", "operator-prices"),
     Kind.WEBHOOK: ("Webhooks", "webhooks"),
 }
 _PLACES = {
@@ -167,8 +167,8 @@ def quarantine(visit: PageContext) -> Quarantine:
             reason=row.reason,
             detail=row.detail,
             size=len(row.payload),
-            replay_url=reverse("ops-health-replay", args=[row.pk]),
-            dismiss_url=reverse("ops-health-dismiss", args=[row.pk]),
+            replay_url=reverse("operator-health-replay", args=[row.pk]),
+            dismiss_url=reverse("operator-health-dismiss", args=[row.pk]),
         )
         for row in waiting.order_by("-received_at")[:SHOWN]
     )
@@ -233,7 +233,7 @@ def _others(board: FleetStatus) -> str:
 
 
 def _ttft(visit: PageContext) -> Figure:
-    objective = platform_settings().ttft_objective_ms
+    objective = platform_settings().ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms) FROM records_requestrecord"
@@ -255,7 +255,7 @@ def _queue(board: FleetStatus, model: str) -> QueueRow:
     oldest = max((each.oldest_ms for each in waits if not each.batch), default=None)
     return QueueRow(
         model=model,
-        url=f"{_address('ops-fleet', None)}?model={model}",
+        url=f"{_address('operator-fleet', None)}?model={model}",
         ready=board.ready(model),
         replicas=len(replicas),
         running=sum(one.load for one in replicas if one.state != ReplicaState.SILENT),

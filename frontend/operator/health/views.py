@@ -20,7 +20,7 @@ from frontend.operator.health import page
 from millrace.conf.environment import platform_settings
 
 PANELS = Panels(
-    "ops-health-panel",
+    "operator-health-panel",
     (
         Panel("needs", "What needs you", "ops_health/needs.html", page.needs, every=10),
         Panel("figures", "Now", "ops_health/figures.html", page.figures, every=5),
@@ -37,7 +37,7 @@ class Dismissal(forms.Form):
 
 @operator_page()
 def health(visit: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_objective_ms}
+    context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_slo_ms}
     return show(visit, "ops_health/page.html", "Health", panels=PANELS, **context)
 
 
@@ -72,7 +72,7 @@ def _quarantined(visit: PageContext, form: forms.Form, submit: str, effect: str,
     if row is None:
         raise Http404
     title = f"{submit}: record {row.stream_id}"
-    back = reverse("ops-health")
+    back = reverse("operator-health")
     breadcrumbs = (Breadcrumb("Health", back),)
     given: dict[str, Any] = {"action": visit.request.path, "submit": submit, "back": back, "effect": effect}
     given |= {"crumbs": breadcrumbs}
@@ -84,8 +84,8 @@ def _quarantined(visit: PageContext, form: forms.Form, submit: str, effect: str,
 
 
 urlpatterns = [
-    path("ops/", health, name="ops-health"),
-    path("ops/quarantine/<int:pk>/replay", replay, name="ops-health-replay"),
-    path("ops/quarantine/<int:pk>/dismiss", dismiss, name="ops-health-dismiss"),
-    PANELS.operator_url("ops/health/"),
+    path("operator/", health, name="operator-health"),
+    path("operator/quarantine/<int:pk>/replay", replay, name="operator-health-replay"),
+    path("operator/quarantine/<int:pk>/dismiss", dismiss, name="operator-health-dismiss"),
+    PANELS.operator_url("operator/health/"),
 ]

@@ -123,12 +123,12 @@ def models(visit: PageContext) -> OperatorModelList:
         cursor.execute(_TRAFFIC, [visit.now - HOUR])
         traffic = {model: (number, p95) for model, number, p95 in cursor.fetchall()}
     prices = _prices(visit.now)
-    objective = platform_settings().ttft_objective_ms
+    objective = platform_settings().ttft_slo_ms
     rows = (
         _model(spec, board, prices.get(spec.name, ()), *traffic.get(spec.name, (0, None)), objective)
         for spec in platform_settings().models
     )
-    return OperatorModelList(tuple(rows), _address("ops-prices"), duration(objective * 1000))
+    return OperatorModelList(tuple(rows), _address("operator-prices"), duration(objective * 1000))
 
 
 def replicas(visit: PageContext) -> Replicas:
@@ -139,7 +139,7 @@ def replicas(visit: PageContext) -> Replicas:
     p95 = ttft_p95(board.replicas, visit.now - HOUR)
     running = {one.worker for one in board.replicas}
     away = (
-        Away(row.worker, _why(row), row.since, reverse("ops-models-uncordon", args=[row.worker]))
+        Away(row.worker, _why(row), row.since, reverse("operator-models-uncordon", args=[row.worker]))
         for row in cordons.values()
         if row.worker not in running
     )
@@ -183,7 +183,7 @@ def _model(
         requests=requests,
         p95="–" if p95_ms is None else duration(p95_ms * 1000),
         late=p95_ms is not None and p95_ms > objective,
-        fleet_url=f"{_address('ops-fleet')}?model={spec.name}",
+        fleet_url=f"{_address('operator-fleet')}?model={spec.name}",
     )
 
 
@@ -206,7 +206,7 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
     drains = cordon is not None and cordon.drain
 
     def address(verb: str, *, shown: bool) -> str:
-        return reverse(f"ops-models-{verb}", args=[one.worker]) if shown else ""
+        return reverse(f"operator-models-{verb}", args=[one.worker]) if shown else ""
 
     return ReplicaRow(
         id=one.id,

@@ -21,7 +21,7 @@ from millrace.apps.operations.cordons import do_cordon, do_uncordon
 from millrace.apps.operations.models import Cordon
 
 PANELS = Panels(
-    "ops-models-panel",
+    "operator-models-panel",
     (
         Panel("models", "Models", "ops_models/models.html", page.models, every=30),
         Panel("replicas", "Replicas", "ops_models/replicas.html", page.replicas, every=5),
@@ -69,7 +69,7 @@ def uncordon(visit: PageContext) -> HttpResponse:
     given = _given(visit, "Uncordon", effect)
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_uncordon(worker)):
-            return done(visit, reverse("ops-models"), f"{worker} takes work again.")
+            return done(visit, reverse("operator-models"), f"{worker} takes work again.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 
@@ -94,21 +94,21 @@ def _withdraw(visit: PageContext, worker: str, submit: str, effect: str, *, drai
     given = _given(visit, submit, effect) | {"danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_cordon(worker, drain=drain, why=data["why"])):
-            return done(visit, reverse("ops-models"), f"{worker} gets no new work.")
+            return done(visit, reverse("operator-models"), f"{worker} gets no new work.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 
 
 def _given(visit: PageContext, submit: str, effect: str) -> dict[str, Any]:
-    back = reverse("ops-models")
+    back = reverse("operator-models")
     breadcrumbs = (Breadcrumb("Models and workers", back),)
     return {"action": visit.request.path, "submit": submit, "back": back, "effect": effect, "crumbs": breadcrumbs}
 
 
 urlpatterns = [
-    path("ops/models/", models, name="ops-models"),
-    path("ops/models/<str:worker>/cordon", cordon, name="ops-models-cordon"),
-    path("ops/models/<str:worker>/drain", drain, name="ops-models-drain"),
-    path("ops/models/<str:worker>/uncordon", uncordon, name="ops-models-uncordon"),
-    PANELS.operator_url("ops/models/"),
+    path("operator/models/", models, name="operator-models"),
+    path("operator/models/<str:worker>/cordon", cordon, name="operator-models-cordon"),
+    path("operator/models/<str:worker>/drain", drain, name="operator-models-drain"),
+    path("operator/models/<str:worker>/uncordon", uncordon, name="operator-models-uncordon"),
+    PANELS.operator_url("operator/models/"),
 ]

@@ -96,7 +96,7 @@ def find(visit: PageContext) -> PriceVersion:
             raise Http404
         return row
 
-    return visit.once("ops-prices-one", ask)
+    return visit.once("operator-prices-detail", ask)
 
 
 def head(visit: PageContext) -> PriceBookDetailHeader:
@@ -109,9 +109,9 @@ def head(visit: PageContext) -> PriceBookDetailHeader:
         version_of(visit, row, tenant_names([row.tenant_id])),
         prices=len(proposal.prices) if proposal else 0,
         models=len({model for model, _ in proposal.kinds}) if proposal else 0,
-        publish_url=visit.url("ops-prices-publish", row.pk) if is_draft and not is_own and not is_late else "",
-        discard_url=visit.url("ops-prices-discard", row.pk) if is_draft else "",
-        copy_url=f"{visit.url('ops-prices-csv')}?copy={row.pk}",
+        publish_url=visit.url("operator-prices-publish", row.pk) if is_draft and not is_own and not is_late else "",
+        discard_url=visit.url("operator-prices-discard", row.pk) if is_draft else "",
+        copy_url=f"{visit.url('operator-prices-csv')}?copy={row.pk}",
         is_own=is_own,
         is_late=is_late,
     )

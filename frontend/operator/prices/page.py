@@ -111,7 +111,7 @@ def asked(visit: PageContext) -> PriceBooksQuery:
             raise Http404
         return PriceBooksQuery(PriceBook.LIST if tenant else book or PriceBook.LIST, tenant, typed)
 
-    return visit.once("ops-prices", find)
+    return visit.once("operator-prices", find)
 
 
 def fields(visit: PageContext) -> PriceBooksFilters:
@@ -154,7 +154,8 @@ def in_force(visit: PageContext) -> InForce:
 def _change(visit: PageContext, now: PriceBooksQuery, model: str, found: Iterable[NewPrice]) -> str:
     """To the form, or to the CSV if a band or window makes it more than the form can say."""
     plain = all(is_plain(price) for price in found if price.model == model)
-    return f"{visit.url('ops-prices-model' if plain else 'ops-prices-csv')}?{urlencode(now.query | {'model': model})}"
+    url = visit.url("operator-prices-model" if plain else "operator-prices-csv")
+    return f"{url}?{urlencode(now.query | {'model': model})}"
 
 
 def is_plain(price: NewPrice) -> bool:
@@ -184,7 +185,7 @@ def version_of(visit: PageContext, row: PriceVersion, names: dict[int, str]) -> 
         state, level = "Scheduled", "warn"
     return PriceBooksVersion(
         title=f"Version {row.number}" if row.number else f"Draft {row.pk}",
-        url=visit.url("ops-prices-one", row.pk),
+        url=visit.url("operator-prices-detail", row.pk),
         whose=row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
         state=state,
         level=level,
@@ -248,4 +249,4 @@ def _time(minute: int, usual: int) -> str:
 
 
 def _address(visit: PageContext, **query: str) -> str:
-    return f"{visit.url('ops-prices')}?{urlencode(query)}"
+    return f"{visit.url('operator-prices')}?{urlencode(query)}"

@@ -22,14 +22,14 @@ from tenants.models import Tenant
 
 LISTED = 100  # of each kind that an import leaves out
 BOOK = Panels(
-    "ops-prices-panel",
+    "operator-prices-panel",
     (
         Panel("versions", "Versions", "ops_prices/versions.html", page.versions),
         Panel("in-force", "Prices in force", "ops_prices/in_force.html", page.in_force, every=0),
     ),
 )
 ONE = Panels(
-    "ops-prices-one-panel",
+    "operator-prices-detail-panel",
     (
         Panel("diff", "What changes", "ops_prices/diff.html", detail.diff, every=0),
         Panel("preview", "Last month at these prices", "ops_prices/preview.html", detail.rerated, every=0, lazy=True),
@@ -74,7 +74,7 @@ def _draft(visit: PageContext, form: forms.PriceBooksOwnerScope, title: str, tem
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: _propose(visit, data)):
             said = "The prices are drafted. Another operator publishes them."
-            return done(visit, visit.url("ops-prices-one", carried.value.pk), said)
+            return done(visit, visit.url("operator-prices-detail", carried.value.pk), said)
         return refused(visit, template, title, form, **given)
     return show(visit, template, title, form=form, **given)
 
@@ -115,7 +115,7 @@ def public(visit: PageContext) -> HttpResponse:
         )
         draft = forms.Csv(initial={"text": page.as_text(read.prices), "note": "Public price file"})
         models = len({price.model for price in read.prices})
-        shown = given | {"action": visit.url("ops-prices-csv"), "left": left, "models": models}
+        shown = given | {"action": visit.url("operator-prices-csv"), "left": left, "models": models}
         return show(visit, "ops_prices/imported.html", title, form=draft, prices=len(read.prices), **shown)
     return show(visit, "ops_prices/import.html", title, form=form, **given)
 
@@ -132,7 +132,7 @@ def publish(visit: PageContext) -> HttpResponse:
         Confirm(f"publish {row.pk}", posted(visit)),
         lambda _: do_publish_prices(row, by=visit.user),
         submit="Publish",
-        back=visit.url("ops-prices-one", row.pk),
+        back=visit.url("operator-prices-detail", row.pk),
         said=lambda made: f"Version {made.number} of {made.book} is published.",
         breadcrumbs=(_book(visit),),
         effect=f"{since}, {head.prices} prices of {head.models} models hold for {whom}. Published prices never change:"
@@ -151,7 +151,7 @@ def discard(visit: PageContext) -> HttpResponse:
         Confirm(f"discard {row.pk}", posted(visit)),
         lambda _: do_discard_prices(row, by=visit.user),
         submit="Discard",
-        back=visit.url("ops-prices-one", row.pk),
+        back=visit.url("operator-prices-detail", row.pk),
         said=lambda _: f"Draft {row.pk} is given up.",
         breadcrumbs=(_book(visit),),
         effect="It stays to be read, and can be copied to a new draft. It can no longer be published.",
@@ -160,11 +160,11 @@ def discard(visit: PageContext) -> HttpResponse:
 
 
 def _given(visit: PageContext) -> dict[str, Any]:
-    return {"action": visit.request.path, "back": visit.url("ops-prices"), "crumbs": (_book(visit),)}
+    return {"action": visit.request.path, "back": visit.url("operator-prices"), "crumbs": (_book(visit),)}
 
 
 def _book(visit: PageContext) -> Breadcrumb:
-    return Breadcrumb("Price book", visit.url("ops-prices"))
+    return Breadcrumb("Price book", visit.url("operator-prices"))
 
 
 def _whose(visit: PageContext) -> dict[str, Any]:
@@ -201,13 +201,13 @@ def _rows(visit: PageContext) -> dict[str, Any]:
 
 
 urlpatterns = [
-    path("ops/prices/", prices, name="ops-prices"),
-    path("ops/prices/model", model, name="ops-prices-model"),
-    path("ops/prices/csv", upload, name="ops-prices-csv"),
-    path("ops/prices/import", public, name="ops-prices-import"),
-    BOOK.operator_url("ops/prices/"),
-    path("ops/prices/<int:version>/", version, name="ops-prices-one"),
-    path("ops/prices/<int:version>/publish", publish, name="ops-prices-publish"),
-    path("ops/prices/<int:version>/discard", discard, name="ops-prices-discard"),
-    ONE.operator_url("ops/prices/<int:version>/"),
+    path("operator/prices/", prices, name="operator-prices"),
+    path("operator/prices/model", model, name="operator-prices-model"),
+    path("operator/prices/csv", upload, name="operator-prices-csv"),
+    path("operator/prices/import", public, name="operator-prices-import"),
+    BOOK.operator_url("operator/prices/"),
+    path("operator/prices/<int:version>/", version, name="operator-prices-detail"),
+    path("operator/prices/<int:version>/publish", publish, name="operator-prices-publish"),
+    path("operator/prices/<int:version>/discard", discard, name="operator-prices-discard"),
+    ONE.operator_url("operator/prices/<int:version>/"),
 ]

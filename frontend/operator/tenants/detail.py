@@ -181,7 +181,7 @@ def tenant_of(visit: PageContext) -> Tenant:
             raise Http404
         return found
 
-    return visit.once("ops-tenant", find)
+    return visit.once("operator-tenant", find)
 
 
 def head(visit: PageContext) -> TenantDetailHeader:
@@ -190,9 +190,9 @@ def head(visit: PageContext) -> TenantDetailHeader:
     return TenantDetailHeader(
         tenant,
         "To be purged" if tenant.purge_after else tenant.get_status_display(),
-        view_url=visit.url("ops-tenants-view", tenant.pk) if here else "",
-        suspend_url=visit.url("ops-tenants-suspend", tenant.pk) if here and served else "",
-        resume_url=visit.url("ops-tenants-resume", tenant.pk) if here and not served else "",
+        view_url=visit.url("operator-tenants-view", tenant.pk) if here else "",
+        suspend_url=visit.url("operator-tenants-suspend", tenant.pk) if here and served else "",
+        resume_url=visit.url("operator-tenants-resume", tenant.pk) if here and not served else "",
     )
 
 
@@ -241,9 +241,9 @@ def plan(visit: PageContext) -> Plan:
     live = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None)
     return Plan(
         book=assigned.book.name if assigned else PriceBook.LIST,
-        book_url=visit.url("ops-tenants-book", tenant.pk),
+        book_url=visit.url("operator-tenants-book", tenant.pk),
         own_prices=own.count(),
-        own_url=f"{visit.url('ops-prices')}?tenant={tenant.slug}",
+        own_url=f"{visit.url('operator-prices')}?tenant={tenant.slug}",
         commitments=", ".join(commitments(visit.now).get(tenant.pk, ())),
         billed_as=profile.name if profile else tenant.name,
         entity=profile.entity.name if profile else "",
@@ -266,7 +266,7 @@ def bounds(visit: PageContext) -> TenantDetailBounds:
                 room,
                 modes[room.mode],
                 "bad" if room.mode == "hard" and room.per_mille >= 1000 else "warn" if room.is_near else "",
-                visit.url("ops-tenants-raise", tenant.pk, room.id),
+                visit.url("operator-tenants-raise", tenant.pk, room.id),
                 room.raise_until is not None and room.raise_until > visit.now,
             )
             for room in rooms
@@ -305,7 +305,7 @@ def people(visit: PageContext) -> People:
         Person("", row.email, initials(row.email), Membership.Role(row.role).label, None, row.expires_at)
         for row in waiting.order_by("email")
     ]
-    return People(tuple(persons[:SHOWN]), max(0, len(persons) - SHOWN), visit.url("ops-tenants-invite", tenant.pk))
+    return People(tuple(persons[:SHOWN]), max(0, len(persons) - SHOWN), visit.url("operator-tenants-invite", tenant.pk))
 
 
 def credits(visit: PageContext) -> TenantDetailCredits:
@@ -317,7 +317,7 @@ def credits(visit: PageContext) -> TenantDetailCredits:
         for one in grants[:SHOWN]
     )
     left = Money.nano(sum(one.rest for one in grants))
-    return TenantDetailCredits(tuple(rows), left, visit.url("ops-billing-credit", tenant.slug))
+    return TenantDetailCredits(tuple(rows), left, visit.url("operator-billing-credit", tenant.slug))
 
 
 def _credit_left(tenant: Tenant, now: datetime) -> Money:
@@ -334,7 +334,7 @@ def invoices(visit: PageContext) -> tuple[InvoiceRow, ...]:
     return tuple(
         InvoiceRow(
             number=row.number or "Draft",
-            url=visit.link("ops-billing-one", row.pk),
+            url=visit.link("operator-billing-detail", row.pk),
             month=row.period.label,
             state=row.get_state_display() if row.kind == Invoice.Kind.INVOICE else row.get_kind_display(),
             level=levels.get(row.state, ""),
@@ -364,7 +364,7 @@ def log(visit: PageContext) -> TenantDetailLog:
     tenant = tenant_of(visit)
     rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:LATEST]
     changed = (
-        TenantDetailChanged(row.at, row.verb, row.actor, row.object_name, visit.url("ops-audit-one", row.pk))
+        TenantDetailChanged(row.at, row.verb, row.actor, row.object_name, visit.url("operator-audit-detail", row.pk))
         for row in rows
     )
-    return TenantDetailLog(tuple(changed), f"{visit.url('ops-audit')}?tenant={tenant.slug}")
+    return TenantDetailLog(tuple(changed), f"{visit.url('operator-audit')}?tenant={tenant.slug}")

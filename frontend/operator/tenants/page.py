@@ -161,13 +161,13 @@ def listed(visit: PageContext) -> TenantAdminListItem:
         newer_url=_address(visit, page=str(page - 1)) if page > 1 else "",
         older_url=_address(visit, page=str(page + 1)) if page * SIZE < len(found) else "",
         filtered=bool(_typed(visit) or visit.query.get("show")),
-        new_url=visit.url("ops-tenants-new"),
+        new_url=visit.url("operator-tenants-new"),
     )
 
 
 def _all(visit: PageContext) -> list[TenantAdminRow]:
     """Every tenant, once for all panels of the page; the number of queries is the same however many there are."""
-    return visit.once("ops-tenants", lambda: _read(visit))
+    return visit.once("operator-tenants", lambda: _read(visit))
 
 
 def _read(visit: PageContext) -> list[TenantAdminRow]:
@@ -179,7 +179,7 @@ def _read(visit: PageContext) -> list[TenantAdminRow]:
     return [
         TenantAdminRow(
             tenant=tenant,
-            url=visit.url("ops-tenants-one", tenant.pk),
+            url=visit.url("operator-tenants-detail", tenant.pk),
             plan=books.get(tenant.pk, PriceBook.LIST),
             commitments=", ".join(agreed[tenant.pk]),
             used=used.get(tenant.pk, none),
@@ -224,7 +224,7 @@ def _address(visit: PageContext, **changes: str) -> str:
     """The page with these filters changed."""
     asked = {name: visit.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
     given = {name: value for name, value in asked.items() if value}
-    return f"{visit.url('ops-tenants')}?{urlencode(given)}" if given else visit.url("ops-tenants")
+    return f"{visit.url('operator-tenants')}?{urlencode(given)}" if given else visit.url("operator-tenants")
 
 
 def _typed(visit: PageContext) -> str:

@@ -28,14 +28,14 @@ from tenants.models import Invitation, Membership, Tenant
 
 T = TypeVar("T")
 LIST = Panels(
-    "ops-tenants-panel",
+    "operator-tenants-panel",
     (
         Panel("figures", "All tenants", "ops_tenants/figures.html", page.figures, every=60),
         Panel("list", "Tenants", "ops_tenants/list.html", page.listed, every=60),
     ),
 )
 ONE = Panels(
-    "ops-tenants-one-panel",
+    "operator-tenants-detail-panel",
     (
         Panel("figures", "Figures", "ops_tenants/one_figures.html", detail.figures),
         Panel("spend", "Spend by day", "ops_tenants/spend.html", detail.spend, every=0),
@@ -55,7 +55,7 @@ def tenants(visit: PageContext) -> HttpResponse:
     given: dict[str, Any] = {
         "fields": page.fields(visit),
         "metering": metering(visit.now),
-        "new_url": visit.url("ops-tenants-new"),
+        "new_url": visit.url("operator-tenants-new"),
     }
     return show(visit, "ops_tenants/page.html", "Tenants", panels=LIST, **given)
 
@@ -73,7 +73,7 @@ def tenant(visit: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def new(visit: PageContext) -> HttpResponse:
     form = forms.NewTenant(posted(visit))
-    back = visit.url("ops-tenants")
+    back = visit.url("operator-tenants")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Create the tenant", "back": back}
     given["crumbs"] = (_tenants(visit),)
     if visit.request.method == "POST":
@@ -96,8 +96,8 @@ def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpRespons
         "tenant": found,
         "invitation": made,
         "link": invitations.link(made),
-        "files": "" if settings.email_url else settings.state_dir.absolute() / "mail",
-        "url": visit.url("ops-tenants-one", found.pk),
+        "files": "" if settings.email_url else settings.data_dir.absolute() / "mail",
+        "url": visit.url("operator-tenants-detail", found.pk),
     }
     return show(visit, "ops_tenants/invited.html", "Pass the link on", breadcrumbs=(_tenants(visit),), **given)
 
@@ -175,7 +175,7 @@ def book(visit: PageContext) -> HttpResponse:
 def invite(visit: PageContext) -> HttpResponse:
     found = _found(visit)
     form = forms.TenantAdminInvite(posted(visit))
-    back = visit.url("ops-tenants-one", found.pk)
+    back = visit.url("operator-tenants-detail", found.pk)
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
     given["crumbs"] = (_tenants(visit), Breadcrumb(found.name, back))
     title = f"Invite an owner of {found.name}"
@@ -198,8 +198,8 @@ def view(visit: PageContext) -> HttpResponse:
     given: dict[str, Any] = {
         "action": visit.request.get_full_path(),
         "submit": "View",
-        "back": visit.url("ops-tenants-one", found.pk),
-        "crumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("ops-tenants-one", found.pk))),
+        "back": visit.url("operator-tenants-detail", found.pk),
+        "crumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("operator-tenants-detail", found.pk))),
         "effect": f"You read the console as {found.name} does, for an hour at most, and can change nothing. The tenant"
         " sees in its audit log that you did, when and why.",
     }
@@ -215,8 +215,8 @@ def view(visit: PageContext) -> HttpResponse:
 def end_view(visit: PageContext) -> HttpResponse:
     found = impersonation.end(visit.request)
     if found is None:
-        return done(visit, visit.url("ops-tenants"), "The view had ended.")
-    return done(visit, visit.url("ops-tenants-one", found.tenant_id), f"You no longer view {found.name}.")
+        return done(visit, visit.url("operator-tenants"), "The view had ended.")
+    return done(visit, visit.url("operator-tenants-detail", found.tenant_id), f"You no longer view {found.name}.")
 
 
 def _found(visit: PageContext) -> Tenant:
@@ -236,26 +236,26 @@ def _ask(
     **given: Any,
 ) -> HttpResponse:
     """A form about the tenant, which leads back to its page."""
-    back = visit.url("ops-tenants-one", found.pk)
+    back = visit.url("operator-tenants-detail", found.pk)
     breadcrumbs = (_tenants(visit), Breadcrumb(found.name, back))
     return ask(visit, title, form, verb, submit=submit, back=back, said=said, breadcrumbs=breadcrumbs, **given)
 
 
 def _tenants(visit: PageContext) -> Breadcrumb:
-    return Breadcrumb("Tenants", visit.url("ops-tenants"))
+    return Breadcrumb("Tenants", visit.url("operator-tenants"))
 
 
 urlpatterns = [
-    path("ops/tenants/", tenants, name="ops-tenants"),
-    path("ops/tenants/new", new, name="ops-tenants-new"),
-    path("ops/tenants/view/end", end_view, name="ops-tenants-view-end"),
-    LIST.operator_url("ops/tenants/"),
-    path("ops/tenants/<int:tenant>/", tenant, name="ops-tenants-one"),
-    path("ops/tenants/<int:tenant>/suspend", suspend, name="ops-tenants-suspend"),
-    path("ops/tenants/<int:tenant>/resume", resume, name="ops-tenants-resume"),
-    path("ops/tenants/<int:tenant>/book", book, name="ops-tenants-book"),
-    path("ops/tenants/<int:tenant>/invite", invite, name="ops-tenants-invite"),
-    path("ops/tenants/<int:tenant>/view", view, name="ops-tenants-view"),
-    path("ops/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="ops-tenants-raise"),
-    ONE.operator_url("ops/tenants/<int:tenant>/"),
+    path("operator/tenants/", tenants, name="operator-tenants"),
+    path("operator/tenants/new", new, name="operator-tenants-new"),
+    path("operator/tenants/view/end", end_view, name="operator-tenants-view-end"),
+    LIST.operator_url("operator/tenants/"),
+    path("operator/tenants/<int:tenant>/", tenant, name="operator-tenants-detail"),
+    path("operator/tenants/<int:tenant>/suspend", suspend, name="operator-tenants-suspend"),
+    path("operator/tenants/<int:tenant>/resume", resume, name="operator-tenants-resume"),
+    path("operator/tenants/<int:tenant>/book", book, name="operator-tenants-book"),
+    path("operator/tenants/<int:tenant>/invite", invite, name="operator-tenants-invite"),
+    path("operator/tenants/<int:tenant>/view", view, name="operator-tenants-view"),
+    path("operator/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="operator-tenants-raise"),
+    ONE.operator_url("operator/tenants/<int:tenant>/"),
 ]

@@ -112,7 +112,7 @@ def user_list(visit: PageContext) -> UserList:
         tuple(
             UserRow(
                 user,
-                visit.url("ops-users-one", user.pk),
+                visit.url("operator-users-detail", user.pk),
                 initials(user.name or user.email),
                 user.has_factor,
                 counts.get(user.pk, 0),
@@ -137,7 +137,7 @@ def user_of(visit: PageContext) -> User:
             raise Http404
         return found
 
-    return visit.once("ops-user", find)
+    return visit.once("operator-user", find)
 
 
 def user_page(visit: PageContext) -> UserPage:
@@ -152,7 +152,7 @@ def user_page(visit: PageContext) -> UserPage:
         ("Reactivate", "reactivate", "play", not user.is_active),
     )
     actions = (
-        UserAction(label, visit.url(f"ops-users-{name}", user.pk), icon)
+        UserAction(label, visit.url(f"operator-users-{name}", user.pk), icon)
         for label, name, icon, is_possible in offered
         if is_possible and not is_you
     )
@@ -167,7 +167,7 @@ def memberships(visit: PageContext) -> tuple[MembershipRow, ...]:
         MembershipRow(
             row.tenant.name,
             row.tenant.slug,
-            visit.url("ops-tenants-one", row.tenant_id),
+            visit.url("operator-tenants-detail", row.tenant_id),
             row.get_role_display(),
             row.created_at,
         )
@@ -179,7 +179,7 @@ def changes(visit: PageContext) -> tuple[UserChange, ...]:
     """The latest audit entries about the user's login."""
     rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(visit).pk)
     latest = rows.order_by("-pk")[:MAX_CHANGES]
-    return tuple(UserChange(row.at, row.verb, row.actor, visit.url("ops-audit-one", row.pk)) for row in latest)
+    return tuple(UserChange(row.at, row.verb, row.actor, visit.url("operator-audit-detail", row.pk)) for row in latest)
 
 
 def _users() -> QuerySet[Any]:
@@ -193,4 +193,4 @@ def _typed(visit: PageContext) -> str:
 
 def _url(visit: PageContext, typed: str, chosen: str) -> str:
     given = {name: value for name, value in (("q", typed), ("show", chosen)) if value}
-    return f"{visit.url('ops-users')}?{urlencode(given)}" if given else visit.url("ops-users")
+    return f"{visit.url('operator-users')}?{urlencode(given)}" if given else visit.url("operator-users")

@@ -18,9 +18,9 @@ from frontend.operator.users import page
 from tenants import actions
 from tenants.models import User
 
-LIST = Panels("ops-users-panel", (Panel("list", "Users", "ops_users/list.html", page.user_list, every=0),))
+LIST = Panels("operator-users-panel", (Panel("list", "Users", "ops_users/list.html", page.user_list, every=0),))
 ONE = Panels(
-    "ops-users-one-panel",
+    "operator-users-detail-panel",
     (
         Panel("memberships", "Tenants", "ops_users/memberships.html", page.memberships, every=0),
         Panel("changes", "Latest changes", "ops_users/changes.html", page.changes, every=0),
@@ -105,7 +105,7 @@ def _form(action: Action) -> Callable[..., HttpResponse]:
     def view(visit: PageContext) -> HttpResponse:
         with visit.scope():
             found = page.user_of(visit)
-        email, back = found.email, visit.url("ops-users-one", found.pk)
+        email, back = found.email, visit.url("operator-users-detail", found.pk)
         return ask(
             visit,
             action.title.format(email),
@@ -123,16 +123,16 @@ def _form(action: Action) -> Callable[..., HttpResponse]:
 
 
 def _users(visit: PageContext) -> Breadcrumb:
-    return Breadcrumb("Users", visit.url("ops-users"))
+    return Breadcrumb("Users", visit.url("operator-users"))
 
 
 urlpatterns = [
-    path("ops/users/", users, name="ops-users"),
-    LIST.operator_url("ops/users/"),
-    path("ops/users/<int:user>/", user, name="ops-users-one"),
-    ONE.operator_url("ops/users/<int:user>/"),
+    path("operator/users/", users, name="operator-users"),
+    LIST.operator_url("operator/users/"),
+    path("operator/users/<int:user>/", user, name="operator-users-detail"),
+    ONE.operator_url("operator/users/<int:user>/"),
     *(
-        path(f"ops/users/<int:user>/{name}", _form(action), name=f"ops-users-{name}")
+        path(f"operator/users/<int:user>/{name}", _form(action), name=f"operator-users-{name}")
         for name, action in ACTIONS.items()
     ),
 ]

@@ -231,9 +231,9 @@ if (form) {
     const body = { model, messages: messagesWith(turns), ...settings() };
     const json = JSON.stringify(body, null, 2);
     const quoted = json.replaceAll("'", "'\\''");
-    $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
+    $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
     const more = Object.entries(settings()).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${value},\n`).join("");
-    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(answer.choices[0].message.content)`;
+    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(answer.choices[0].message.content)`;
   };
   const held = () => {
     const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);

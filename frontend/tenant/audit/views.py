@@ -14,7 +14,7 @@ from tenants.permissions import Permission
 
 
 def _log(visit: PageContext) -> audit_log.AuditLogPanel:
-    return audit_log.log(visit, "audit-one")
+    return audit_log.log(visit, "audit-detail")
 
 
 PANELS = Panels("audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
@@ -28,7 +28,7 @@ def audit(visit: PageContext) -> HttpResponse:
 @tenant_page(Permission.AUDIT_READ)
 def one(visit: PageContext) -> HttpResponse:
     with visit.scope():
-        detail = audit_log.detail(visit, visit.arguments["entry"], "audit-one")
+        detail = audit_log.detail(visit, visit.arguments["entry"], "audit-detail")
     if detail is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Audit log", visit.url("audit")),)
@@ -37,6 +37,6 @@ def one(visit: PageContext) -> HttpResponse:
 
 urlpatterns = [
     path("t/<slug:slug>/audit/", audit, name="audit"),
-    path("t/<slug:slug>/audit/<int:entry>", one, name="audit-one"),
+    path("t/<slug:slug>/audit/<int:entry>", one, name="audit-detail"),
     PANELS.tenant_url("t/<slug:slug>/audit/", Permission.AUDIT_READ),
 ]

@@ -63,7 +63,7 @@ def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...
         what = f"Forecast {BudgetAmount.whole(unit, row.forecast or 0).text}"
     return BudgetAlertRow(
         row.budget.name,
-        visit.url("budgets-one", row.budget_id) if row.budget.active else "",
+        visit.url("budgets-detail", row.budget_id) if row.budget.active else "",
         what,
         "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
         BudgetAmount.whole(unit, row.used),

@@ -211,7 +211,7 @@ def _row(visit: PageContext, one: BudgetPageStatus, sent: set[str], *, writes: b
         notes.append("shortens answers that do not fit")
     return BudgetTreeRow(
         name=budget.name,
-        url=visit.url("budgets-one", budget.pk),
+        url=visit.url("budgets-detail", budget.pk),
         raise_url=visit.url("budgets-raise", budget.pk) if writes else "",
         edit_url=visit.url("budgets-edit", budget.pk) if writes else "",
         mode=MODES[budget.mode],

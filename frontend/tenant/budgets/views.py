@@ -37,7 +37,7 @@ PANELS = Panels(
     ),
 )
 ONE = Panels(
-    "budgets-one-panel",
+    "budgets-detail-panel",
     (
         Panel("now", "The period under way", "budgets/now.html", detail.now, every=10),
         Panel("past", "Periods", "budgets/past.html", detail.past, every=60),
@@ -88,7 +88,7 @@ def new_budget(visit: PageContext) -> HttpResponse:
 def edit_budget(visit: PageContext) -> HttpResponse:
     row = _active(visit)
     form = BudgetForm(posted(visit), row)
-    back = visit.url("budgets-one", row.pk)
+    back = visit.url("budgets-detail", row.pk)
     given = _given(visit, "Save", back, row) | {"try_url": f"{visit.url('budgets-try')}?budget={row.pk}"}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: do_change_budget(row, **form.chosen())):
@@ -108,7 +108,7 @@ def raise_budget(visit: PageContext) -> HttpResponse:
         "until": (ends - timedelta(seconds=1)).astimezone(visit.zone).date(),
     }
     form = RaiseForm(row.unit, visit.zone, posted(visit), initial)
-    back = visit.url("budgets-one", row.pk)
+    back = visit.url("budgets-detail", row.pk)
     given = _given(visit, "Raise limit", back, row) | {"standing": standing}
 
     def raise_it(data: dict[str, Any]) -> Budget:
@@ -127,7 +127,7 @@ def raise_budget(visit: PageContext) -> HttpResponse:
 def lower_budget(visit: PageContext) -> HttpResponse:
     """End a raise before its time."""
     row = _active(visit)
-    back = visit.url("budgets-one", row.pk)
+    back = visit.url("budgets-detail", row.pk)
     form = django_forms.Form(posted(visit))
     effect = (
         f"The limit of {row.name} is {BudgetAmount.whole(row.unit, row.amount).text} again, within a second everywhere."
@@ -147,7 +147,7 @@ def remove_budget(visit: PageContext) -> HttpResponse:
     hard = " What it refused passes within a second." if row.mode == Budget.Mode.HARD else ""
     owner = whose(row).label
     effect = f"{row.name} bounds nothing any more ({owner[0].lower()}{owner[1:]}), and alerts no more.{hard}"
-    given = _given(visit, "Remove budget", visit.url("budgets-one", row.pk), row)
+    given = _given(visit, "Remove budget", visit.url("budgets-detail", row.pk), row)
     given |= {"effect": f"{effect} What it counted is kept.", "danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_remove_budget(row)):
@@ -184,7 +184,7 @@ def _active(visit: PageContext) -> Budget:
 
 def breadcrumbs(visit: PageContext, row: Budget | None = None) -> tuple[Breadcrumb, ...]:
     found = (Breadcrumb("Budgets and quotas", visit.url("budgets")),)
-    return (*found, Breadcrumb(row.name, visit.url("budgets-one", row.pk))) if row else found
+    return (*found, Breadcrumb(row.name, visit.url("budgets-detail", row.pk))) if row else found
 
 
 def _given(visit: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
@@ -198,7 +198,7 @@ urlpatterns = [
     path("t/<slug:slug>/budgets/new", new_budget, name="budgets-new"),
     path("t/<slug:slug>/budgets/try", try_budget, name="budgets-try"),
     PANELS.tenant_url("t/<slug:slug>/budgets/", READS),
-    path("t/<slug:slug>/budgets/<int:budget>/", budget, name="budgets-one"),
+    path("t/<slug:slug>/budgets/<int:budget>/", budget, name="budgets-detail"),
     path("t/<slug:slug>/budgets/<int:budget>/edit", edit_budget, name="budgets-edit"),
     path("t/<slug:slug>/budgets/<int:budget>/raise", raise_budget, name="budgets-raise"),
     path("t/<slug:slug>/budgets/<int:budget>/lower", lower_budget, name="budgets-lower"),

@@ -137,7 +137,7 @@ def _row(visit: PageContext, invoice: Invoice, owed: Money) -> InvoiceListingRow
     return InvoiceListingRow(
         invoice.number or "Draft",
         "Credit note" if invoice.gives_back else "Invoice",
-        visit.url("invoices-one", invoice.pk),
+        visit.url("invoices-detail", invoice.pk),
         month_of(invoice.period, invoice.entity.time_zone),
         state_of(invoice, today_of(invoice, visit.now), owed),
         invoice.issued_at,

@@ -58,7 +58,7 @@ PANELS = Panels(
     ),
 )
 CHECKS = Panels(
-    "invoices-one-panel",
+    "invoices-detail-panel",
     (Panel("check", "The check against usage", "invoices/check.html", _check, every=0, lazy=True),),
 )
 
@@ -103,8 +103,8 @@ def line(visit: PageContext) -> HttpResponse:
         if row is None:
             raise Http404
         here = visit.url("invoices-line", found.pk, row.position)
-        told = traced(visit, found, row, here, "requests-one")
-    name, up = found.number or "Draft", visit.url("invoices-one", found.pk)
+        told = traced(visit, found, row, here, "requests-detail")
+    name, up = found.number or "Draft", visit.url("invoices-detail", found.pk)
     breadcrumbs = (*_crumbs(visit), Breadcrumb(name, up))
     return show(
         visit, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, told=told, up=up, name=name
@@ -158,7 +158,7 @@ def _document(visit: PageContext, found: Invoice) -> Document:
             lines_of(found),
             visit.now,
             line_url=line_url,
-            invoice_url=lambda pk: visit.url("invoices-one", pk),
+            invoice_url=lambda pk: visit.url("invoices-detail", pk),
         )
 
 
@@ -170,7 +170,7 @@ urlpatterns = [
     path("t/<slug:slug>/invoices/", invoices, name="invoices"),
     PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),
     path("t/<slug:slug>/invoices/upcoming", upcoming, name="invoices-upcoming"),
-    path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-one"),
+    path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-detail"),
     path("t/<slug:slug>/invoices/<int:invoice>/lines/<int:line>", line, name="invoices-line"),
     path("t/<slug:slug>/invoices/<int:invoice>/files/<slug:form>", file, name="invoices-file"),
     CHECKS.tenant_url("t/<slug:slug>/invoices/<int:invoice>/", NEEDS),

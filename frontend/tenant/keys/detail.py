@@ -127,7 +127,7 @@ def head(visit: PageContext) -> KeyDetailHeader:
         visit.url("keys-rotate", key.pk) if writes and key.is_live and next_one is None else "",
         visit.url("keys-revoke", key.pk) if writes and key.revoked_at is None else "",
         f"{visit.url('playground')}?key={key.pk}" if writes and key.is_live and "inference" in key.scopes else "",
-        visit.url("keys-one", next_one.pk) if next_one else "",
+        visit.url("keys-detail", next_one.pk) if next_one else "",
     )
 
 
@@ -185,7 +185,7 @@ def latest(visit: PageContext) -> Latest:
         tuple(
             RequestRow(
                 listed.record.request_id,
-                visit.url("requests-one", listed.record.request_id),
+                visit.url("requests-detail", listed.record.request_id),
                 listed.record.at,
                 Verdict(listed.record.verdict).label,
                 _KINDS.get(Verdict(listed.record.verdict), ""),

@@ -209,7 +209,7 @@ def _row(
     return KeyListRow(
         name=key.name,
         prefix=f"{key.prefix}…",
-        url=visit.url("keys-one", key.pk),
+        url=visit.url("keys-detail", key.pk),
         project=key.project.name,
         owner=owner(key),
         scopes=", ".join(key.scopes),

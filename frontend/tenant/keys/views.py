@@ -32,7 +32,7 @@ PANELS = Panels(
     ),
 )
 ONE = Panels(
-    "keys-one-panel",
+    "keys-detail-panel",
     (
         Panel("figures", "Key figures", "keys/figures.html", detail.figures),
         Panel("bounds", "Limits and budgets", "keys/bounds.html", detail.bounds, every=10),
@@ -85,7 +85,7 @@ def edit_key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
         form = KeyForm(visit, posted(visit), row)
-    back = visit.url("keys-one", row.pk)
+    back = visit.url("keys-detail", row.pk)
     given = _given(visit, "Save", back, effect="It holds in every gateway within a second.", row=row)
     title = f"Edit {row.name}"
     if visit.request.method == "POST":
@@ -109,7 +109,7 @@ def rotate_key(visit: PageContext) -> HttpResponse:
         row = _changeable(visit)
     form = Rotation(posted(visit))
     effect = f"You get a new secret that may do what {row.name} may, with the same limits. The old one then expires."
-    given = _given(visit, "Rotate", visit.url("keys-one", row.pk), effect=effect, row=row)
+    given = _given(visit, "Rotate", visit.url("keys-detail", row.pk), effect=effect, row=row)
 
     def rotate(data: dict[str, Any]) -> tuple[ApiKey, str]:
         return actions.do_rotate_api_key(row, timedelta(hours=int(data["overlap"])), created_by=visit.user)
@@ -128,7 +128,7 @@ def revoke_key(visit: PageContext) -> HttpResponse:
         spent = page.spending(visit, "key").get(row.pk)
     effect = revoking(row, spent["completed"] + spent["cancelled"] if spent else 0)
     form = Confirm(row.name, posted(visit))
-    back = visit.url("keys-one", row.pk)
+    back = visit.url("keys-detail", row.pk)
     given = _given(visit, "Disable key", back, effect=effect, row=row) | {"danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: actions.do_revoke_api_key(row)):
@@ -196,7 +196,7 @@ def _secret(visit: PageContext, row: ApiKey, secret: str) -> HttpResponse:
         "secret": secret,
         "model": (row.allowed_models or [model.name for model in platform_settings().models])[0],
         "base_url": platform_settings().base_url,
-        "url": visit.url("keys-one", row.pk),
+        "url": visit.url("keys-detail", row.pk),
         "keys_url": visit.url("keys"),
     }
     return show(visit, "keys/secret.html", "Copy the key now", breadcrumbs=_crumbs(visit), **given)
@@ -204,7 +204,7 @@ def _secret(visit: PageContext, row: ApiKey, secret: str) -> HttpResponse:
 
 def _crumbs(visit: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:
     found = (Breadcrumb("API keys", visit.url("keys")),)
-    return (*found, Breadcrumb(row.name, visit.url("keys-one", row.pk))) if row else found
+    return (*found, Breadcrumb(row.name, visit.url("keys-detail", row.pk))) if row else found
 
 
 def _given(
@@ -226,7 +226,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/", keys, name="keys"),
     path("t/<slug:slug>/keys/new", new_key, name="keys-new"),
     PANELS.tenant_url("t/<slug:slug>/keys/", Permission.KEYS_READ),
-    path("t/<slug:slug>/keys/<int:key>/", key, name="keys-one"),
+    path("t/<slug:slug>/keys/<int:key>/", key, name="keys-detail"),
     path("t/<slug:slug>/keys/<int:key>/edit", edit_key, name="keys-edit"),
     path("t/<slug:slug>/keys/<int:key>/rotate", rotate_key, name="keys-rotate"),
     path("t/<slug:slug>/keys/<int:key>/disable", revoke_key, name="keys-revoke"),

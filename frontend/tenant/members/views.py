@@ -161,7 +161,7 @@ def _unsent() -> str:
     """Where the mail is if none goes out. Inviters are not shown its link: who has it is taken to be the invited."""
     if platform_settings().email_url:
         return ""
-    return " No mail server is set: the operator finds the mail in the platform’s state folder, and passes it on."
+    return " No mail server is set: the operator finds the mail in the platform’s data directory, and passes it on."
 
 
 def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Snippets:
         if self.embeds:
             path, body = "embeddings", '"input": "Hello!"'
         return f"""curl {self.base_url}/{path} \\
-  -H "Authorization: Bearer $MILLRACE_KEY" \\
+  -H "Authorization: Bearer $MILLRACE_API_KEY" \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "{self.model}", {body}}}'"""
 
@@ -86,7 +86,7 @@ print(answer.choices[0].message.content)"""
 
 from openai import OpenAI
 
-client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_KEY"])
+client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_API_KEY"])
 {ask}"""
 
 
@@ -129,7 +129,7 @@ def _model(
         can=VECTORS if embeds else ANSWERS,
         prices=prices.get(spec.name, ()),
         aliases=tuple(aliases.get(spec.name, ())),
-        one_url=visit.url("models-one", spec.name),
+        one_url=visit.url("models-detail", spec.name),
         playground_url=f"{play}?{urlencode({'model': spec.name})}" if play else "",
     )
 
@@ -153,7 +153,7 @@ def _aliases(visit: PageContext) -> Mapping[str, list[Alias]]:
             named = policy.parse(row.body).models
         except ValueError:
             continue  # of a release that knew other rules
-        url = visit.link("routing-one", row.pk) if visit.may(Permission.POLICIES_READ) else ""
+        url = visit.link("routing-detail", row.pk) if visit.may(Permission.POLICIES_READ) else ""
         for model in named:
             found[model].append(Alias(row.name, url))
     return found

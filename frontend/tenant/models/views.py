@@ -30,6 +30,6 @@ def one(visit: PageContext) -> HttpResponse:
 
 urlpatterns = [
     path("t/<slug:slug>/models/", models, name="models"),
-    path("t/<slug:slug>/models/<str:model>", one, name="models-one"),
+    path("t/<slug:slug>/models/<str:model>", one, name="models-detail"),
     PANELS.tenant_url("t/<slug:slug>/models/"),
 ]

@@ -102,7 +102,7 @@ def _key(
     return OverviewKeyRow(
         name=key.name if key else f"Key {row['key_id']}, deleted",
         prefix=f"{key.prefix}…" if key else "",
-        url=visit.link("keys-one", key.pk) if key else "",
+        url=visit.link("keys-detail", key.pk) if key else "",
         tokens=all_input(row) + row["output"],
         hit=share(row["cache_read"], all_input(row)),
         hit_tokens=row["cache_read"],

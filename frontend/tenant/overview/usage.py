@@ -14,7 +14,7 @@ from frontend.core.charts import total as summed
 from frontend.core.date_ranges import DateRange, days_of, span_of
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
-from millrace.apps.records.selectors import Rates, rates, ttft_objective_ms
+from millrace.apps.records.selectors import Rates, rates, ttft_slo_ms
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 _HOURS = 48
@@ -210,7 +210,7 @@ def first_token(visit: PageContext) -> FirstToken:
     hours = [start + i * _HOUR for i in range(_HOURS)]
     halves = [found[at].ttft_p50_ms if at in found else None for at in hours]
     slow = [found[at].ttft_p95_ms if at in found else None for at in hours]
-    goal = ttft_objective_ms() * 1000
+    goal = ttft_slo_ms() * 1000
     series = (
         Series("p50", "p50", _micros(halves), total=_told(went.total.ttft_p50_ms)),
         Series("p95", "p95", _micros(slow), total=_told(went.total.ttft_p95_ms)),

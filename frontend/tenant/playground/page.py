@@ -78,7 +78,7 @@ def playground(visit: PageContext) -> Playground:
             "base_url": f"{platform_settings().base_url}/v1",
             "ticket": visit.url("playground-ticket"),
             "budgets": visit.link("budgets"),
-            "request": visit.link("requests-one", "-id-"),
+            "request": visit.link("requests-detail", "-id-"),
             "served": {name: targets[0] for name, targets in _policies(visit).items()},
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },

@@ -192,11 +192,11 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
         saved=Money(found.saved_femto),
         content=_content(found),
         keeps_content=visit.tenant.keep_content_days > 0,
-        others=tuple((visit.url("requests-one", each.request_id), each.request_id) for each in _replays(found)),
+        others=tuple((visit.url("requests-detail", each.request_id), each.request_id) for each in _replays(found)),
         replay_url=_replay(visit, found),
         recorded=record is not None,
         writing=_writing(visit, found),
-        url=visit.url("requests-one", found.request_id),
+        url=visit.url("requests-detail", found.request_id),
     )
 
 

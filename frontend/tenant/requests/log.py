@@ -166,7 +166,7 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
     prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
     return RequestLogRow(
         record.request_id,
-        visit.url("requests-one", record.request_id),
+        visit.url("requests-detail", record.request_id),
         record.at,
         Verdict(record.verdict).label,
         KINDS[record.verdict],
@@ -203,7 +203,7 @@ def figures(visit: PageContext) -> RequestLogStats:
     """How the span's requests went; no filter but the span counts here."""
     span = span_of(visit)
     found = selectors.rates(visit.tenant.pk, span.start, span.end, "day")
-    total, objective = found.total, selectors.ttft_objective_ms()
+    total, objective = found.total, selectors.ttft_slo_ms()
     return RequestLogStats(
         total.requests,
         share(total.failed, total.requests),

@@ -43,5 +43,5 @@ def request(visit: PageContext) -> HttpResponse:
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
     PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
-    path("t/<slug:slug>/requests/<str:name>", request, name="requests-one"),
+    path("t/<slug:slug>/requests/<str:name>", request, name="requests-detail"),
 ]

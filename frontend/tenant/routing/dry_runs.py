@@ -112,7 +112,7 @@ def _moved(visit: PageContext, one: _Tried) -> Moved:
     record = one.record
     return Moved(
         request_id=record.request_id,
-        url=visit.link("requests-one", record.request_id),
+        url=visit.link("requests-detail", record.request_id),
         at=record.at,
         prompt_tokens=record.prompt_tokens or 0,
         was=one.was,

@@ -130,7 +130,7 @@ def one(visit: PageContext, row: RoutingPolicy) -> One:
                 each.created_at,
                 _by(each),
                 each.pk == row.pk,
-                visit.url("routing-one", each.pk),
+                visit.url("routing-detail", each.pk),
             )
             for each in rows
         ),
@@ -163,7 +163,7 @@ def _name(visit: PageContext, row: RoutingPolicy) -> RoutingName:
         rules, models = len(found.rules), found.models
     except ValueError:
         rules, models = 0, ()
-    url = visit.url("routing-one", row.pk)
+    url = visit.url("routing-detail", row.pk)
     return RoutingName(row.name, row.version, row.active, rules, models, row.created_at, _by(row), url)
 
 

@@ -78,7 +78,7 @@ def edit(visit: PageContext) -> HttpResponse:
             form.add_error(None, str(exc))
         else:
             said = f"{made.name} is version {made.version} now, within a second everywhere."
-            return done(visit, visit.url("routing-one", made.pk), said)
+            return done(visit, visit.url("routing-detail", made.pk), said)
     typed = {name: form[name].value() or "" for name in ("name", "body")}
     with visit.scope():
         checked = checking.check(visit, typed["name"], typed["body"])
@@ -162,7 +162,7 @@ urlpatterns = [
     path(_ROOT, routing, name="routing"),
     path(f"{_ROOT}edit", edit, name="routing-edit"),
     path(f"{_ROOT}check", check, name="routing-check"),
-    path(f"{_ROOT}<int:policy>", one, name="routing-one"),
+    path(f"{_ROOT}<int:policy>", one, name="routing-detail"),
     path(f"{_ROOT}<int:policy>/revert", revert, name="routing-revert"),
     path(f"{_ROOT}<int:policy>/withdraw", withdraw, name="routing-withdraw"),
     PANELS.tenant_url(_ROOT, Permission.POLICIES_READ),

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from billing.models import BillingEntity, BillingProfile
 from frontend.core.page_context import PageContext
-from millrace.apps.records.selectors import ttft_objective_ms
+from millrace.apps.records.selectors import ttft_slo_ms
 from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -24,7 +24,7 @@ class General:
     since: datetime
     purge_after: datetime | None
     ttft_us: int  # what the time to the first token is held to
-    record_days: int
+    request_log_retention_days: int
     content_days: int
 
 
@@ -121,7 +121,7 @@ def _general(tenant: Tenant) -> General:
         badge=badge,
         since=tenant.created_at,
         purge_after=tenant.purge_after,
-        ttft_us=ttft_objective_ms() * 1000,
-        record_days=platform_settings().record_days,
+        ttft_us=ttft_slo_ms() * 1000,
+        request_log_retention_days=platform_settings().request_log_retention_days,
         content_days=tenant.keep_content_days,
     )

@@ -175,7 +175,7 @@ def _endpoint(visit: PageContext, row: WebhookEndpoint) -> Endpoint:
         two_secrets_until=until,
         last_at=at,
         last=Answer("", "") if at is None else _said(status, error or ""),
-        one_url=visit.url("webhooks-one", row.pk),
+        one_url=visit.url("webhooks-detail", row.pk),
     )
 
 

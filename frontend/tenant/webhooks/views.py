@@ -63,7 +63,7 @@ def one(visit: PageContext) -> HttpResponse:
         found = page.endpoint(visit, visit.arguments["endpoint"])
     if found is None:
         raise Http404
-    verbs = ("edit", "rotate", "test", "switch", "delete")
+    verbs = ("edit", "rotate", "test", "toggle", "delete")
     urls = {verb: visit.url(f"webhooks-{verb}", visit.arguments["endpoint"]) for verb in verbs}
     log_url = f"{visit.url('webhooks')}?endpoint={visit.arguments['endpoint']}"
     given: dict[str, Any] = {
@@ -143,7 +143,7 @@ def test(visit: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def switch(visit: PageContext) -> HttpResponse:
+def toggle(visit: PageContext) -> HttpResponse:
     """Disable an endpoint, or have it get events again."""
     row = _endpoint(visit)
     verb = "Disable" if row.active else "Enable"
@@ -227,11 +227,11 @@ _ROOT = "t/<slug:slug>/webhooks/"
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
     path(f"{_ROOT}new", new, name="webhooks-new"),
-    path(f"{_ROOT}<int:endpoint>/", one, name="webhooks-one"),
+    path(f"{_ROOT}<int:endpoint>/", one, name="webhooks-detail"),
     path(f"{_ROOT}<int:endpoint>/edit", edit, name="webhooks-edit"),
     path(f"{_ROOT}<int:endpoint>/rotate", rotate, name="webhooks-rotate"),
     path(f"{_ROOT}<int:endpoint>/test", test, name="webhooks-test"),
-    path(f"{_ROOT}<int:endpoint>/switch", switch, name="webhooks-switch"),
+    path(f"{_ROOT}<int:endpoint>/toggle", toggle, name="webhooks-toggle"),
     path(f"{_ROOT}<int:endpoint>/delete", delete, name="webhooks-delete"),
     path(f"{_ROOT}deliveries/<int:delivery>", delivery, name="webhooks-delivery"),
     path(f"{_ROOT}deliveries/<int:delivery>/replay", replay, name="webhooks-replay"),

@@ -73,7 +73,7 @@ def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, 
     sizing = KVSizing(token_bytes, config.block_size, num_blocks, max_model_len)
     if config.num_blocks is None and not sizing.longest_requests:
         needed = -(-sizing.blocks_for(max_model_len) * sizing.block_bytes // (1 << 20))
-        way_out = f"give it {needed} MiB or more (MILLRACE_KV_MEMORY={needed}MiB)"
+        way_out = f"give it {needed} MiB or more (MILLRACE_KV_CACHE_BYTES={needed}MiB)"
         if sizing.num_blocks:
             way_out += (
                 f", or serve shorter requests (?max_model_len={sizing.num_tokens} after the model's source in"

@@ -18,15 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     options = _parser().parse_args(arguments)
-    if options.command == "settings":
+    if options.command == "config":
         if options.write:
             document = Path(options.write)
             document.write_text(rewritten(document.read_text(encoding="utf-8")), encoding="utf-8")
         else:
             print(as_markdown() if options.markdown else as_text())
         return
-    if options.state:
-        os.environ["MILLRACE_STATE_DIR"] = str(Path(options.state).expanduser().absolute())
+    if options.data_dir:
+        os.environ["MILLRACE_DATA_DIR"] = str(Path(options.data_dir).expanduser().absolute())
     if options.port:
         os.environ["MILLRACE_PORT"] = options.port
     from millrace.cli.up import up  # here, so that --help is quick
@@ -44,10 +44,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=as_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    up.add_argument("--state", metavar="DIR", help="folder for all data and logs (MILLRACE_STATE_DIR)")
+    up.add_argument("--data-dir", metavar="DIR", help="directory for all data and logs (MILLRACE_DATA_DIR)")
     up.add_argument("--port", metavar="N", help="port the gateway listens on (MILLRACE_PORT)")
     up.add_argument("--check", action="store_true", help="run the checks alone, and start nothing")
-    settings = commands.add_parser("settings", help="list every setting", description="List every setting.")
-    settings.add_argument("--markdown", action="store_true", help="as the table in docs/configuration.md")
-    settings.add_argument("--write", metavar="FILE", help="put that table between its marks in this document")
+    config = commands.add_parser("config", help="list all settings", description="List all settings.")
+    config.add_argument("--markdown", action="store_true", help="as the table in docs/configuration.md")
+    config.add_argument("--write", metavar="FILE", help="put that table between its marks in this document")
     return parser

@@ -11,7 +11,7 @@ import sys
 from inference_worker.contract import env
 from inference_worker.contract.settings import ModelSpec, SharedSettings
 from inference_worker.models.model_source import ModelError, ensure_model
-from millrace.conf.environment import state_dir
+from millrace.conf.environment import data_dir
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
             print(name, done, total, flush=True)
 
         try:
-            ensure_model(spec, state_dir(), progress)
+            ensure_model(spec, data_dir(), progress)
         except ModelError as exc:
             sys.exit(str(exc))
 

@@ -7,7 +7,7 @@ import textwrap
 from inference_worker.contract.env import EnvVar, variables
 from millrace.conf.environment import SETTINGS_CLASSES
 
-BEGIN = "<!-- settings: written by `make docs` -->"
+BEGIN = "<!-- settings: written by `make docs-settings` -->"
 END = "<!-- end of settings -->"
 
 
@@ -25,7 +25,7 @@ def as_text() -> str:
 
 
 def as_markdown() -> str:
-    """The settings as a table, between the marks that `make docs` looks for."""
+    """The settings as a table, between the marks that `make docs-settings` looks for."""
     rows = ["| setting | default | what it is |", "|---|---|---|"]
     for var in all_settings():
         default = "none" if var.default is None else f"`{var.default}`" if var.default else "empty"

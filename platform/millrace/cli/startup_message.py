@@ -19,9 +19,9 @@ Millrace is ready at {url}
 
 Try it with curl:
 
-export MILLRACE_KEY=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["demo_key"])' {path})
+export MILLRACE_API_KEY=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["demo_key"])' {path})
 curl -s {url}/v1/chat/completions \\
-  -H "Authorization: Bearer $MILLRACE_KEY" -H 'Content-Type: application/json' \\
+  -H "Authorization: Bearer $MILLRACE_API_KEY" -H 'Content-Type: application/json' \\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}'
 
 or with Python (needs nothing but Python; the OpenAI SDK takes base_url="{url}/v1" and the same key):
@@ -29,7 +29,7 @@ or with Python (needs nothing but Python; the OpenAI SDK takes base_url="{url}/v
 python3 - <<'EOF'
 import json, os, urllib.request
 body = {{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}
-headers = {{"Authorization": "Bearer " + os.environ["MILLRACE_KEY"], "Content-Type": "application/json"}}
+headers = {{"Authorization": "Bearer " + os.environ["MILLRACE_API_KEY"], "Content-Type": "application/json"}}
 request = urllib.request.Request("{url}/v1/chat/completions", json.dumps(body).encode(), headers)
 print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
 EOF
@@ -52,7 +52,7 @@ def greeting(settings: PlatformSettings, found: Mapping[str, Any], logs: Path, *
     Args:
         show_secrets: whether to print them: only to a terminal, and only when they are new.
     """
-    path = (settings.state_dir / CREDENTIALS).resolve()
+    path = (settings.data_dir / CREDENTIALS).resolve()
     accounts = (_SECRETS if show_secrets else _NO_SECRETS).format(path=path, **found)
     return _TEXT.format(
         url=settings.base_url,

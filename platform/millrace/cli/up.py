@@ -30,7 +30,7 @@ def up(*, check_only: bool = False) -> int:
         stack = Stack(os.environ)
         _check(stack)
         os.umask(0o077)  # from here on, what we and our children write is ours alone
-        with checks.only_one(stack.state_dir):
+        with checks.only_one(stack.data_dir):
             if check_only:
                 print("All checks pass.")
                 return 0
@@ -43,13 +43,13 @@ def up(*, check_only: bool = False) -> int:
 
 def _check(stack: Stack) -> None:
     checks.packages()
-    checks.state_folder(stack.state_dir, stack.settings.min_free_disk)
+    checks.data_directory(stack.data_dir, stack.settings.min_free_disk)
     checks.port_free(stack.settings.host, stack.settings.port)
     checks.models_there(stack.settings.models)
     if stack.postgres is None:
         checks.database_answers(stack.settings.database_url)
     if stack.valkey is None:
-        checks.broker_answers(stack.settings.broker_url)
+        checks.broker_answers(stack.settings.valkey_url)
 
 
 async def _run(stack: Stack) -> int:
@@ -61,9 +61,9 @@ class _Run:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._logs = stack.state_dir / "logs"
+        self._logs = stack.data_dir / "logs"
         self._progress = Progress()
-        self._states = ProcessFile(stack.state_dir)
+        self._states = ProcessFile(stack.data_dir)
         self._supervisor = Supervisor(self._logs, lambda line: self._progress.say(f"  ! {line}"), self._states.publish)
 
     async def until_told(self) -> int:
@@ -94,7 +94,7 @@ class _Run:
         return 1
 
     async def _start(self) -> None:
-        self._progress.say(f"Millrace starts; all it keeps is in {self._stack.state_dir}")
+        self._progress.say(f"Millrace starts; all it keeps is in {self._stack.data_dir}")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._models())
             group.create_task(self._services())
@@ -112,7 +112,7 @@ class _Run:
 
     async def _keep_reserve(self) -> None:
         """Release the disk's reserve while the disk is almost full."""
-        reserve = DiskReserve(self._stack.state_dir, self._stack.settings.min_free_disk)
+        reserve = DiskReserve(self._stack.data_dir, self._stack.settings.min_free_disk)
         while True:
             try:
                 if done := await asyncio.to_thread(reserve.adjust):
@@ -138,14 +138,14 @@ class _Run:
 
     async def _database(self) -> tuple[dict[str, Any], bool]:
         """Migrate the database. Return the accounts and the key that `bootstrap` reports, and whether one is new."""
-        path = self._stack.state_dir / CREDENTIALS
+        path = self._stack.data_dir / CREDENTIALS
         before = path.read_bytes() if path.exists() else b""
         async with self._progress.step("database schema"):
             await asyncio.to_thread(self._stack.make_roles)
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
         async with self._progress.step("operator and demo tenant"):
             said = await run(self._stack.command("django", "bootstrap"), self._logs)
-            await run(self._stack.command("django", "prices", "demo"), self._logs)
+            await run(self._stack.command("django", "price_book", "backfill"), self._logs)
         try:
             found = json.loads(said[-1])
         except (IndexError, ValueError):

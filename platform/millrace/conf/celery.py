@@ -26,13 +26,13 @@ _settings = platform_settings()
 
 app = Celery("millrace")
 app.conf.update(
-    broker_url=_settings.broker_url,
+    broker_url=_settings.valkey_url,
     broker_connection_retry_on_startup=True,
     broker_channel_error_retry=True,  # Valkey refuses writes while its disk is full
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "web:"},
     accept_content=["json"],
     beat_schedule=BATCHES | BILLING | OPERATIONS | OUTCOMES | RECORDS | TENANTS,
-    beat_schedule_filename=str(_settings.state_dir / "beat-schedule"),
+    beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,
     task_default_queue="web",

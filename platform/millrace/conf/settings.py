@@ -96,12 +96,12 @@ DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeou
 # A connection from before a restart of PostgreSQL is replaced, instead of failing a request.
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 # The tables' owner, for `manage.py migrate` alone.
-DATABASES["owner"] = _database(_settings.owner_database_url or _settings.database_url)
+DATABASES["owner"] = _database(_settings.migration_database_url or _settings.database_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
-        "LOCATION": _settings.broker_url,
+        "LOCATION": _settings.valkey_url,
         "KEY_PREFIX": "django",
     }
 }
@@ -175,7 +175,7 @@ OPERATORS_NEED_TOTP = _settings.operators_need_totp
 
 # Mail
 
-globals().update(email_parameters(_settings.email_url, _settings.state_dir / "mail"))
+globals().update(email_parameters(_settings.email_url, _settings.data_dir / "mail"))
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = _settings.email_from
 
 # Words and times
@@ -224,7 +224,7 @@ SPECTACULAR_SETTINGS = {
 
 # Security
 
-DATA_UPLOAD_MAX_MEMORY_SIZE = _settings.max_body_bytes
+DATA_UPLOAD_MAX_MEMORY_SIZE = _settings.max_request_body_bytes
 SECURITY_HEADERS = {
     "Content-Security-Policy": "; ".join(
         (

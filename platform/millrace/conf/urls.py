@@ -23,5 +23,5 @@ urlpatterns = [
     ),
 ]
 if platform_settings().django_admin:
-    urlpatterns.append(path("ops/raw/", admin.site.urls))
+    urlpatterns.append(path("operator/django-admin/", admin.site.urls))
 handler404 = "tenants.problems.not_found"

@@ -29,8 +29,8 @@ def packages() -> None:
         raise CheckFailed(f"not installed: {', '.join(missing)}; run `make setup`")
 
 
-def state_folder(folder: Path, min_free: int) -> None:
-    """Create the state directory, and check that it can be used and has space.
+def data_directory(folder: Path, min_free: int) -> None:
+    """Create the data directory, and check that it can be used and has space.
 
     A new one needs space for models and data. One that was used before needs what lets the gateway take requests.
     """
@@ -47,20 +47,20 @@ def state_folder(folder: Path, min_free: int) -> None:
         os.listdir(folder)
     except OSError as exc:
         raise CheckFailed(
-            f"the state folder {folder} cannot be used ({exc.strerror}: {exc.filename});"
-            " mend its owner or mode, or name another with --state or MILLRACE_STATE_DIR"
+            f"the data directory {folder} cannot be used ({exc.strerror}: {exc.filename});"
+            " fix its owner or mode, or choose another directory with --data-dir or MILLRACE_DATA_DIR"
         ) from None
     free = shutil.disk_usage(folder).free
     needed = min_free * RESUME_PERCENT // 100 if (folder / "env").exists() else _FREE_BYTES
     if free < needed:
         raise CheckFailed(
             f"{folder}: {free // 2**20} MiB are free; at least {needed // 2**20} MiB are needed: free some, or name"
-            " another directory with --state or MILLRACE_STATE_DIR"
+            " another directory with --data-dir or MILLRACE_DATA_DIR"
         )
 
 
 def only_one(folder: Path) -> TextIO:
-    """Take the state folder's lock; it is held until the returned file is closed or this process ends."""
+    """Take the data directory's lock; it is held until the returned file is closed or this process ends."""
     path = folder / "lock"
     try:
         file = path.open("a+", encoding="utf-8")
@@ -74,7 +74,7 @@ def only_one(folder: Path) -> TextIO:
         file.close()
         raise CheckFailed(
             f"another `millrace up` (process {holder}) runs on {folder};"
-            " stop it, or name another folder with --state or MILLRACE_STATE_DIR"
+            " stop it, or choose another directory with --data-dir or MILLRACE_DATA_DIR"
         ) from None
     file.seek(0)
     file.truncate()
@@ -134,6 +134,6 @@ def broker_answers(url: str) -> None:
     try:
         client.ping()
     except (redis.RedisError, ValueError) as exc:
-        raise CheckFailed(f"MILLRACE_BROKER_URL: no connection: {exc}") from None
+        raise CheckFailed(f"MILLRACE_VALKEY_URL: no connection: {exc}") from None
     finally:
         client.close()

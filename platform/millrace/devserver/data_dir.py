@@ -2,7 +2,7 @@
 
 PostgreSQL refuses to run as root. Started by root it runs as an unprivileged user, and that user must be able to reach
 its program and its data. A clone under /root or in a private temporary folder is out of its reach; then both go to a
-folder of ours elsewhere. The folders above the state folder are never changed.
+folder of ours elsewhere. The folders above the data directory are never changed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def outside_folder() -> Path:
             continue
         folder.chmod(0o711)  # mkdir's mode is subject to the umask
         return folder
-    raise ServiceError("no place for PostgreSQL's files outside the state folder: " + "; ".join(refused))
+    raise ServiceError("no place for PostgreSQL's files outside the data directory: " + "; ".join(refused))
 
 
 def make_owned(folder: Path, user: UnixUser | None) -> None:
@@ -82,7 +82,7 @@ def make_owned(folder: Path, user: UnixUser | None) -> None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != (user.uid if user else os.geteuid()):
             raise ServiceError(
-                f"{folder}: belongs to somebody else; remove it or choose another state folder"
+                f"{folder}: belongs to somebody else; remove it or choose another data directory"
             ) from None
     else:
         if user:

@@ -1,7 +1,7 @@
 """Disks of a platform that `millrace up` runs: which ones to watch, and a reserve for when they are almost full.
 
 PostgreSQL stops when it cannot write its log, and Valkey refuses writes. Both must be able to record the usage of
-requests that already run. A reserve file in the state directory keeps space for that. The supervisor deletes the file
+requests that already run. A reserve file in the data directory keeps space for that. The supervisor deletes the file
 when the disk is almost full and creates it again when there is space.
 """
 
@@ -16,13 +16,13 @@ from inference_worker.contract.disk import RESUME_PERCENT, free_bytes
 FILE_NAME = "disk-reserve"
 
 
-def watched_folders(state_dir: Path) -> list[Path]:
-    """Return the state directory, and the embedded PostgreSQL's if that lies elsewhere."""
+def watched_folders(data_dir: Path) -> list[Path]:
+    """Return the data directory, and the embedded PostgreSQL's if that lies elsewhere."""
     try:
-        elsewhere = Path(json.loads((state_dir / "postgres.json").read_text(encoding="utf-8"))["folder"])
+        elsewhere = Path(json.loads((data_dir / "postgres.json").read_text(encoding="utf-8"))["folder"])
     except (OSError, ValueError, KeyError):
-        return [state_dir]
-    return [state_dir] if elsewhere.is_relative_to(state_dir) or not elsewhere.exists() else [state_dir, elsewhere]
+        return [data_dir]
+    return [data_dir] if elsewhere.is_relative_to(data_dir) or not elsewhere.exists() else [data_dir, elsewhere]
 
 
 class DiskReserve:
@@ -32,8 +32,8 @@ class DiskReserve:
     new requests after the release.
     """
 
-    def __init__(self, state_dir: Path, min_free: int) -> None:
-        self._path = state_dir / FILE_NAME
+    def __init__(self, data_dir: Path, min_free: int) -> None:
+        self._path = data_dir / FILE_NAME
         self._size = min_free // 2
         self._release_below = min_free // 4
         self._was_released = False
@@ -43,7 +43,7 @@ class DiskReserve:
         """Release or create the reserve, if that is due; returns what was done, in words.
 
         Raises:
-            OSError: the state directory cannot be read or written.
+            OSError: the data directory cannot be read or written.
         """
         if not self._size:
             self._path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 
-from millrace.devserver import data_dir
+from millrace.devserver import data_dir as directories
 from millrace.devserver.program import Program, ServiceError, UnixUser, end_leftover, free_port, port_is_free
 from millrace.devserver.state_file import ServiceState
 from tenants.isolation import db_roles
@@ -59,9 +59,9 @@ _QUICK = {
 
 @dataclass
 class Postgres:
-    """An embedded server whose small secrets lie in `state_dir` and whose data lie there too, if they can."""
+    """An embedded server whose small secrets lie in `data_dir` and whose data lie there too, if they can."""
 
-    state_dir: Path
+    data_dir: Path
     durable: bool = True
 
     def prepare(self) -> Program:
@@ -70,16 +70,16 @@ class Postgres:
         Raises:
             ServiceError: with what to do about it.
         """
-        kept = ServiceState(self.state_dir, "postgres")
+        kept = ServiceState(self.data_dir, "postgres")
         folder = Path(kept.setdefault("folder", str(self._new_folder())))
-        data_dir.make_owned(folder, data_dir.service_user() if not folder.exists() else data_dir.owner(folder))
-        user = data_dir.owner(folder)
+        directories.make_owned(folder, directories.service_user() if not folder.exists() else directories.owner(folder))
+        user = directories.owner(folder)
         binaries = self._binaries(user)
         data = folder / "data"
         if not (data / "PG_VERSION").exists():
             if kept.get("initialised"):
                 raise ServiceError(
-                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.state_dir} to start anew"
+                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.data_dir} to start anew"
                 )
             self._initialise(kept, binaries, folder, user)
             kept.setdefault("initialised", "yes")
@@ -101,8 +101,8 @@ class Postgres:
 
     @property
     def folder(self) -> Path:
-        """Where the data lies: below the state folder, or elsewhere if the server's user cannot reach that."""
-        return Path(ServiceState(self.state_dir, "postgres")["folder"])
+        """Where the data lies: below the data directory, or elsewhere if the server's user cannot reach that."""
+        return Path(ServiceState(self.data_dir, "postgres")["folder"])
 
     @property
     def url(self) -> str:
@@ -121,7 +121,7 @@ class Postgres:
 
     def make_roles(self) -> None:
         """Make the roles that migrations and the platform need, as far as they are missing. The server must run."""
-        password = ServiceState(self.state_dir, "postgres").secret("app_password")
+        password = ServiceState(self.data_dir, "postgres").secret("app_password")
         with psycopg.connect(self.superuser_url, autocommit=True) as connection:
             connection.execute(db_roles.ROLES_SQL)
             for statement in (
@@ -133,16 +133,16 @@ class Postgres:
                 connection.execute(statement.encode())
 
     def _url(self, role: str, password: str) -> str:
-        kept = ServiceState(self.state_dir, "postgres")
+        kept = ServiceState(self.data_dir, "postgres")
         return f"postgresql://{role}:{kept.secret(password)}@127.0.0.1:{kept['port']}/{ROLE}"
 
     def _new_folder(self) -> Path:
-        inside = self.state_dir / "postgres"
-        user = data_dir.service_user()
-        if data_dir.reachable(inside, user):
+        inside = self.data_dir / "postgres"
+        user = directories.service_user()
+        if directories.reachable(inside, user):
             return inside
-        # A random name: a state folder that was removed and made anew must not meet the old one's data.
-        return data_dir.outside_folder() / f"postgres-{os.urandom(8).hex()}"
+        # A random name: a data directory that was removed and made anew must not meet the old one's data.
+        return directories.outside_folder() / f"postgres-{os.urandom(8).hex()}"
 
     def _binaries(self, user: UnixUser | None) -> Path:
         spec = importlib.util.find_spec(_PACKAGE)
@@ -151,15 +151,15 @@ class Postgres:
         site = Path(spec.origin).parents[1]
         if not (site / _TREE / "bin" / "postgres").exists():
             raise ServiceError(f"{site / _TREE}: no PostgreSQL for this machine; set MILLRACE_DATABASE_URL")
-        if not data_dir.reachable(site / _TREE / "bin" / "postgres", user):
+        if not directories.reachable(site / _TREE / "bin" / "postgres", user):
             version = importlib.metadata.version(_PACKAGE)
-            site = data_dir.copy_tree_once(site, _PARTS, data_dir.outside_folder() / f"program-{version}")
+            site = directories.copy_tree_once(site, _PARTS, directories.outside_folder() / f"program-{version}")
         return site / _TREE / "bin"
 
     def _initialise(self, kept: ServiceState, binaries: Path, folder: Path, user: UnixUser | None) -> None:
         """Make the cluster beside its final place and move it there when it is complete."""
         uid = user.uid if user else os.geteuid()
-        if not data_dir.has_name(uid):
+        if not directories.has_name(uid):
             raise ServiceError(
                 f"PostgreSQL's initdb wants a name for user id {uid}, and there is none: add one to /etc/passwd,"
                 " run as another user, or set MILLRACE_DATABASE_URL"

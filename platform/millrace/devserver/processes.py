@@ -1,6 +1,6 @@
 """State of the processes that `millrace up` runs, published for the gateway and the operators' console.
 
-The supervisor overwrites one small file of the state directory in place. The file keeps its size, so that an update
+The supervisor overwrites one small file of the data directory in place. The file keeps its size, so that an update
 needs no free space: the state is there when the disk is full and when Valkey is down.
 """
 
@@ -52,13 +52,13 @@ _decode = msgspec.msgpack.Decoder(_Published).decode
 class ProcessFile:
     """Writing side: the supervisor's file."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, data_dir: Path) -> None:
         """Reserve the file's space.
 
         Raises:
-            OSError: the state directory cannot be written.
+            OSError: the data directory cannot be written.
         """
-        self._path = state_dir / FILE_NAME
+        self._path = data_dir / FILE_NAME
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._fd, bytes(FILE_BYTES), 0)
 
@@ -75,7 +75,7 @@ class ProcessFile:
         self._path.unlink(missing_ok=True)
 
 
-def read_processes(state_dir: Path, supervisor: int | None = None) -> tuple[ProcessState, ...]:
+def read_processes(data_dir: Path, supervisor: int | None = None) -> tuple[ProcessState, ...]:
     """Return what `supervisor` (default: this process's parent) last published; nothing if it runs no processes here.
 
     A file left by a supervisor that was killed has another process ID and is skipped.
@@ -83,7 +83,7 @@ def read_processes(state_dir: Path, supervisor: int | None = None) -> tuple[Proc
     wanted = os.getppid() if supervisor is None else supervisor
     for _ in range(MAX_READS):
         try:
-            data = (state_dir / FILE_NAME).read_bytes()
+            data = (data_dir / FILE_NAME).read_bytes()
         except OSError:
             return ()
         if len(data) < _HEADER.size:

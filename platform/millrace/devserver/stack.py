@@ -17,8 +17,8 @@ from millrace.devserver.program import Program
 from millrace.devserver.state_file import write_private
 from millrace.devserver.valkey import Valkey
 
-SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_CACHE_SECRET", "MILLRACE_KEY_PEPPERS")
-OWNER = "MILLRACE_OWNER_DATABASE_URL"
+SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS")
+OWNER = "MILLRACE_MIGRATION_DATABASE_URL"
 # What a worker has no business to know: it talks to the broker alone.
 NOT_FOR_WORKERS = (
     "MILLRACE_DATABASE_URL",
@@ -43,15 +43,15 @@ class Stack:
             SettingsError: naming every one that is missing, wrong or unknown.
         """
         environment.refuse_unknown(environ)
-        self.state_dir = environment.state_dir(environ)
+        self.data_dir = environment.data_dir(environ)
         self._given = dict(environ)
         self._made: dict[str, str] = {}
-        self.postgres = None if given(environ, "MILLRACE_DATABASE_URL") else Postgres(self.state_dir)
-        self.valkey = None if given(environ, "MILLRACE_BROKER_URL") else Valkey(self.state_dir)
+        self.postgres = None if given(environ, "MILLRACE_DATABASE_URL") else Postgres(self.data_dir)
+        self.valkey = None if given(environ, "MILLRACE_VALKEY_URL") else Valkey(self.data_dir)
         # Stand-ins for what is made later, so that all else can be checked now.
         stand_ins = {
             "MILLRACE_DATABASE_URL": "postgresql://later@127.0.0.1:1/later",
-            "MILLRACE_BROKER_URL": "redis://127.0.0.1:1/0",
+            "MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0",
         } | dict.fromkeys(SECRETS, "-" * 32)
         complete = {name: value for name, value in stand_ins.items() if not given(environ, name)} | self._given
         check_all(complete)
@@ -59,8 +59,8 @@ class Stack:
         self.worker = env.load(WorkerSettings, complete)
 
     def keep_secrets(self) -> None:
-        """Take the secrets nobody gave from the state folder, where they are generated once."""
-        kept = environment.read_env_file(self.state_dir / "env")
+        """Take the secrets nobody gave from the data directory, where they are generated once."""
+        kept = environment.read_env_file(self.data_dir / "env")
         for name in SECRETS:
             if not given(self._given, name):
                 self._made[name] = kept.get(name) or secrets.token_urlsafe(48)
@@ -75,7 +75,7 @@ class Stack:
             self._made[OWNER] = self.postgres.owner_url
         if self.valkey:
             programs.append(self.valkey.prepare())
-            self._made["MILLRACE_BROKER_URL"] = self.valkey.url
+            self._made["MILLRACE_VALKEY_URL"] = self.valkey.url
         self._write()
         return programs
 
@@ -88,7 +88,7 @@ class Stack:
         """Tell `manage.py` typed by hand what this stack runs with, as far as the environment does not."""
         lines = [f"{name}={value}" for name, value in sorted(self._made.items())]
         note = "# Written by `millrace up`; the environment wins over it."
-        write_private(self.state_dir / "env", "\n".join([note, *lines]) + "\n")
+        write_private(self.data_dir / "env", "\n".join([note, *lines]) + "\n")
 
     def environ(self) -> dict[str, str]:
         """The environment of the platform's processes."""
@@ -96,7 +96,7 @@ class Stack:
             self._given
             | self._made
             | {
-                "MILLRACE_STATE_DIR": str(self.state_dir),
+                "MILLRACE_DATA_DIR": str(self.data_dir),
                 "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
                 "PYTHONUNBUFFERED": "1",
             }
@@ -106,7 +106,7 @@ class Stack:
         """The environment of the worker that serves `spec`."""
         hidden = {name for secret in NOT_FOR_WORKERS for name in (secret, f"{secret}_FILE")}
         environ = {name: value for name, value in self.environ().items() if name not in hidden}
-        return environ | {"MILLRACE_MODEL": spec.name, "MILLRACE_WORKER_NAME": f"{spec.name}-0"}
+        return environ | {"MILLRACE_WORKER_MODEL": spec.name, "MILLRACE_WORKER_NAME": f"{spec.name}-0"}
 
     def programs(self) -> list[Program]:
         """The platform's own processes, in the order in which the supervisor keeps them: it stops the last one first.
@@ -114,7 +114,7 @@ class Stack:
         So the gateway stops taking requests before the worker ends, and the settler outlives what it settles.
         """
         return [
-            self._platform("settler", "django", "settle"),
+            self._platform("settler", "django", "run_settler"),
             *(self._worker(spec) for spec in self.settings.models),
             self._platform("web", *_celery("worker", "--pool=threads", "--concurrency=4", "--hostname=web@millrace")),
             self._platform("beat", *_celery("beat", "--pidfile=")),
@@ -139,36 +139,36 @@ class Stack:
         environ = self.environ()
         if arguments[:1] != ("migrate",):
             environ.pop(f"{OWNER}_FILE", None)
-            environ[OWNER] = ""  # empty and not absent: the file in the state folder names it too
+            environ[OWNER] = ""  # empty and not absent: the file in the data directory names it too
         return Program(name, (sys.executable, "-m", module, *arguments), environ=environ)
 
     def _worker(self, spec: ModelSpec) -> Program:
         environ = self.worker_environ(spec)
         settings = env.load(WorkerSettings, environ)
-        journal_dir = settings.state_dir / "journal" / settings.worker_name
+        journal_dir = settings.data_dir / "journal" / settings.worker_name
         return Program(
             f"worker-{spec.name}",
             (sys.executable, "-m", "inference_worker"),
             environ=environ,
-            stop_seconds=self.worker.drain_seconds + STOP_GRACE_SECONDS,
-            on_exit=lambda: report_last_exit(settings.broker_url, journal_dir),
+            stop_seconds=self.worker.shutdown_timeout_seconds + STOP_GRACE_SECONDS,
+            on_exit=lambda: report_last_exit(settings.valkey_url, journal_dir),
         )
 
     def _gateway(self) -> Program:
         host, port = self.settings.host, self.settings.port
         arguments = ("--host", host, "--port", str(port), "--loop", "uvloop", "--http", HTTP_PROTOCOL)
-        size = str(2 * self.settings.max_body_bytes)
+        size = str(2 * self.settings.max_request_body_bytes)
         more = ("--ws", WEBSOCKET_PROTOCOL, "--ws-max-size", size, "--no-access-log")
         return Program(
             "gateway",
             (
                 *(sys.executable, "-m", "uvicorn", "millrace.conf.asgi:application", *arguments, *more),
                 *("--log-level", self.settings.log_level),
-                *("--timeout-graceful-shutdown", str(self.worker.drain_seconds)),
+                *("--timeout-graceful-shutdown", str(self.worker.shutdown_timeout_seconds)),
                 *("--forwarded-allow-ips", self.settings.trusted_proxies),
             ),
             environ=self._platform("gateway", "uvicorn").environ,
-            stop_seconds=self.worker.drain_seconds + STOP_GRACE_SECONDS,
+            stop_seconds=self.worker.shutdown_timeout_seconds + STOP_GRACE_SECONDS,
             ready=lambda: answers(environment.local_address(host), port),
             ready_seconds=READY_SECONDS,
         )

@@ -1,4 +1,4 @@
-"""What a service must remember between starts (port, passwords, folder), in one private file of the state folder."""
+"""What a service must remember between starts (port, passwords, folder), in one private file of the data directory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class ServiceState:
-    """The values of one service, read from and at each change written to `<state folder>/<name>.json`, mode 0600."""
+    """The values of one service, read from and at each change written to `<data directory>/<name>.json`, mode 0600."""
 
-    def __init__(self, state_dir: Path, name: str) -> None:
-        self._path = state_dir / f"{name}.json"
+    def __init__(self, data_dir: Path, name: str) -> None:
+        self._path = data_dir / f"{name}.json"
         try:
             self._values: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:

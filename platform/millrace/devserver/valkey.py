@@ -21,9 +21,9 @@ ONCE: Retry = Retry(NoBackoff(), 0)  # whoever asks whether a server is there wa
 
 @dataclass
 class Valkey:
-    """An embedded server with its data in `<state folder>/valkey`."""
+    """An embedded server with its data in `<data directory>/valkey`."""
 
-    state_dir: Path
+    data_dir: Path
     durable: bool = True
 
     def prepare(self) -> Program:
@@ -35,9 +35,9 @@ class Valkey:
         try:
             binary = get_binary_path()
         except ValkeyBinaryNotFoundError as exc:
-            raise ServiceError(f"{exc}; set MILLRACE_BROKER_URL") from exc
-        kept = ServiceState(self.state_dir, "valkey")
-        folder = self.state_dir / "valkey"
+            raise ServiceError(f"{exc}; set MILLRACE_VALKEY_URL") from exc
+        kept = ServiceState(self.data_dir, "valkey")
+        folder = self.data_dir / "valkey"
         folder.mkdir(mode=0o700, exist_ok=True)
         configuration = folder / "valkey.conf"
         self._end_leftover(folder / "valkey.pid", str(configuration))
@@ -67,7 +67,7 @@ class Valkey:
 
     @property
     def url(self) -> str:
-        kept = ServiceState(self.state_dir, "valkey")
+        kept = ServiceState(self.data_dir, "valkey")
         return f"redis://:{kept['password']}@127.0.0.1:{kept['port']}/0"
 
     @staticmethod

@@ -58,8 +58,8 @@ class Gateway:
     def __init__(self, settings: PlatformSettings, models: Mapping[str, ServedModel]) -> None:
         self.settings = settings
         self.id = f"gw-{secrets.token_hex(6)}"
-        self.broker = _connect(settings.broker_url)
-        self.patient_broker = _connect(settings.broker_url, patient=True)
+        self.broker = _connect(settings.valkey_url)
+        self.patient_broker = _connect(settings.valkey_url, patient=True)
         self.database = AsyncConnectionPool(
             db_roles.as_role(settings.database_url, db_roles.SYSTEM),  # whose a key is, is what is asked
             min_size=1,
@@ -69,7 +69,7 @@ class Gateway:
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
         self.live = ActiveRequests()
-        slices = BudgetLeaseStore(self.database, self.id, settings.request_seconds)
+        slices = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
         self.budget_admission = BudgetAdmission(slices, self.broker, self.patient_broker)
         self.changes = ChangeFeedReader(
             self.database, self.patient_broker, self.keys, self.live, self.budget_admission, gateway_id=self.id
@@ -79,15 +79,15 @@ class Gateway:
             self.broker,
             self.patient_broker,
             self.id,
-            queue_seconds=settings.queue_seconds,
-            keep_seconds=settings.stream_keep_seconds,
+            queue_seconds=settings.queue_timeout_seconds,
+            keep_seconds=settings.stream_retention_seconds,
         )
         self.watch = DispatchMonitor(self.dispatcher)
         self.readers = StreamSubscribers(self.broker)
         self.rows = TenantConnectionPool(settings.database_url)
-        self.storage = Storage(settings.state_dir)
+        self.storage = Storage(settings.data_dir)
         self.idempotency = IdempotencyStore(self.broker)
-        limits = RateLimitAdmission(self.broker, cache_read_percent=settings.cache_read_percent)
+        limits = RateLimitAdmission(self.broker, cached_token_limit_percent=settings.cached_token_limit_percent)
         self.admission = RequestAdmission(limits, self.budget_admission)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.disk = DiskWatch(settings)
@@ -98,12 +98,12 @@ class Gateway:
             self.metrics,
             self.live,
             self.readers,
-            InferenceJobBuilder(self.id, settings.cache_secret, settings.request_seconds),
+            InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds),
             self.disk,
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
-        self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_body_bytes)
+        self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_request_body_bytes)
         self.recorder = RequestLogWriter(self.rows, self.id, self.metrics)
         lines = BatchLineStore(self.rows, self.id)
         self.batches = BatchRunner(
@@ -219,7 +219,7 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     return_freed_memory()
     try:
         settings = platform_settings()
-        gateway = Gateway(settings, load_catalogue(settings.models, settings.state_dir))
+        gateway = Gateway(settings, load_catalogue(settings.models, settings.data_dir))
         await gateway.start()
     except Exception as exc:
         log.exception("gateway_start_failed")

@@ -9,6 +9,8 @@ from django.urls import path, re_path
 
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.batches import BatchEndpoint, BatchesEndpoint, CancelBatch, CreateBatch
+from millrace.gateway.http.endpoints.decisions import DecisionRecord
+from millrace.gateway.http.endpoints.feedback import SubmitFeedback
 from millrace.gateway.http.endpoints.files import CreateFile, DeleteFile, FileContent, FileEndpoint, FilesEndpoint
 from millrace.gateway.http.endpoints.health import Healthz, MetricsEndpoint, Readyz
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Completions, Embeddings, Unknown
@@ -22,11 +24,9 @@ from millrace.gateway.http.endpoints.message_batches import (
 )
 from millrace.gateway.http.endpoints.messages import CountTokens, Messages
 from millrace.gateway.http.endpoints.models import ModelEndpoint, ModelsEndpoint
-from millrace.gateway.http.endpoints.outcomes import ReportOutcome
 from millrace.gateway.http.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from millrace.gateway.http.endpoints.websocket import realtime_chat, refuse_socket
-from millrace.gateway.http.endpoints.why import DecisionRecord
 
 
 def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
@@ -66,8 +66,8 @@ ROUTES: list[Any] = [
     path("v1/models", _application(ModelsEndpoint)),
     path("v1/models/<path:name>", _application(ModelEndpoint)),
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
-    path("v1/requests/<str:request_id>/why", _application(DecisionRecord)),
-    path("v1/requests/<str:request_id>/outcome", _application(ReportOutcome)),
+    path("v1/requests/<str:request_id>/decisions", _application(DecisionRecord)),
+    path("v1/requests/<str:request_id>/feedback", _application(SubmitFeedback)),
     path("healthz", _application(Healthz)),
     path("health", _application(Healthz)),  # where load clients look, as vLLM has it
     path("readyz", _application(Readyz)),

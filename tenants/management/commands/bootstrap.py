@@ -35,7 +35,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         actions.do_rehash_unpeppered()
-        path = platform_settings().state_dir / "credentials.json"
+        path = platform_settings().data_dir / "credentials.json"
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

@@ -60,7 +60,7 @@ def _limits(tenant: Any) -> int:
 
 register(
     Screen("budgets", "/t/{slug}/budgets/", queries=34),
-    Screen("budgets-one", "/t/{slug}/budgets/{budget}/", queries=36, states=("populated", "over", "error")),
+    Screen("budgets-detail", "/t/{slug}/budgets/{budget}/", queries=36, states=("populated", "over", "error")),
     Screen("budgets-trial", "/t/{slug}/budgets/{trial}/", queries=36, states=("populated",)),
     Screen("budgets-new", "/t/{slug}/budgets/new?whose=account", queries=14, states=("populated", "empty")),
     Screen("budgets-edit", "/t/{slug}/budgets/{budget}/edit", queries=14, states=("populated",)),

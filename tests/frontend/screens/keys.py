@@ -51,7 +51,7 @@ register(
     Screen("keys", "/t/{slug}/keys/", queries=34),
     Screen("keys-unlimited", "/t/{slug}/keys/?show=unlimited", queries=34, states=("populated", "empty")),
     Screen("keys-ended", "/t/{slug}/keys/?show=ended&q=go", queries=34, states=("populated",)),
-    Screen("keys-one", "/t/{slug}/keys/{key}/", queries=42, states=("populated", "over", "error")),
+    Screen("keys-detail", "/t/{slug}/keys/{key}/", queries=42, states=("populated", "over", "error")),
     Screen("keys-rotated", "/t/{slug}/keys/{old}/", queries=40, states=("populated",)),
     Screen("keys-new", "/t/{slug}/keys/new", queries=14, states=("populated", "empty")),
     Screen("keys-edit", "/t/{slug}/keys/{key}/edit", queries=14, states=("populated",)),

@@ -6,6 +6,6 @@ from tests.frontend.console import Screen, register
 
 register(
     Screen("models", "/t/{slug}/models/", queries=12),
-    Screen("models-one", "/t/{slug}/models/smollm2-135m", queries=8, states=("populated",)),
+    Screen("models-detail", "/t/{slug}/models/smollm2-135m", queries=8, states=("populated",)),
     theirs={"model": lambda world: "nobodys-model"},  # models are everybody's
 )

@@ -51,7 +51,9 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("ops-alerts", "/ops/alerts/", queries=18, who="operator", states=("populated", "error")),
-    Screen("ops-alerts-budgets", "/ops/alerts/?show=budgets", queries=18, who="operator", states=("populated",)),
+    Screen("operator-alerts", "/operator/alerts/", queries=18, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-alerts-budgets", "/operator/alerts/?show=budgets", queries=18, who="operator", states=("populated",)
+    ),
     prepare=prepare,
 )

@@ -13,8 +13,10 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("ops-audit", "/ops/audit/", queries=14, who="operator", states=("populated", "error")),
-    Screen("ops-audit-filtered", "/ops/audit/?tenant=acme&verb=key", 14, who="operator", states=("populated",)),
-    Screen("ops-audit-one", "/ops/audit/{audit_entry}", queries=14, who="operator", states=("populated",)),
+    Screen("operator-audit", "/operator/audit/", queries=14, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-audit-filtered", "/operator/audit/?tenant=acme&verb=key", 14, who="operator", states=("populated",)
+    ),
+    Screen("operator-audit-detail", "/operator/audit/{audit_entry}", queries=14, who="operator", states=("populated",)),
     prepare=prepare,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.frontend.console import Screen, register
 
-ONE = "/ops/billing/{invoice}"
+ONE = "/operator/billing/{invoice}"
 
 
 def _period(tenant: Any) -> int:
@@ -26,20 +26,20 @@ def _draft(tenant: Any) -> int:
 
 
 def _form(name: str, url: str) -> Screen:
-    return Screen(f"ops-billing-{name}", url, 24, who="operator", states=("populated",))
+    return Screen(f"operator-billing-{name}", url, 24, who="operator", states=("populated",))
 
 
 register(
-    Screen("ops-billing", "/ops/billing/", queries=56, who="operator", states=("populated", "error")),
-    Screen("ops-billing-one", ONE, queries=40, who="operator", states=("populated", "over", "error")),
-    Screen("ops-billing-line", f"{ONE}/lines/1", queries=24, who="operator", states=("populated",)),
-    _form("draft", "/ops/billing/months/{period}/draft"),
-    _form("finalise-all", "/ops/billing/months/{period}/finalise"),
-    _form("finalise", "/ops/billing/{draft}/finalise"),
+    Screen("operator-billing", "/operator/billing/", queries=56, who="operator", states=("populated", "error")),
+    Screen("operator-billing-detail", ONE, queries=40, who="operator", states=("populated", "over", "error")),
+    Screen("operator-billing-line", f"{ONE}/lines/1", queries=24, who="operator", states=("populated",)),
+    _form("draft", "/operator/billing/months/{period}/draft"),
+    _form("finalise-all", "/operator/billing/months/{period}/finalise"),
+    _form("finalise", "/operator/billing/{draft}/finalise"),
     _form("payment", f"{ONE}/payment"),
     _form("credit-note", f"{ONE}/credit-note"),
     _form("void", f"{ONE}/void"),
     _form("write-off", f"{ONE}/write-off"),
-    _form("credit", "/ops/billing/tenants/{slug}/credit"),
+    _form("credit", "/operator/billing/tenants/{slug}/credit"),
     demo={"period": _period, "draft": _draft},
 )

@@ -5,6 +5,6 @@ from __future__ import annotations
 from tests.frontend.console import Screen, register
 
 register(
-    Screen("ops-fleet", "/ops/fleet/?span=1h", queries=34, who="operator", states=("populated", "error")),
-    Screen("ops-fleet-cost", "/ops/fleet/costs/smollm2-135m", 10, who="operator", states=("populated",)),
+    Screen("operator-fleet", "/operator/fleet/?span=1h", queries=34, who="operator", states=("populated", "error")),
+    Screen("operator-fleet-cost", "/operator/fleet/costs/smollm2-135m", 10, who="operator", states=("populated",)),
 )

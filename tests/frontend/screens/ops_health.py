@@ -47,7 +47,7 @@ def prepare(world: World) -> None:
     from tenants.isolation.scopes import all_tenants_scope
 
     now = datetime.now(UTC)
-    with redis.Redis.from_url(os.environ["MILLRACE_BROKER_URL"]) as broker:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
         broker.delete(REPLICAS_KEY)
         for minute in range(50):
             speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3 + minute % 5, minute=minute)
@@ -79,8 +79,16 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("ops-health", "/ops/", queries=60, who="operator", states=("populated", "error")),
-    Screen("ops-health-replay", "/ops/quarantine/{quarantined}/replay", 14, who="operator", states=("populated",)),
-    Screen("ops-health-dismiss", "/ops/quarantine/{quarantined}/dismiss", 14, who="operator", states=("populated",)),
+    Screen("operator-health", "/operator/", queries=60, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-health-replay", "/operator/quarantine/{quarantined}/replay", 14, who="operator", states=("populated",)
+    ),
+    Screen(
+        "operator-health-dismiss",
+        "/operator/quarantine/{quarantined}/dismiss",
+        14,
+        who="operator",
+        states=("populated",),
+    ),
     prepare=prepare,
 )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from tests.frontend.console import Screen, register
 
-WORKER = "/ops/models/smollm2-135m-0"
+WORKER = "/operator/models/smollm2-135m-0"
 register(
-    Screen("ops-models", "/ops/models/", queries=30, who="operator", states=("populated", "error")),
-    Screen("ops-models-cordon", f"{WORKER}/cordon", 10, who="operator", states=("populated",)),
-    Screen("ops-models-drain", f"{WORKER}/drain", 10, who="operator", states=("populated",)),
-    Screen("ops-models-uncordon", "/ops/models/smollm2-135m-f32-0/uncordon", 12, who="operator", states=("populated",)),
+    Screen("operator-models", "/operator/models/", queries=30, who="operator", states=("populated", "error")),
+    Screen("operator-models-cordon", f"{WORKER}/cordon", 10, who="operator", states=("populated",)),
+    Screen("operator-models-drain", f"{WORKER}/drain", 10, who="operator", states=("populated",)),
+    Screen(
+        "operator-models-uncordon",
+        "/operator/models/smollm2-135m-f32-0/uncordon",
+        12,
+        who="operator",
+        states=("populated",),
+    ),
 )

@@ -44,14 +44,16 @@ def page(name: str, url: str, queries: int = 14) -> Screen:
 
 
 register(
-    Screen("ops-prices", "/ops/prices/", queries=24, who="operator", states=("populated", "error")),
-    Screen("ops-prices-one", "/ops/prices/{price_version}/", 24, who="operator", states=("populated", "error")),
-    page("ops-prices-own", "/ops/prices/{own_version}/", 24),
-    page("ops-prices-model", "/ops/prices/model?model=smollm2-135m"),
-    page("ops-prices-csv", "/ops/prices/csv?copy={price_version}"),
-    page("ops-prices-import", "/ops/prices/import"),
-    page("ops-prices-publish", "/ops/prices/{price_version}/publish"),
-    page("ops-prices-discard", "/ops/prices/{price_version}/discard"),
+    Screen("operator-prices", "/operator/prices/", queries=24, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-prices-detail", "/operator/prices/{price_version}/", 24, who="operator", states=("populated", "error")
+    ),
+    page("operator-prices-own", "/operator/prices/{own_version}/", 24),
+    page("operator-prices-model", "/operator/prices/model?model=smollm2-135m"),
+    page("operator-prices-csv", "/operator/prices/csv?copy={price_version}"),
+    page("operator-prices-import", "/operator/prices/import"),
+    page("operator-prices-publish", "/operator/prices/{price_version}/publish"),
+    page("operator-prices-discard", "/operator/prices/{price_version}/discard"),
     prepare=prepare,
     demo={"price_version": _draft},
 )

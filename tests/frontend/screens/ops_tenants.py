@@ -33,18 +33,22 @@ def _a_budget(tenant):
 
 
 def form(name: str) -> Screen:
-    return Screen(f"ops-tenants-{name}", f"/ops/tenants/{{tenant}}/{name}", 20, who="operator", states=("populated",))
+    return Screen(
+        f"operator-tenants-{name}", f"/operator/tenants/{{tenant}}/{name}", 20, who="operator", states=("populated",)
+    )
 
 
 register(
-    Screen("ops-tenants", "/ops/tenants/", queries=24, who="operator", states=("populated", "error")),
-    Screen("ops-tenants-near", "/ops/tenants/?show=near&sort=name", 24, who="operator", states=("populated",)),
-    Screen("ops-tenants-new", "/ops/tenants/new", queries=10, who="operator", states=("populated",)),
-    Screen("ops-tenants-one", "/ops/tenants/{tenant}/", queries=75, who="operator"),
+    Screen("operator-tenants", "/operator/tenants/", queries=24, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-tenants-near", "/operator/tenants/?show=near&sort=name", 24, who="operator", states=("populated",)
+    ),
+    Screen("operator-tenants-new", "/operator/tenants/new", queries=10, who="operator", states=("populated",)),
+    Screen("operator-tenants-detail", "/operator/tenants/{tenant}/", queries=75, who="operator"),
     *(form(name) for name in ("suspend", "resume", "book", "invite", "view")),
     Screen(
-        "ops-tenants-raise",
-        "/ops/tenants/{tenant}/budgets/{tenant_budget}/raise",
+        "operator-tenants-raise",
+        "/operator/tenants/{tenant}/budgets/{tenant_budget}/raise",
         queries=12,
         who="operator",
         states=("populated",),

@@ -24,13 +24,17 @@ def _owner(tenant):
 
 
 def form(name: str) -> Screen:
-    return Screen(f"ops-users-{name}", f"/ops/users/{{user}}/{name}", 12, who="operator", states=("populated",))
+    return Screen(
+        f"operator-users-{name}", f"/operator/users/{{user}}/{name}", 12, who="operator", states=("populated",)
+    )
 
 
 register(
-    Screen("ops-users", "/ops/users/", queries=14, who="operator", states=("populated", "error")),
-    Screen("ops-users-found", "/ops/users/?show=operators&q=otto", 14, who="operator", states=("populated",)),
-    Screen("ops-users-one", "/ops/users/{user}/", queries=20, who="operator", states=("populated", "error")),
+    Screen("operator-users", "/operator/users/", queries=14, who="operator", states=("populated", "error")),
+    Screen("operator-users-found", "/operator/users/?show=operators&q=otto", 14, who="operator", states=("populated",)),
+    Screen(
+        "operator-users-detail", "/operator/users/{user}/", queries=20, who="operator", states=("populated", "error")
+    ),
     *(form(name) for name in ("deactivate", "reactivate", "grant-operator", "revoke-operator", "remove-second-factor")),
     prepare=prepare,
     demo={"user": _owner},

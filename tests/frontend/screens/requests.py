@@ -93,7 +93,7 @@ def _newest(tenant: Any, verdict: str) -> str:
 register(
     Screen("requests", "/t/{slug}/requests/", queries=30),
     Screen("requests-limited", "/t/{slug}/requests/?verdict=limited&range=7d", queries=26, states=("populated",)),
-    Screen("requests-one", "/t/{slug}/requests/{request}", queries=26, states=("populated", "over")),
+    Screen("requests-detail", "/t/{slug}/requests/{request}", queries=26, states=("populated", "over")),
     Screen("requests-refused", "/t/{slug}/requests/{limited}", queries=20, states=("populated",)),
     prepare=prepare,
     theirs={"name": lambda world: world.rows["populated.request"]},

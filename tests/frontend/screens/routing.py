@@ -40,7 +40,7 @@ def _newest(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("routing-one", "/t/{slug}/routing/{policy}", queries=16, states=("populated", "over")),
+    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=16, states=("populated", "over")),
     Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=20, states=ONE),
     Screen("routing-new", "/t/{slug}/routing/edit", queries=16, states=("populated", "empty")),
     Screen("routing-withdraw", "/t/{slug}/routing/{policy}/withdraw", 12, states=ONE),

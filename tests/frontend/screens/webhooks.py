@@ -50,7 +50,7 @@ register(
     Screen("webhooks", "/t/{slug}/webhooks/", queries=19),
     Screen("webhooks-filtered", "/t/{slug}/webhooks/?state=failed", 19, states=ONE),
     Screen("webhooks-new", "/t/{slug}/webhooks/new", 10, states=ONE),
-    Screen("webhooks-one", ENDPOINT, 12, states=ONE),
+    Screen("webhooks-detail", ENDPOINT, 12, states=ONE),
     Screen("webhooks-delete", f"{ENDPOINT}delete", 12, states=ONE),
     Screen("webhooks-delivery", "/t/{slug}/webhooks/deliveries/{delivery}", 14, states=ONE),
     prepare=prepare,

@@ -32,7 +32,7 @@ LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZI
 
 
 def storage() -> Storage:
-    return Storage(platform_settings().state_dir)
+    return Storage(platform_settings().data_dir)
 
 
 def live_batches() -> list[int]:
@@ -65,7 +65,7 @@ def _read_in(batch: Batch) -> None:
     now = datetime.now(UTC)
     try:
         with storage().path(batch.input_file).open("rb") as file:
-            found = read_lines(file, batch.endpoint, platform_settings().max_body_bytes)
+            found = read_lines(file, batch.endpoint, platform_settings().max_request_body_bytes)
     except (BadFile, FileNotFoundError) as exc:
         gone = {"code": "file_not_found", "line": None, "message": "The file's contents are gone.", "param": None}
         errors = exc.faults if isinstance(exc, BadFile) else [gone]

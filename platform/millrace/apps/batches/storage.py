@@ -1,4 +1,4 @@
-"""Where files' contents lie: one file each in `<state folder>/files`, which all gateways and web jobs share.
+"""Where files' contents lie: one file each in `<data directory>/files`, which all gateways and web jobs share.
 
 A file is written under another name, flushed to the disk and renamed; then its row is written. So a row always has its
 contents, and contents without a row are left over by a crash: the sweep removes them. Free of Django.
@@ -24,8 +24,8 @@ def new_name(kind: str) -> str:
 
 
 class Storage:
-    def __init__(self, state_dir: Path) -> None:
-        self._folder = state_dir / "files"
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "files"
 
     def path(self, name: str) -> Path:
         return self._folder / name

@@ -1,4 +1,4 @@
-"""Break-glass views of operations under /ops/raw/, read-only: a cordon set behind the verbs would be told to nobody."""
+"""Read-only views of operations under /operator/django-admin/. Only actions publish a change of a cordon."""
 
 from __future__ import annotations
 

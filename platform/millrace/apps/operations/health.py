@@ -144,7 +144,7 @@ def sweep(now: datetime | None = None) -> int:
 
 def _disk() -> Iterator[HealthIssue]:
     settings = platform_settings()
-    space = FreeSpace(watched_folders(settings.state_dir), settings.min_free_disk)
+    space = FreeSpace(watched_folders(settings.data_dir), settings.min_free_disk)
     is_low = space.look()
     if space.free < space.resume_at:
         yield HealthIssue(
@@ -153,13 +153,13 @@ def _disk() -> Iterator[HealthIssue]:
             urgent=is_low,
             title=f"The disk is almost full: {space.free // 2**20:,} MiB are free",
             todo=f"Below {space.min_free // 2**20:,} MiB new requests are refused with 503, until"
-            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the state directory.",
+            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the data directory.",
         )
 
 
 def _processes() -> Iterator[HealthIssue]:
     """Processes of `millrace up` that are down, or that were restarted several times lately."""
-    for process in read_processes(platform_settings().state_dir):
+    for process in read_processes(platform_settings().data_dir):
         if process.running and process.deaths < MANY_DEATHS:
             continue
         yield HealthIssue(
@@ -222,7 +222,7 @@ def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 one.id,
                 urgent=True,
                 title=f"{one.id} takes no new requests: its disk is almost full",
-                todo="Free space on its machine, on the disk of its state directory. It recovers by itself.",
+                todo="Free space on its machine, on the disk of its data directory. It recovers by itself.",
             )
 
 
@@ -233,7 +233,7 @@ def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             if not each.batch:  # batches wait as long as it takes
                 depth, oldest = waits.get(each.model, (0, 0))
                 waits[each.model] = depth + each.requests, max(oldest, each.oldest_ms)
-    longest = platform_settings().queue_seconds * 1000
+    longest = platform_settings().queue_timeout_seconds * 1000
     for model, (depth, oldest) in sorted(waits.items()):
         if oldest * QUEUE_SHARE > longest:
             yield HealthIssue(
@@ -380,7 +380,7 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _requests(now: datetime) -> Iterator[HealthIssue]:
-    objective = platform_settings().ttft_objective_ms
+    objective = platform_settings().ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(_REQUESTS, [now - LOOKBACK])
         rows = cursor.fetchall()

@@ -1,4 +1,4 @@
-"""Outcomes, written by gateways (millrace.gateway.http.endpoints.outcomes)."""
+"""Outcomes, written by gateways (millrace.gateway.http.endpoints.feedback)."""
 
 from __future__ import annotations
 

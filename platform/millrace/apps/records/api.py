@@ -273,7 +273,7 @@ class RequestRatesOut(serializers.Serializer[Any]):
     buckets = RequestCountsOut(many=True)
     total = RequestCountsOut()
     bounds = RequestBoundByOut(many=True)
-    ttft_objective_ms = serializers.IntegerField()
+    ttft_slo_ms = serializers.IntegerField()
 
 
 @extend_schema(tags=["requests"])
@@ -342,5 +342,5 @@ class RequestRates(TenantView):
             raise ValidationError({"from": [f"It must be before `to`, by {MAX_RATES_PERIOD.days} days at most."]})
         with self.scope():
             found = selectors.rates(self.access.tenant.pk, start, end, given["bucket"])
-        told = {"ttft_objective_ms": selectors.ttft_objective_ms()}
+        told = {"ttft_slo_ms": selectors.ttft_slo_ms()}
         return Response(RequestRatesOut({**vars(found), **told}).data)

@@ -362,9 +362,9 @@ def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour
     return Rates(tuple(reversed(buckets)), total, bounds)
 
 
-def ttft_objective_ms() -> int:
+def ttft_slo_ms() -> int:
     """What the time to the first token is to stay below for 95 of 100 requests."""
-    return platform_settings().ttft_objective_ms
+    return platform_settings().ttft_slo_ms
 
 
 # Cursors: which way, and the row to go on from.

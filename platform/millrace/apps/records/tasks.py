@@ -30,7 +30,7 @@ DELETE FROM records_requestcontent WHERE ctid = ANY(ARRAY(
 def sweep(now: datetime | None = None) -> int:
     """Remove records and contents that are too old, and those of purged tenants; returns how many."""
     now = now or datetime.now(UTC)
-    before = now - timedelta(days=platform_settings().record_days)
+    before = now - timedelta(days=platform_settings().request_log_retention_days)
     return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT))
 
 

@@ -4,6 +4,6 @@ from django.apps import AppConfig
 
 
 class DemoConfig(AppConfig):
-    """The command `demo_traffic`; it has no tables of its own."""
+    """The command `seed_demo`; it has no tables of its own."""
 
     name = "millrace.devserver.demo"

@@ -30,7 +30,7 @@ _STATUS = {
 
 def record(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> int:
     """Write the records that are missing; returns how many. A request without a usage event was refused by a budget."""
-    since = now - timedelta(days=platform_settings().record_days)
+    since = now - timedelta(days=platform_settings().request_log_retention_days)
     recent = [use for use in history if _at(use) > since]
     tenant = player.tenant
     with tenant_scope(tenant):

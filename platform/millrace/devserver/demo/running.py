@@ -40,7 +40,7 @@ def models() -> DemoModels:
 
 
 def secrets() -> Secrets:
-    return Secrets(platform_settings().state_dir)
+    return Secrets(platform_settings().data_dir)
 
 
 def play(

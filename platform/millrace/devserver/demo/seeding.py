@@ -26,7 +26,7 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, LimitSet, Membership, Project, RoutingPolicy, Tenant, User
 
 BOOK = ENTITY = "demo"
-SECRETS_FILE = "demo_keys.json"  # in the state folder
+SECRETS_FILE = "demo_keys.json"  # in the data directory
 NAME = "assistant"  # the model name of its own that a tenant may have
 _MARKUP = {Tier.PRIORITY: 3, Tier.FLEX: 1}  # in halves of the standard price; every price is written out
 _DEARER_OUTPUT = "18"  # of the second model, until last month
@@ -67,8 +67,8 @@ class DemoTenant:
 class Secrets:
     """The demo keys' secrets, by tenant and key, in a private file: the live requests need them."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / SECRETS_FILE
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / SECRETS_FILE
         try:
             self._kept: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

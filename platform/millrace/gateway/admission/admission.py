@@ -139,16 +139,16 @@ class RateLimitLease:
     def _unused(self, usage: TokenUsage | None) -> LimitCost:
         if usage is None:
             return self._cost
-        cached = usage.cache_read * (100 - self._admission.cache_read_percent) // 100
+        cached = usage.cache_read * (100 - self._admission.cached_token_limit_percent) // 100
         return LimitCost(0, cached, max(0, self._cost.output - usage.output))
 
 
 class RateLimitAdmission:
     """Admits what fits its model and every limit on its key's way."""
 
-    def __init__(self, broker: redis.Redis, *, cache_read_percent: int = 0) -> None:
+    def __init__(self, broker: redis.Redis, *, cached_token_limit_percent: int = 0) -> None:
         self._store = LimitStore(broker)
-        self.cache_read_percent = cache_read_percent
+        self.cached_token_limit_percent = cached_token_limit_percent
         self._held: dict[str, TakenLimits] = {}
         self._returning: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None

@@ -15,10 +15,10 @@ RETRY_SECONDS = 10.0
 
 
 class DiskWatch:
-    """Free space of the disks with the state directory and the embedded PostgreSQL, read once a second."""
+    """Free space of the disks with the data directory and the embedded PostgreSQL, read once a second."""
 
     def __init__(self, settings: PlatformSettings) -> None:
-        self._space = FreeSpace(watched_folders(settings.state_dir), settings.min_free_disk)
+        self._space = FreeSpace(watched_folders(settings.data_dir), settings.min_free_disk)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

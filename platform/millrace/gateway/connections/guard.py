@@ -67,7 +67,7 @@ class ConnectionLimits:
             header_bytes=settings.max_header_bytes,
             body_seconds=settings.body_timeout_seconds,
             body_bytes_per_second=settings.min_body_bytes_per_second,
-            body_bytes=settings.max_body_bytes,
+            body_bytes=settings.max_request_body_bytes,
             keepalive_seconds=settings.keepalive_timeout_seconds,
             connections=settings.max_connections,
             connections_per_address=settings.max_connections_per_address,

@@ -29,14 +29,14 @@ class ServedModel:
     folder: Path = Path()  # of its files, for the prompt processes
 
 
-def load_catalogue(specs: Sequence[ModelSpec], state_dir: Path) -> Mapping[str, ServedModel]:
+def load_catalogue(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
     """Read each model's tokenizer and limits."""
     tokenizers: dict[Path, Tokenizer] = {}  # deployments of one model share it: a prompt is counted once for all
-    return {spec.name: _load(spec, state_dir, tokenizers) for spec in specs}
+    return {spec.name: _load(spec, data_dir, tokenizers) for spec in specs}
 
 
-def _load(spec: ModelSpec, state_dir: Path, tokenizers: dict[Path, Tokenizer]) -> ServedModel:
-    folder = ensure_model(spec, state_dir, None)
+def _load(spec: ModelSpec, data_dir: Path, tokenizers: dict[Path, Tokenizer]) -> ServedModel:
+    folder = ensure_model(spec, data_dir, None)
     config = read_model_config(folder)
     if folder not in tokenizers:
         tokenizers[folder] = Tokenizer.from_dir(folder)

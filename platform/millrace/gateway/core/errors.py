@@ -34,7 +34,7 @@ _BY_CODE = {
     "request_timeout": (408, "invalid_request_error"),
     "conflict": (409, "invalid_request_error"),
     "idempotency_conflict": (409, "invalid_request_error"),
-    "outcome_conflict": (409, "invalid_request_error"),
+    "feedback_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "uri_too_long": (414, "invalid_request_error"),
     "headers_too_large": (431, "invalid_request_error"),

@@ -14,9 +14,9 @@ from millrace.gateway.protocols import tools
 
 
 class InferenceJobBuilder:
-    def __init__(self, gateway_id: str, cache_secret: str, request_seconds: int) -> None:
+    def __init__(self, gateway_id: str, prefix_cache_secret: str, request_seconds: int) -> None:
         self._gateway_id = gateway_id
-        self._cache_secret = cache_secret.encode()
+        self._prefix_cache_secret = prefix_cache_secret.encode()
         self._request_seconds = request_seconds
 
     def billing_context(self, demand: AdmissionRequest, terms: AdmissionGrant, *, leg: int) -> BillingContext:
@@ -65,4 +65,4 @@ class InferenceJobBuilder:
     def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:
         """Derived from a secret, so that nobody can hit or forge another tenant's cached prefixes."""
         name = f"{tenant_id}\0{model}\0{cache_key or ''}".encode()
-        return hmac.new(self._cache_secret, name, hashlib.sha256).digest()[:16]
+        return hmac.new(self._prefix_cache_secret, name, hashlib.sha256).digest()[:16]

@@ -99,7 +99,7 @@ class CreateFile(UploadConsumer):
     async def handle(self) -> None:
         key = await self.authenticate("inference")
         await self._require_room(key)
-        name, quota = new_name("file-"), self.gateway.settings.files_quota
+        name, quota = new_name("file-"), self.gateway.settings.tenant_file_quota_bytes
         async with self.spooled() as spool:
             fields, filename, size = await asyncio.to_thread(self._write, spool, name)
         with unless_refused(self.gateway.storage, name):
@@ -123,7 +123,7 @@ class CreateFile(UploadConsumer):
         return fields, file.found or "", file.size
 
     async def _require_room(self, key: ApiKeySnapshot) -> None:
-        quota = self.gateway.settings.files_quota
+        quota = self.gateway.settings.tenant_file_quota_bytes
         async with self.gateway.rows.of(key.tenant_id) as connection:
             found = await connection.execute("SELECT coalesce(sum(size), 0) AS used FROM batches_file")
             row = await found.fetchone()

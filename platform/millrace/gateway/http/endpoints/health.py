@@ -30,7 +30,7 @@ class Readyz(HttpConsumer):
         checks = await self.gateway.readiness()
         ready = all(state == "ok" for state in checks.values())
         # A process that is down does not make this gateway unready by itself: `checks` covers what requests need.
-        processes = read_processes(self.gateway.settings.state_dir)
+        processes = read_processes(self.gateway.settings.data_dir)
         down = {process.name: process.describe() for process in processes if not process.running}
         answer = {"status": "ready" if ready else "not ready", "checks": checks, "down": down}
         await self.respond_json(200 if ready else 503, answer)

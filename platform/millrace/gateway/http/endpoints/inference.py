@@ -40,7 +40,7 @@ class PromptConsumer(HttpConsumer):
         return request
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        most = self.gateway.settings.max_body_bytes
+        most = self.gateway.settings.max_request_body_bytes
         if self.body.declared is not None:
             await self._admit(min(self.body.declared, most + 1))
         async for piece in self.body.pieces(most):

@@ -79,7 +79,7 @@ class CreateMessageBatch(UploadConsumer):
                 await insert_file(
                     rows,
                     key,
-                    settings.files_quota,
+                    settings.tenant_file_quota_bytes,
                     name=name,
                     filename=f"{batch}.jsonl",
                     purpose="messages",
@@ -108,7 +108,7 @@ class CreateMessageBatch(UploadConsumer):
                 target.write(_encode(line) + b"\n")
         try:
             with storage.path(name).open("rb") as file:
-                return len(read_lines(file, ENDPOINT, self.gateway.settings.max_body_bytes))
+                return len(read_lines(file, ENDPOINT, self.gateway.settings.max_request_body_bytes))
         except BadFile as bad:
             storage.remove(name)
             fault = bad.faults[0]

@@ -1,4 +1,4 @@
-"""`manage.py rehash_keys`: mix the newest pepper into keys stored without one, and say which peppers are in use."""
+"""`manage.py rehash_api_keys`: mix the newest pepper into keys stored without one, and say which peppers are in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py demo_traffic`: a platform with life in it."""
+"""`manage.py seed_demo`: a platform with life in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Command(BaseCommand):
         " sent through the settler at a price book of their own; last month drafted and partly invoiced by a company"
         f" of their own; then some requests to the running platform. Usage made up has request ids in {PREFIX}…. A"
         " second run adds what is new since the first and nothing twice. There is no way back: usage and invoices are"
-        " append-only. To be rid of it all, delete the state folder."
+        " append-only. To be rid of it all, delete the data directory."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -39,18 +39,18 @@ class Command(BaseCommand):
         parser.add_argument("--requests", type=_count, default=200, help="at most so many of them")
         parser.add_argument("--password", help="let the demo people log in with it (owner@demo-harbour.example, …)")
         parser.add_argument(
-            "--yes-beside-real-tenants",
+            "--allow-real-tenants",
             action="store_true",
             help="do it although there are tenants that are no demo; theirs stays as it is",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         real = seeding.real_tenants()
-        if real and not options["yes_beside_real_tenants"]:
+        if real and not options["allow_real_tenants"]:
             named = ", ".join(real[:5]) + (", …" if len(real) > 5 else "")
             raise CommandError(
                 f"There are tenants that are no demo ({named}), and what this makes cannot be taken back. Give"
-                " --yes-beside-real-tenants if you mean it."
+                " --allow-real-tenants if you mean it."
             )
         if options["verbosity"] < 2:
             logging.disable(logging.INFO)  # the settler tells of each leg
@@ -83,7 +83,7 @@ class Command(BaseCommand):
         for line in billed.left:
             self.stdout.write(f"Not invoiced: {line} Run this again in two minutes.")
         if told.quarantined:
-            raise CommandError(f"{told.quarantined} events are in quarantine: see /ops/.")
+            raise CommandError(f"{told.quarantined} events are in quarantine: see /operator/.")
 
     def _live(self, played: Played, options: dict[str, Any]) -> None:
         url = platform_settings().base_url

@@ -1,4 +1,4 @@
-"""`manage.py revoke_key`: end a key for good."""
+"""`manage.py revoke_api_key`: end a key for good."""
 
 from __future__ import annotations
 

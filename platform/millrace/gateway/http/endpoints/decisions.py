@@ -1,4 +1,4 @@
-"""GET /v1/requests/{request_id}/why: why this model and this replica. Kept for as long as the request's stream."""
+"""GET /v1/requests/{request_id}/decisions: the routing decisions of a request, stored as long as its stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.gateway.http.consumer import HttpConsumer
 
 
 class DecisionRecord(HttpConsumer):
-    endpoint = "why"
+    endpoint = "decisions"
     method = "GET"
 
     async def handle(self) -> None:

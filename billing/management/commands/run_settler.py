@@ -1,4 +1,4 @@
-"""`manage.py settle`: the process that turns usage events into rows."""
+"""`manage.py run_settler`: the process that turns usage events into rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, name: str, threads: int, once: bool, **options: Any) -> None:
         stopping = threading.Event()
         names = [name, *(f"{name}.{number}" for number in range(2, threads + 1))]
-        url = platform_settings().broker_url
+        url = platform_settings().valkey_url
         settlers = [Settler(connect(url), consumer=each, stopping=stopping) for each in names]
         if once:
             self.stdout.write(f"{settlers[0].drain()} messages settled")

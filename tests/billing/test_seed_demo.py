@@ -1,4 +1,4 @@
-"""manage.py demo_traffic: tenants with a past that is as real as usage gets, made once."""
+"""manage.py seed_demo: tenants with a past that is as real as usage gets, made once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLUGS = {spec.slug for spec in CAST}
 
 def manage(*words: str) -> str:
     out = io.StringIO()
-    call_command("demo_traffic", *words, stdout=out)
+    call_command("seed_demo", *words, stdout=out)
     return out.getvalue()
 
 
@@ -162,7 +162,7 @@ def test_it_refuses_beside_real_tenants(secrets_file):
     with pytest.raises(CommandError, match="acme"):
         small()
     assert {each.slug for each in Everybody(Tenant).all()} == {"acme"}
-    small("--yes-beside-real-tenants", "--days", "2")
+    small("--allow-real-tenants", "--days", "2")
     assert of(UsageEvent, tenant("acme")) == []
 
 

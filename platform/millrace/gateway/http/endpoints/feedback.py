@@ -1,4 +1,4 @@
-"""POST /v1/requests/{request_id}/outcome: what became of a request, as its caller reports it. Once, and kept."""
+"""POST /v1/requests/{request_id}/feedback: the caller's feedback on a request, stored once."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _FIND = "SELECT * FROM outcomes_outcome WHERE request_id = %(request)s"
 _TOLD = ("success", "score", "label", "metadata")
 
 
-class OutcomeBody(msgspec.Struct, forbid_unknown_fields=True):
+class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
     success: bool | None = None
     score: float | None = None  # from 0 to 1
     label: str | None = None
     metadata: dict[str, str] | None = None
 
 
-class ReportOutcome(HttpConsumer):
-    endpoint = "outcomes"
+class SubmitFeedback(HttpConsumer):
+    endpoint = "feedback"
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
         request_id = self.path_arguments["request_id"]
-        outcome = _read(await self.read_body())
+        feedback = _read(await self.read_body())
         await self._require_request(key, request_id)
-        told = {name: getattr(outcome, name) for name in _TOLD}
+        told = {name: getattr(feedback, name) for name in _TOLD}
         values = {**told, "tenant": key.tenant_id, "key": key.key_id, "request": request_id}
-        values["metadata"] = None if outcome.metadata is None else Jsonb(outcome.metadata)
+        values["metadata"] = None if feedback.metadata is None else Jsonb(feedback.metadata)
         async with self.gateway.rows.of(key.tenant_id) as connection:
             first = (await connection.execute(_INSERT, values)).rowcount
             row = await (await connection.execute(_FIND, values)).fetchone()
         if row is None or any(row[name] != value for name, value in told.items()):
-            raise ApiError("outcome_conflict", f"Another outcome of the request {request_id!r} was reported before.")
+            raise ApiError("feedback_conflict", f"The request {request_id!r} has different feedback already.")
         at = int(row["reported_at"].timestamp())
-        answer = {"id": request_id, "object": "request.outcome", **told, "reported_at": at}
+        answer = {"id": request_id, "object": "request.feedback", **told, "reported_at": at}
         await self.respond_json(201 if first else 200, answer)
 
     async def _require_request(self, key: ApiKeySnapshot, request_id: str) -> None:
@@ -65,13 +65,13 @@ class ReportOutcome(HttpConsumer):
         raise ApiError("not_found", f"There is no request {request_id!r}.")
 
 
-def _read(body: bytes) -> OutcomeBody:
-    outcome = read_body(body, OutcomeBody)
-    if outcome.success is None and outcome.score is None and outcome.label is None:
+def _read(body: bytes) -> FeedbackBody:
+    feedback = read_body(body, FeedbackBody)
+    if feedback.success is None and feedback.score is None and feedback.label is None:
         raise invalid("success", "Report success, score or label.", "missing_required_parameter")
-    if outcome.score is not None and not 0 <= outcome.score <= 1:
+    if feedback.score is not None and not 0 <= feedback.score <= 1:
         raise invalid("score", "score must be from 0 to 1.")
-    if outcome.label is not None and not 0 < len(outcome.label) <= MAX_LABEL_CHARACTERS:
+    if feedback.label is not None and not 0 < len(feedback.label) <= MAX_LABEL_CHARACTERS:
         raise invalid("label", f"label must have 1 to {MAX_LABEL_CHARACTERS} characters.")
-    check_metadata(outcome.metadata or {})
-    return outcome
+    check_metadata(feedback.metadata or {})
+    return feedback

@@ -1,4 +1,4 @@
-"""`manage.py prices`: the price book, for operators at the machine."""
+"""`manage.py price_book`: the price book, for operators at the machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SHOWN = 20  # of each list of what an import left out
 class Command(BaseCommand):
     help = (
         "Import price lists, show what they would have cost, and publish them. Prices are in USD a million tokens."
-        " Whoever sits at the machine publishes without a second person; `prices demo` prices the embedded models"
-        " that have no price yet."
+        " Publishing on the command line needs no second person. `price_book backfill` adds prices for the embedded"
+        " models that have none."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -49,7 +49,7 @@ class Command(BaseCommand):
         ):
             verbs.add_parser(verb, help=f"of a draft: {what}").add_argument("draft", type=int)
         verbs.add_parser("list", help="the versions, newest first")
-        verbs.add_parser("demo", help="price the embedded models that have no price")
+        verbs.add_parser("backfill", help="add prices for the embedded models that have none")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -117,7 +117,7 @@ class Command(BaseCommand):
             since = f", from {version.effective_from:%Y-%m-%d %H:%M}" if version.effective_from else ""
             self.stdout.write(f"{version.pk}: {version.book}{whose}, {version.state}{since} {version.note}".rstrip())
 
-    def _demo(self, options: dict[str, Any]) -> None:
+    def _backfill(self, options: dict[str, Any]) -> None:
         specs = [spec for spec in platform_settings().models if spec.source.startswith("embedded")]
         proposal = demo_prices.proposal(
             [spec.name for spec in specs if spec.source == "embedded"],

@@ -1,4 +1,4 @@
-"""`manage.py create_key`: an API key for a tenant's project."""
+"""`manage.py create_api_key`: an API key for a tenant's project."""
 
 from __future__ import annotations
 

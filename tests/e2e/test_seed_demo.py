@@ -1,4 +1,4 @@
-"""manage.py demo_traffic beside a running platform: its live requests are answered by the engine and metered."""
+"""manage.py seed_demo beside a running platform: its live requests are answered by the engine and metered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def manage(stack: Stack, *words: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
-    environ |= {"MILLRACE_STATE_DIR": str(stack.state_dir), "MILLRACE_PORT": str(stack.port)}
+    environ |= {"MILLRACE_DATA_DIR": str(stack.data_dir), "MILLRACE_PORT": str(stack.port)}
     done = subprocess.run(
         [sys.executable, "manage.py", *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240
     )
@@ -24,15 +24,13 @@ def manage(stack: Stack, *words: str) -> str:
 
 
 def test_live_requests_are_answered_and_metered(stack):
-    said = manage(
-        stack, "demo_traffic", "--events", "80", "--seconds", "30", "--requests", "16", "--yes-beside-real-tenants"
-    )
+    said = manage(stack, "seed_demo", "--events", "80", "--seconds", "30", "--requests", "16", "--allow-real-tenants")
     (answered,) = re.findall(r"\b200: (\d+)", said)
     assert int(answered) >= 8, said
     assert "500:" not in said
 
     def metered() -> bool:
-        usage = manage(stack, "usage", "demo-harbour", "--by", "day")
+        usage = manage(stack, "usage_report", "demo-harbour", "--by", "day")
         return int(usage.splitlines()[-2].split()[1]) > 0  # today's
 
     eventually(metered)

@@ -1,4 +1,4 @@
-"""`manage.py invoice`: what beat does each hour, now, for any month and tenant."""
+"""`manage.py generate_invoices`: what beat does each hour, now, for any month and tenant."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ def request_id(stack: Stack) -> str:
 
 
 def report(stack: Stack, request_id: str, **told: Any) -> httpx.Response:
-    return httpx.post(f"{stack.url}/v1/requests/{request_id}/outcome", json=told, headers=stack.headers, timeout=60)
+    return httpx.post(f"{stack.url}/v1/requests/{request_id}/feedback", json=told, headers=stack.headers, timeout=60)
 
 
 def test_an_outcome_is_reported_once(stack: Stack, request_id: str) -> None:
     told = {"success": True, "score": 0.75, "label": "accepted", "metadata": {"by": "a person"}}
     first, again = report(stack, request_id, **told), report(stack, request_id, **told)
     assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json() == again.json() == {**first.json(), "id": request_id, "object": "request.outcome", **told}
+    assert first.json() == again.json() == {**first.json(), "id": request_id, "object": "request.feedback", **told}
     other = report(stack, request_id, **told | {"success": False})
-    assert (other.status_code, other.json()["error"]["code"]) == (409, "outcome_conflict")
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "feedback_conflict")
     assert other.headers["x-should-retry"] == "false"
 
 
@@ -59,5 +59,5 @@ def test_a_request_that_is_nobodys_is_not_there(stack: Stack, request_id: str) -
         assert (answer.status_code, answer.json()["error"]["code"]) in [(404, "not_found"), (400, "invalid_value")], (
             name
         )
-    get = httpx.get(f"{stack.url}/v1/requests/{request_id}/outcome", headers=stack.headers)
+    get = httpx.get(f"{stack.url}/v1/requests/{request_id}/feedback", headers=stack.headers)
     assert get.status_code == 405

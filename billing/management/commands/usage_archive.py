@@ -1,0 +1,48 @@
+"""`manage.py usage_archive`: move a month of usage events out of the database into files, and back."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from billing.actions.archives import do_archive, do_restore
+from billing.metering.archives import ArchiveDamagedError, manifest_path
+from tenants.actions import Conflict
+
+
+class Command(BaseCommand):
+    """Creates and restores archives of usage months. It needs the URL of the database's owner."""
+
+    help = "Move a month of usage events out of the database into files, or restore it."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        verbs = parser.add_subparsers(dest="verb", required=True)
+        create = verbs.add_parser("create", help="write a month to files, check them, and detach it")
+        create.add_argument("month", type=_month, help="for example 2026-08")
+        create.add_argument("--to", type=Path, required=True, metavar="DIRECTORY", help="where the files go")
+        create.add_argument("--drop", action="store_true", help="drop the detached table too, which frees its space")
+        restore = verbs.add_parser("restore", help="restore a month from its files")
+        restore.add_argument("file", type=Path, help="the manifest: usage-2026-08.json, with its files beside it")
+
+    def handle(self, *args: Any, verb: str, **options: Any) -> None:
+        try:
+            if verb == "create":
+                done = do_archive(options["month"], options["to"], drop=options["drop"])
+                path = manifest_path(options["to"], options["month"])
+                self.stdout.write(f"{done.month}: {done.usage.rows} events are in {path} and its files.")
+            else:
+                done = do_restore(options["file"])
+                self.stdout.write(f"{done.month}: {done.usage.rows} events are in the database again.")
+        except (Conflict, ArchiveDamagedError) as exc:
+            raise CommandError(str(exc)) from exc
+
+
+def _month(text: str) -> date:
+    try:
+        return date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no month: give one like 2026-08") from None
