@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import PROFILES, EngineConfig, ModelConfig, Profile
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
@@ -118,7 +118,7 @@ def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
         return config, model, ModelRunner(config, model, model.max_model_len)
 
 
-def measure(profiles: dict[str, Profile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
+def measure(profiles: dict[str, EngineProfile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
     """The profiles in turn, round by round; interrupted, those rounds that all have had."""
     config, model, runner = prepare(wanted.threads)
     done: dict[str, list[Round]] = {name: [] for name in profiles}
@@ -145,10 +145,10 @@ def main() -> None:
     parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
     parser.add_argument("--only", action="store_true", help="no profiles but those added")
     wanted = parse(parser, {"rounds": 1, "prompts": 2, "streams": 2, "senders": 2, "long_prompt": 32})
-    profiles: dict[str, Profile] = {} if wanted.only else dict(PROFILES)
+    profiles: dict[str, EngineProfile] = {} if wanted.only else dict(PROFILES)
     for text in wanted.add:
         name, _, figures = text.partition("=")
-        profiles[name] = Profile(*map(int, figures.split(",")))
+        profiles[name] = EngineProfile(*map(int, figures.split(",")))
     logging.disable(logging.INFO)
     rounds = measure(profiles, wanted)
     if not all(rounds.values()):

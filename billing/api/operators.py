@@ -153,12 +153,15 @@ class TenantInvoices(_MoneyView):
     serializer_class = s.InvoiceOut
 
     @extend_schema(
-        operation_id="operator_tenant_draft", parameters=[HEADER], request=s.DraftIn, responses=s.InvoiceOut(many=True)
+        operation_id="operator_tenant_draft",
+        parameters=[HEADER],
+        request=s.InvoiceDraftIn,
+        responses=s.InvoiceOut(many=True),
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Draft a tenant's invoice of a month anew."""
-        tenant, month = self.find(pk), given(s.DraftIn, request.data)["month"]
+        tenant, month = self.find(pk), given(s.InvoiceDraftIn, request.data)["month"]
         with self.scope():
             periods = list(Period.objects.filter(label=month))
         drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]

@@ -28,7 +28,7 @@ from billing.models import UsageQuarantine
 from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate
-from inference_worker.contract.messages import UsageEvent, decode_usage
+from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -102,7 +102,7 @@ class UsageRow(NamedTuple):
     """A decoded message, what it costs, and its values in the order of the columns, but for the last."""
 
     message: UsageMessage
-    event: UsageEvent
+    event: ExecutionUsage
     rated: Rated
     values: tuple[Any, ...]
 
@@ -140,7 +140,7 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
     return outcome
 
 
-def _rate(decoded: Sequence[tuple[UsageMessage, UsageEvent, datetime]], outcome: SettleResult) -> list[UsageRow]:
+def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], outcome: SettleResult) -> list[UsageRow]:
     """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
@@ -155,7 +155,7 @@ def _rate(decoded: Sequence[tuple[UsageMessage, UsageEvent, datetime]], outcome:
 
 def _decode(
     message: UsageMessage, payload: bytes, latest: int, outcome: SettleResult
-) -> tuple[UsageEvent, datetime] | None:
+) -> tuple[ExecutionUsage, datetime] | None:
     try:
         event = decode_usage(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: text that is no UTF-8
@@ -171,7 +171,7 @@ def _decode(
         return None
 
 
-def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
+def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
     billing_context, usage = event.billing_context, event.usage
     return (
         admitted_at,

@@ -71,7 +71,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class EngineProfile:
     """What a worker is tuned for: fields as in `EngineConfig`."""
 
     step_tokens: int
@@ -79,10 +79,10 @@ class Profile:
     max_batch: int
 
 
-PROFILES: dict[ProfileName, Profile] = {
-    "latency": Profile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
-    "balanced": Profile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
-    "throughput": Profile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
+PROFILES: dict[ProfileName, EngineProfile] = {
+    "latency": EngineProfile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
+    "balanced": EngineProfile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
+    "throughput": EngineProfile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
 }
 
 

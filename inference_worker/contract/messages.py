@@ -116,7 +116,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     warm_on: tuple[str, ...] = ()  # replicas that computed a prompt with this one's start lately
 
 
-class UsageEvent(msgspec.Struct, frozen=True):
+class ExecutionUsage(msgspec.Struct, frozen=True):
     """What a leg used; settled exactly once by (request_id, leg)."""
 
     billing_context: BillingContext
@@ -244,7 +244,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(InferenceJob).decode
-decode_usage = msgspec.msgpack.Decoder(UsageEvent).decode
+decode_usage = msgspec.msgpack.Decoder(ExecutionUsage).decode
 decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
 decode_events = msgspec.msgpack.Decoder(list[StreamEvent]).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode

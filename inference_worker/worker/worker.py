@@ -19,7 +19,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from inference_worker.contract import claims
-from inference_worker.contract.config import PROFILES, EngineConfig, Profile
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.exits import take_over
@@ -55,7 +55,7 @@ def worker_name(settings: WorkerSettings) -> str:
     return settings.worker_name or f"{model_spec(settings).name}-0"
 
 
-def step_limits(settings: WorkerSettings) -> Profile:
+def step_limits(settings: WorkerSettings) -> EngineProfile:
     """What a step may hold: the profile's limits, but for those that are set one by one.
 
     A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
@@ -65,7 +65,7 @@ def step_limits(settings: WorkerSettings) -> Profile:
     step_tokens = settings.step_tokens or max(profile.step_tokens, max_batch)
     if step_tokens < max_batch:
         raise SystemExit(f"MILLRACE_STEP_TOKENS: {step_tokens} is less than MILLRACE_MAX_BATCH ({max_batch})")
-    return Profile(step_tokens, settings.long_prompt_tokens or profile.long_prompt_tokens, max_batch)
+    return EngineProfile(step_tokens, settings.long_prompt_tokens or profile.long_prompt_tokens, max_batch)
 
 
 def new_replica_id(settings: WorkerSettings) -> str:

@@ -70,7 +70,7 @@ class EventOut(serializers.ModelSerializer[WebhookEvent]):
         read_only_fields = fields
 
 
-class EventQuery(Query):
+class WebhookEventQuery(Query):
     kind = serializers.ChoiceField(list(KINDS), required=False)
 
 
@@ -196,10 +196,10 @@ class Events(TenantView):
     serializer_class = EventOut
     permissions: ClassVar = {"GET": READ}
 
-    @extend_schema(operation_id="webhook_events", parameters=[EventQuery], responses=EventOut(many=True))
+    @extend_schema(operation_id="webhook_events", parameters=[WebhookEventQuery], responses=EventOut(many=True))
     def get(self, request: Request) -> Response:
         """What happened in the last 90 days, newest first, whether it was sent anywhere or not."""
-        asked = EventQuery(data=request.query_params.dict())
+        asked = WebhookEventQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         with self.scope():
             return self.page(self.rows(WebhookEvent).filter(**asked.filters()), EventOut)

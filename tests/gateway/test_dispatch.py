@@ -22,13 +22,13 @@ from inference_worker.contract.messages import (
     BillingContext,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     Heartbeat,
     InferenceJob,
     Released,
     StreamEvent,
     Tokens,
-    UsageEvent,
     claim_key,
     control_channel,
     decode_job,
@@ -325,7 +325,7 @@ async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: in
     """End an attempt as its worker does; False if it no longer counts."""
     billing_context = make_job(request_id).billing_context
     usage = TokenUsage(2, output=1)
-    event = UsageEvent(billing_context, attempt, "completed", "stop", usage, replica, 32)
+    event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), request_log(request_id, attempt)]
     args = [attempt, encode(event), encode([end]), encode(end), 60]

@@ -22,13 +22,13 @@ from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     Finished,
     InferenceJob,
     Released,
     StreamEvent,
     Tokens,
-    UsageEvent,
     Vectors,
     claim_key,
     decode_event,
@@ -95,7 +95,7 @@ def gateway_events(broker: redis.Redis) -> list[StreamEvent]:
     return [event for _, fields in entries for event in decode_events(fields[b"e"])]
 
 
-def usage_events(broker: redis.Redis) -> list[UsageEvent]:
+def usage_events(broker: redis.Redis) -> list[ExecutionUsage]:
     return [decode_usage(fields[b"e"]) for _, fields in broker.xrange(USAGE_STREAM)]
 
 

@@ -18,8 +18,8 @@ from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,
+    ExecutionUsage,
     InferenceJob,
-    UsageEvent,
     claim_key,
     decode_event,
     decode_usage,
@@ -91,7 +91,7 @@ class Replicas:
         assert event.verdict == "completed"
         return event.usage
 
-    def billed(self, job: InferenceJob) -> UsageEvent:
+    def billed(self, job: InferenceJob) -> ExecutionUsage:
         (event,) = self._events(job)
         return event
 
@@ -105,7 +105,7 @@ class Replicas:
             time.sleep(0.01)
         return bool(told)
 
-    def _events(self, job: InferenceJob) -> list[UsageEvent]:
+    def _events(self, job: InferenceJob) -> list[ExecutionUsage]:
         events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
         return [each for each in events if each.billing_context.request_id == job.billing_context.request_id]
 

@@ -12,14 +12,19 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.keys.bounds import KeyBoundRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_use
 from millrace.apps.records.limiting_factor import binding
-from millrace.apps.records.models import Verdict
+from millrace.apps.records.models import RequestOutcome
 from millrace.apps.records.selectors import Filters, requests_page
 from tenants.models import ApiKey, AuditEntry
 from tenants.permissions import Permission
 
 LATEST = 6
 _WEEK = timedelta(days=7)
-_KINDS = {Verdict.COMPLETED: "good", Verdict.LIMITED: "warn", Verdict.REFUSED: "warn", Verdict.FAILED: "bad"}
+_KINDS = {
+    RequestOutcome.COMPLETED: "good",
+    RequestOutcome.LIMITED: "warn",
+    RequestOutcome.REFUSED: "warn",
+    RequestOutcome.FAILED: "bad",
+}
 
 
 @dataclass(frozen=True)
@@ -187,8 +192,8 @@ def latest(visit: PageContext) -> Latest:
                 listed.record.request_id,
                 visit.url("requests-one", listed.record.request_id),
                 listed.record.at,
-                Verdict(listed.record.verdict).label,
-                _KINDS.get(Verdict(listed.record.verdict), ""),
+                RequestOutcome(listed.record.verdict).label,
+                _KINDS.get(RequestOutcome(listed.record.verdict), ""),
                 listed.record.served or listed.record.asked,
                 Money(listed.usage.cost_femto) if listed.usage else None,
             )

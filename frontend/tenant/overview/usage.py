@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from billing.metering.usage import UsageReport, sums, this_month, total
-from billing.models import Verdict
+from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import total as summed
 from frontend.core.date_ranges import DateRange, days_of, span_of
@@ -142,7 +142,7 @@ def figures(visit: PageContext) -> OverviewStats:
 def _metered(visit: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
     """Requests and their cost in femto-USD."""
     counts = total(sums(UsageReport(visit.tenant.pk, start=start, end=end)))
-    return sum(counts[verdict] for verdict in Verdict.values), counts["cost_femto"]
+    return sum(counts[verdict] for verdict in ExecutionOutcome.values), counts["cost_femto"]
 
 
 def _before(span: DateRange) -> tuple[datetime, datetime]:

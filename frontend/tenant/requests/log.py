@@ -11,18 +11,18 @@ from frontend.core.date_ranges import span_of
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from millrace.apps.records import selectors
-from millrace.apps.records.models import Verdict
+from millrace.apps.records.models import RequestOutcome
 from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
 MOST_CHOICES = 500
 SIZE = 50
 KINDS: dict[str, Literal["good", "warn", "bad", ""]] = {
-    Verdict.COMPLETED: "good",
-    Verdict.CANCELLED: "",
-    Verdict.LIMITED: "warn",
-    Verdict.REFUSED: "warn",
-    Verdict.FAILED: "bad",
+    RequestOutcome.COMPLETED: "good",
+    RequestOutcome.CANCELLED: "",
+    RequestOutcome.LIMITED: "warn",
+    RequestOutcome.REFUSED: "warn",
+    RequestOutcome.FAILED: "bad",
 }
 _FILTERS = ("model", "key", "project", "verdict", "code")
 
@@ -113,7 +113,7 @@ def _filters(visit: PageContext) -> Filters:
         model=query.get("model", "").replace("\0", "") or None,
         key_id=_number(query.get("key", "")),
         project_id=_number(query.get("project", "")),
-        verdict=verdict if verdict in Verdict.values else None,
+        verdict=verdict if verdict in RequestOutcome.values else None,
         code=query.get("code", "").replace("\0", "") or None,
     )
 
@@ -127,7 +127,7 @@ def fields(visit: PageContext) -> RequestLogFilters:
     return RequestLogFilters(
         tuple(RequestLogOption(str(pk), name, pk == asked.key_id) for pk, name in keys),
         tuple(RequestLogOption(str(pk), name, pk == asked.project_id) for pk, name in projects),
-        tuple(RequestLogOption(value, label, value == asked.verdict) for value, label in Verdict.choices),
+        tuple(RequestLogOption(value, label, value == asked.verdict) for value, label in RequestOutcome.choices),
         asked.model or "",
         asked.code or "",
         tuple(kept.items()),
@@ -168,7 +168,7 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
         record.request_id,
         visit.url("requests-one", record.request_id),
         record.at,
-        Verdict(record.verdict).label,
+        RequestOutcome(record.verdict).label,
         KINDS[record.verdict],
         record.status,
         said(record.code, record.bound),

@@ -17,7 +17,7 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.groups import INPUT
 from frontend.tenant.usage.query import UsageReportQuery, asked
-from millrace.apps.records.models import Verdict
+from millrace.apps.records.models import RequestOutcome
 from millrace.apps.records.selectors import rates
 
 _DAY = timedelta(days=1)
@@ -212,6 +212,6 @@ def refusals(visit: PageContext) -> Refusals:
         went.total.requests,
         share(went.total.limited, went.total.requests),
         bounds,
-        f"{log}?{urlencode({**kept, 'verdict': Verdict.LIMITED.value})}" if log else "",
+        f"{log}?{urlencode({**kept, 'verdict': RequestOutcome.LIMITED.value})}" if log else "",
         any(visit.query.get(name) for name in ("model", "key", "project")),
     )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from inference_worker.contract.request import RequestRejected, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.engine.structured_output.grammar_cache import Limits, TenantCache
+from inference_worker.engine.structured_output.grammar_cache import CacheCapacity, TenantCache
 from inference_worker.engine.structured_output.grammar_sandbox import GrammarSandbox, Vocabulary, compile_grammar
 from inference_worker.engine.structured_output.grammar_text import each_tool, grammar_text
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CACHE = Limits(256 << 20, 1024)  # of all tenants
-TENANT_CACHE = Limits(64 << 20, 256)  # of one tenant
+CACHE = CacheCapacity(256 << 20, 1024)  # of all tenants
+TENANT_CACHE = CacheCapacity(64 << 20, 256)  # of one tenant
 _ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
 _MAX_MESSAGE_LENGTH = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token

@@ -11,7 +11,7 @@ from django.db.models import F, Q
 from tenants.isolation.scopes import TenantManager
 
 
-class Verdict(models.TextChoices):
+class RequestOutcome(models.TextChoices):
     """How a request ended."""
 
     COMPLETED = "completed"
@@ -41,7 +41,7 @@ class RequestRecord(models.Model):
     stream = models.BooleanField()
     status = models.CharField(max_length=64, help_text="HTTP's, stream_<code>, or nothing")
     code = models.CharField(max_length=64, help_text="of the error; empty: none")
-    verdict = models.CharField(max_length=10, choices=Verdict)
+    verdict = models.CharField(max_length=10, choices=RequestOutcome)
     bound = models.JSONField(null=True, help_text="the limit or budget that did not allow it")
     limits = models.JSONField(default=list, help_text="the limits checked, and what they left")
     windows = models.JSONField(default=list, help_text="of the budgets it was held from")
@@ -71,7 +71,7 @@ class RequestRecord(models.Model):
             BrinIndex(fields=["at"], name="records_request_at", autosummarize=True),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.CheckConstraint(name="records_request_verdict", condition=Q(verdict__in=Verdict.values)),
+            models.CheckConstraint(name="records_request_verdict", condition=Q(verdict__in=RequestOutcome.values)),
         ]
 
     def __str__(self) -> str:

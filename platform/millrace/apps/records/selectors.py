@@ -20,7 +20,7 @@ from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import TOKEN_CLASSES, Adjustment, Budget, Price, UsageEvent, Window
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
-from millrace.apps.records.models import RequestContent, RequestRecord, Verdict
+from millrace.apps.records.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
@@ -58,8 +58,8 @@ class Filters:
         found = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
             found = found.filter(Q(asked=self.model) | Q(served=self.model))
-        if self.verdict is not None and self.verdict != Verdict.COMPLETED:
-            found = found.filter(~Q(verdict=Verdict.COMPLETED))  # names the index of what did not go well
+        if self.verdict is not None and self.verdict != RequestOutcome.COMPLETED:
+            found = found.filter(~Q(verdict=RequestOutcome.COMPLETED))  # names the index of what did not go well
         return found
 
 

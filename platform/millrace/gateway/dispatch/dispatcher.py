@@ -23,11 +23,11 @@ from inference_worker.contract.messages import (
     BillingContext,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     InferenceJob,
     Released,
     StreamEvent,
-    UsageEvent,
     claim_key,
     control_channel,
     encode,
@@ -311,11 +311,11 @@ class Dispatcher:
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
-            UsageEvent(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _void(self, leg: BillingContext) -> bytes:
-        return encode(UsageEvent(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
+        return encode(ExecutionUsage(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
 
     def _queue(self, model: str, batch: bool) -> FairQueue[DispatchedExecution]:
         queue = self.queues.get((model, batch))
