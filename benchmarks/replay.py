@@ -93,7 +93,7 @@ def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
 
 def agent(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
-    note("tokenising the conversations")
+    note("tokenizing the conversations")
     with tempfile.TemporaryDirectory() as state:
         tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
     conversations = taubench(tokenizer, options.conversations)

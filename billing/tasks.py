@@ -36,7 +36,7 @@ def roll_up() -> int:
 def invoice_months() -> None:
     """Invoice the months that are over, and mail the invoices."""
     report = runs.invoice_months()
-    log.info("months_invoiced", finalised=len(report.finalised), left=len(report.left))
+    log.info("months_invoiced", finalized=len(report.finalized), left=len(report.left))
     emails.send_all()
 
 

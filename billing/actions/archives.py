@@ -99,7 +99,7 @@ def _settled(month: date) -> list[int]:
             raise Conflict(f"Not invoiced yet: {', '.join(late)}.")
         drafts = Invoice.objects.all_tenants().filter(period__in=periods, state=Invoice.State.DRAFT)
         if number := drafts.count():
-            raise Conflict(f"Drafts of invoices wait to be finalised: {number}.")
+            raise Conflict(f"Drafts of invoices wait to be finalized: {number}.")
         if running := open_before(cursor, ends):
             raise Conflict(f"Requests admitted in {label} may still run: {running} holds are open.")
         corrected = f"(SELECT max(made_at) FROM {adjustments_of(month)})"  # noqa: S608

@@ -62,7 +62,7 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
 
 
 def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
-    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalised stays as it is.
+    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalized stays as it is.
 
     Raises:
         Conflict: usage of the period is archived.
@@ -106,7 +106,7 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
 
 
 def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None:
-    """The draft of this kind to fill; None if there is a finalised one that stands."""
+    """The draft of this kind to fill; None if there is a finalized one that stands."""
     newest = Invoice.objects.for_tenant(tenant).filter(period=period, kind=kind).order_by("-revision").first()
     if newest is not None and newest.state == Invoice.State.DRAFT:
         draft = newest
@@ -141,7 +141,7 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
 
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     address(invoice)
-    with suppress(NoTaxRule):  # a draft may be without; finalising it will say so
+    with suppress(NoTaxRule):  # a draft may be without; finalizing it will say so
         total(invoice, lines)
     invoice.save()
     InvoiceLine.objects.all_tenants().bulk_create(lines)

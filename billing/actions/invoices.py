@@ -15,7 +15,7 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
-from billing.invoicing.webhook_events import tell_finalised
+from billing.invoicing.webhook_events import tell_finalized
 from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
@@ -36,7 +36,7 @@ ON CONFLICT (entity_id, prefix, year) DO UPDATE SET last = billing_numberseries.
 """
 
 
-def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
+def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
     """Give a draft its number, burn credit, book it and store its PDF; from then on it never changes.
 
     Raises:
@@ -60,7 +60,7 @@ def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
             raise Conflict(str(exc)) from exc
         _issue(row, now)
         _fix(row, lines)
-        tell_finalised(row)
+        tell_finalized(row)
         credits.use(row, burnt)
         _book(row)
         audit.record("invoice.finalise", row, tenant_id=row.tenant_id, after=audit.described(row))

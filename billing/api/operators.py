@@ -15,7 +15,7 @@ from billing.actions import setup
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.credits import do_commit, do_grant_credit, with_rest
 from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.api import serializers as s
 from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Period, TaxRule
@@ -241,14 +241,14 @@ FATES: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-o
 
 
 @extend_schema(tags=["operators"])
-class InvoiceFinalise(_MoneyView):
+class InvoiceFinalize(_MoneyView):
     serializer_class = s.InvoiceOut
 
     @extend_schema(operation_id="operator_invoice_finalise", parameters=[HEADER], request=None, responses=s.InvoiceOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Make a draft final."""
-        do_finalise(self.invoice(pk))
+        do_finalize(self.invoice(pk))
         return Response(s.InvoiceOut(self.invoice(pk)).data)
 
 

@@ -23,7 +23,7 @@ WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND verdict <
 
 
 class InvoiceCheckResult(NamedTuple):
-    """What a look at a finalised invoice found."""
+    """What a look at a finalized invoice found."""
 
     events: int
     unrated: int  # events that have no price and are not failed ones: none, or something is wrong
@@ -34,7 +34,7 @@ class InvoiceCheckResult(NamedTuple):
 
 
 def check(invoice: Invoice) -> InvoiceCheckResult:
-    """Recompute a finalised invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
+    """Recompute a finalized invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
 
     Raises:
         Conflict: its usage is archived.

@@ -30,7 +30,7 @@ _LINE = (
 
 
 def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
-    """All that a finalised invoice fixes. Amounts of cents are numbers; of femto-USD, which may be large, texts."""
+    """All that a finalized invoice fixes. Amounts of cents are numbers; of femto-USD, which may be large, texts."""
     period, refers_to = invoice.period, invoice.refers_to
     return {
         "number": invoice.number,

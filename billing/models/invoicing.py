@@ -151,7 +151,7 @@ class Period(models.Model):
 
 
 class NumberSeries(models.Model):
-    """The last number given; counted up in the transaction that finalises, so that a rollback leaves no hole."""
+    """The last number given; counted up in the transaction that finalizes, so that a rollback leaves no hole."""
 
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     prefix = models.CharField(max_length=16)

@@ -19,7 +19,7 @@ class Series:
     """One line of a chart. Values: femto-USD, tokens, microseconds ("ms"), hundredths ("decimal",
     "percent"); None: a gap.
 
-    `kind` names its colour in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
+    `kind` names its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
     `total` stands in the legend, unless the series has no place there, like the edges of a band.
     """
 

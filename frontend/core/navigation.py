@@ -58,7 +58,7 @@ TENANT = (
         ),
     ),
     NavigationGroup(
-        "Organisation",
+        "Organization",
         (
             NavigationEntry("Members", "members", "members", "m", Permission.MEMBERS_READ),
             NavigationEntry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),

@@ -95,7 +95,7 @@ def icon(name: str, kind: str = "") -> SafeString:
 
 @register.simple_tag
 def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
-    """A small bar. `kind`: a colour's name, or nothing for one that warns near its limit. The number stands beside."""
+    """A small bar. `kind`: a color's name, or nothing for one that warns near its limit. The number stands beside."""
     width = gauges.percent(part, whole)
     return format_html(
         '<svg class="meter {}" aria-hidden="true"><rect class="rail" width="100%" height="100%" rx="3"/>'

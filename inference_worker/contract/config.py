@@ -191,7 +191,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> Mod
     if (activation := raw.get("hidden_act", "silu")) != "silu":
         raise read.fault(f"hidden_act {activation!r} is not supported; want silu")
     if "quantization_config" in raw:
-        raise read.fault("quantised checkpoints are not supported yet; use a plain or a GGUF one")
+        raise read.fault("quantized checkpoints are not supported yet; use a plain or a GGUF one")
     hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads", most=4096)
     kv_heads = read.integer("num_key_value_heads", default=heads, most=4096)
     head_dim = read.integer("head_dim", default=max(hidden // heads, 1), most=4096)

@@ -34,7 +34,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TokenText, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._ids: list[int] = []  # the window of the slow way: a token's text can depend on its neighbours
+        self._ids: list[int] = []  # the window of the slow way: a token's text can depend on its neighbors
         self._read = 0  # of the window, the tokens whose text is out
         self._stop = tuple(s for s in stop if s)
         self._held = ""

@@ -1,4 +1,4 @@
-"""What the engine counts, by name: the catalogue that worker and gateway share. Free of torch and of Prometheus.
+"""What the engine counts, by name: the catalog that worker and gateway share. Free of torch and of Prometheus.
 
 Where vLLM counts the same thing its name is taken, so that dashboards made for it work; the names with `millrace_` are
 what it lacks. The names are those of Prometheus' text, a counter's without its `_total`. docs/metrics.md explains them.

@@ -10,7 +10,7 @@ import triton.language as tl
 def _readable(start: tl.tensor, seq_len: tl.tensor, tile_keys: tl.constexpr) -> tl.tensor:
     """Positions of a tile's keys; past the sequence's end, the last key's.
 
-    So no load needs a mask, and nothing uninitialised is read from the cache (a NaN there would survive a weight of 0).
+    So no load needs a mask, and nothing uninitialized is read from the cache (a NaN there would survive a weight of 0).
     """
     return tl.minimum(start + tl.arange(0, tile_keys), tl.maximum(seq_len - 1, 0))
 

@@ -209,7 +209,7 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("The expiry lies in the past.")
     if key.allowed_addresses is not None:
         try:
-            key.allowed_addresses = list(ip_allowlist.normalised(key.allowed_addresses))
+            key.allowed_addresses = list(ip_allowlist.normalized(key.allowed_addresses))
         except ValueError as exc:
             raise ActionRefused(f"Allowed addresses: {exc}.") from exc
     if key.pk is not None:

@@ -1,6 +1,6 @@
 """Which addresses webhooks may go to: public ones alone. Free of Django.
 
-A tenant names the host, so without this they could have the platform call its own database, its neighbours, or a
+A tenant names the host, so without this they could have the platform call its own database, its neighbors, or a
 cloud's metadata service. Hosts that the operator names may lie inside and speak plain http.
 """
 

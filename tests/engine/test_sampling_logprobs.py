@@ -140,9 +140,7 @@ def assert_logprobs(found: list[TokenLogprobs], tokens: list[int], wanted: torch
     for entry, row in zip(found, wanted[: len(tokens)], strict=True):
         assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
         assert [value for _, value in entry.top] == pytest.approx(row.topk(count).values.tolist(), abs=1e-4)
-        assert (
-            abs(entry.rank - 1 - int((row > row[entry.token_id]).sum())) <= 2
-        )  # a digit may change neighbours' places
+        assert abs(entry.rank - 1 - int((row > row[entry.token_id]).sum())) <= 2  # a digit may change neighbors' places
 
 
 def assert_all(outputs: list[RequestOutput], prompt: list[int], reference: Logits, count: int) -> None:

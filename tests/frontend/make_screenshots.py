@@ -36,7 +36,7 @@ ONLY = os.environ.get("ONLY", "")
 EVENTS = int(os.environ.get("EVENTS", "6000"))
 MOST = 8 * 2**20
 HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # least and most, by width
-SHOWN = "demo-harbour"
+SHOWN = "demo-harbor"
 FORMS = ("invoices-upcoming", "keys-new", "budgets-new")
 OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from inference_worker.contract.settings import ModelSpec
-from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.prompt_processes import prompt_pool
 from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, Target
@@ -26,7 +26,7 @@ WORK = PromptTask(chat.DIALECT, {"m": Target("m", 8192)})
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
-    return dict(load_catalogue([ModelSpec("m", "embedded", "auto")], tmp_path_factory.mktemp("state")))
+    return dict(load_catalog([ModelSpec("m", "embedded", "auto")], tmp_path_factory.mktemp("state")))
 
 
 @pytest_asyncio.fixture

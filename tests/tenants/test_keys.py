@@ -221,7 +221,7 @@ def test_update_refuses(project, fields, row):
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))
 def test_an_address_lies_in_its_own_network(found, prefix):
-    networks = ip_allowlist.normalised(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
+    networks = ip_allowlist.normalized(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
     assert all(ip_allowlist.allowed(str(each), networks) for each in found)
 
 

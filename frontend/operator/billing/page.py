@@ -37,7 +37,7 @@ class Run:
     kind: Literal["good", "warn", "info", ""]
     drafts: int
     draft_url: str  # empty where it cannot be
-    finalise_url: str
+    finalize_url: str
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class BillingRunRow:
     total: Money
     owed: Money | None
     booked: Literal["", "agree", "differ"]  # ledger and lines; empty: not booked yet
-    finalise_url: str
+    finalize_url: str
 
 
 @dataclass(frozen=True)

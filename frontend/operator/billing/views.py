@@ -10,7 +10,7 @@ from django.urls import path
 
 from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import outstanding
 from billing.amounts import dollars
 from billing.invoicing.lines import lines_of
@@ -84,7 +84,7 @@ def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
     paid, billed = found.state == Invoice.State.PAID, not found.gives_back
     untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
     able = {
-        "finalise": draft and found.complete,
+        "finalize": draft and found.complete,
         "payment": billed and is_open,
         "credit-note": billed and (is_open or paid),
         "void": untouched,
@@ -140,7 +140,7 @@ def draft(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalise_all(visit: PageContext) -> HttpResponse:
+def finalize_all(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     with visit.scope():
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
@@ -148,7 +148,7 @@ def finalise_all(visit: PageContext) -> HttpResponse:
     many = f"{count} invoice{'' if count == 1 else 's'}"
     effect = f"{many} of {period.label}, {dollars(worth)} together, get numbers, are booked, and are mailed. {FOREVER}"
 
-    def said(did: services.Finalised) -> str:
+    def said(did: services.Finalized) -> str:
         left = f" {did.left} are left: go on in the same way." if did.left else ""
         faults = f" Not final: {'; '.join(did.refused)}." if did.refused else ""
         return f"{did.done} invoices of {period.label} are final.{left}{faults}"
@@ -156,9 +156,9 @@ def finalise_all(visit: PageContext) -> HttpResponse:
     return _confirm(
         visit,
         Confirm(period.label, posted(visit)),
-        lambda data: services.finalise_all(period),
-        title=f"Finalise {period.label}",
-        submit="Finalise all",
+        lambda data: services.finalize_all(period),
+        title=f"Finalize {period.label}",
+        submit="Finalize all",
         effect=effect,
         back=_month_url(visit, period),
         said=said,
@@ -169,7 +169,7 @@ def finalise_all(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalise(visit: PageContext) -> HttpResponse:
+def finalize(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
     if found.state != Invoice.State.DRAFT:
         return done(visit, visit.url("ops-billing-one", found.pk), f"{found.number} is final already.")
@@ -179,9 +179,9 @@ def finalise(visit: PageContext) -> HttpResponse:
         visit,
         found,
         Confirm(name, posted(visit)),
-        lambda data: do_finalise(found),
-        title=f"Finalise {found.period.label} of {found.tenant.name}",
-        submit="Finalise",
+        lambda data: do_finalize(found),
+        title=f"Finalize {found.period.label} of {found.tenant.name}",
+        submit="Finalize",
         effect=f"{what}, gets its number, is booked, and is mailed. {FOREVER}",
         said=lambda row: f"{row.number} is final.",
     )
@@ -339,12 +339,12 @@ urlpatterns = [
     path("ops/billing/", billing, name="ops-billing"),
     PANELS.operator_url("ops/billing/"),
     path("ops/billing/months/<int:period>/draft", draft, name="ops-billing-draft"),
-    path("ops/billing/months/<int:period>/finalise", finalise_all, name="ops-billing-finalise-all"),
+    path("ops/billing/months/<int:period>/finalise", finalize_all, name="ops-billing-finalise-all"),
     path("ops/billing/tenants/<slug:tenant>/credit", credit, name="ops-billing-credit"),
     path("ops/billing/<int:invoice>", invoice, name="ops-billing-one"),
     CHECKS.operator_url("ops/billing/<int:invoice>/"),
     path("ops/billing/<int:invoice>/lines/<int:line>", line, name="ops-billing-line"),
-    path("ops/billing/<int:invoice>/finalise", finalise, name="ops-billing-finalise"),
+    path("ops/billing/<int:invoice>/finalise", finalize, name="ops-billing-finalise"),
     path("ops/billing/<int:invoice>/payment", payment, name="ops-billing-payment"),
     path("ops/billing/<int:invoice>/credit-note", credit_note, name="ops-billing-credit-note"),
     path("ops/billing/<int:invoice>/void", void, name="ops-billing-void"),

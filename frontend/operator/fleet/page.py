@@ -21,7 +21,7 @@ from millrace.apps.operations.models import ReplicaMinute
 from millrace.conf.environment import platform_settings
 
 DRAWN = 5  # workers in a chart: those that served most
-COLOURS = ("spend", "output", "cached", "written", "failed")
+COLORS = ("spend", "output", "cached", "written", "failed")
 MINUTE = timedelta(minutes=1)
 # What one may look at: its length, and that of one point in a chart.
 SPANS: dict[str, tuple[str, timedelta, timedelta]] = {
@@ -207,8 +207,8 @@ def _chart(
 ) -> Chart:
     at = tuple(wanted.start + i * wanted.bucket for i in range((wanted.end - wanted.start) // wanted.bucket))
     series = tuple(
-        Series(worker, colour, tuple(None if (one := seen.get((when, worker))) is None else read(one) for when in at))
-        for worker, colour in zip(drawn, COLOURS, strict=False)
+        Series(worker, color, tuple(None if (one := seen.get((when, worker))) is None else read(one) for when in at))
+        for worker, color in zip(drawn, COLORS, strict=False)
     )
     return Chart(name, f"{title}; {wanted.label}", at, series, unit, bucket="hour", zone=visit.zone, height=214)
 

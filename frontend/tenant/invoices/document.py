@@ -192,7 +192,7 @@ def _line(line: InvoiceLine, url: str) -> InvoiceLineItem:
 
 
 def note_of(line: InvoiceLine) -> str:
-    """What tells the line apart from its neighbours."""
+    """What tells the line apart from its neighbors."""
     parts = (
         f"used in {line.late_from}" if line.late_from else "",
         f"prompts from {line.band:,} tokens" if line.band else "",
@@ -251,7 +251,7 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
 
 def _happened(invoice: Invoice) -> Iterable[Happened]:
     """Newest first."""
-    found = [Happened(invoice.issued_at, "Finalised", f"as {invoice.number}")] if invoice.issued_at else []
+    found = [Happened(invoice.issued_at, "Finalized", f"as {invoice.number}")] if invoice.issued_at else []
     sent = InvoiceMail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
     for mail in sent.order_by("pk"):
         what = "Sent" if mail.kind == InvoiceMail.Kind.ISSUED else "Reminder sent"

@@ -25,7 +25,7 @@ _STATES: dict[str, tuple[str, Kind]] = {
 
 @dataclass(frozen=True)
 class State:
-    """A state in a word, its colour, and a sentence to it."""
+    """A state in a word, its color, and a sentence to it."""
 
     label: str
     kind: Kind

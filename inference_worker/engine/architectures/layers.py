@@ -47,7 +47,7 @@ def _tensor(value: object) -> torch.Tensor:
 
 
 class RMSNorm:
-    """Root-mean-square normalisation with a weight."""
+    """Root-mean-square normalization with a weight."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight

@@ -60,4 +60,4 @@ class EmbeddingRunner:
         else:
             sums = hidden.new_zeros(len(packing.lengths), hidden.shape[1], dtype=torch.float32)
             pooled = sums.index_add_(0, packing.inputs, hidden.float()) / packing.lengths[:, None]
-        return functional.normalize(pooled, dim=1) if self._config.normalise else pooled
+        return functional.normalize(pooled, dim=1) if self._config.normalize else pooled

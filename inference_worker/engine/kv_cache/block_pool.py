@@ -26,7 +26,7 @@ class FreeList:
     """Free blocks in the order they will be given out: a doubly linked list through the blocks themselves."""
 
     def __init__(self) -> None:
-        self._ends = Block(-1)  # a sentinel: its neighbours are the list's head and tail
+        self._ends = Block(-1)  # a sentinel: its neighbors are the list's head and tail
         self._ends.prev_free = self._ends.next_free = self._ends
         self._count = 0
 
@@ -46,7 +46,7 @@ class FreeList:
     def push(self, block: Block) -> None:
         """Put `block` where it is given out next."""
         head = self._ends.next_free
-        assert head is not None  # noqa: S101 - the sentinel always has neighbours
+        assert head is not None  # noqa: S101 - the sentinel always has neighbors
         self._insert(block, head)
 
     def pop(self) -> Block:

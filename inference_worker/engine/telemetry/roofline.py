@@ -87,7 +87,7 @@ class Roofline:
         )
 
     def mfu(self, flops: float, seconds: float) -> float:
-        """Model FLOPs utilisation: operations a second as a share of the peak."""
+        """Model FLOPs utilization: operations a second as a share of the peak."""
         return flops / (seconds * self.peaks.flops) if self.peaks and seconds > 0 else 0.0
 
     def bandwidth_use(self, num_bytes: float, seconds: float) -> float:

@@ -160,7 +160,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_REQUIRE_OPERATOR_TOTP",
         boolean_or_none,
         default="",
-        help="operators must enrol TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
+        help="operators must enroll TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
     )
     django_admin: bool = env.env(
         "MILLRACE_DJANGO_ADMIN",

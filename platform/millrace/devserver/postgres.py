@@ -77,12 +77,12 @@ class Postgres:
         binaries = self._binaries(user)
         data = folder / "data"
         if not (data / "PG_VERSION").exists():
-            if kept.get("initialised"):
+            if kept.get("initialized"):
                 raise ServiceError(
                     f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.state_dir} to start anew"
                 )
-            self._initialise(kept, binaries, folder, user)
-            kept.setdefault("initialised", "yes")
+            self._initialize(kept, binaries, folder, user)
+            kept.setdefault("initialized", "yes")
         self._end_leftover(data)
         port = kept.port(free_port, port_is_free)
         settings = _TUNING | ({} if self.durable else _QUICK) | {"port": str(port)}
@@ -156,7 +156,7 @@ class Postgres:
             site = data_dir.copy_tree_once(site, _PARTS, data_dir.outside_folder() / f"program-{version}")
         return site / _TREE / "bin"
 
-    def _initialise(self, kept: ServiceState, binaries: Path, folder: Path, user: UnixUser | None) -> None:
+    def _initialize(self, kept: ServiceState, binaries: Path, folder: Path, user: UnixUser | None) -> None:
         """Make the cluster beside its final place and move it there when it is complete."""
         uid = user.uid if user else os.geteuid()
         if not data_dir.has_name(uid):

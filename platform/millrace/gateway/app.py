@@ -27,7 +27,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
-from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -219,7 +219,7 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     return_freed_memory()
     try:
         settings = platform_settings()
-        gateway = Gateway(settings, load_catalogue(settings.models, settings.state_dir))
+        gateway = Gateway(settings, load_catalog(settings.models, settings.state_dir))
         await gateway.start()
     except Exception as exc:
         log.exception("gateway_start_failed")

@@ -1,5 +1,5 @@
 """A row for each replica and minute, and what a span of them says. Counts since a replica's start become differences
-of neighbouring rows; a replica that was restarted is another one, of the same worker."""
+of neighboring rows; a replica that was restarted is another one, of the same worker."""
 
 from __future__ import annotations
 

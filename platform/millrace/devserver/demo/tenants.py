@@ -80,9 +80,9 @@ class TenantSpec:
         return f"{who}@{self.slug}.example"
 
 
-HARBOUR = TenantSpec(
-    slug="demo-harbour",
-    name="Harbour Books (demo)",
+HARBOR = TenantSpec(
+    slug="demo-harbor",
+    name="Harbor Books (demo)",
     country="DE",
     city="Bremen",
     people={
@@ -192,4 +192,4 @@ BLANK = TenantSpec(
     city="Kiel",
     people={"owner": DemoUser("Pia Sommer", "owner")},
 )
-CAST = (HARBOUR, LANTERN, COPPER, MEADOW, BLANK)
+CAST = (HARBOR, LANTERN, COPPER, MEADOW, BLANK)

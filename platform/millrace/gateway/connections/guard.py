@@ -22,7 +22,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from millrace.conf.environment import PlatformSettings, platform_settings
-from tenants.keys.ip_allowlist import allowed, client_network, normalised
+from tenants.keys.ip_allowlist import allowed, client_network, normalized
 
 log = structlog.get_logger(__name__)
 
@@ -232,7 +232,7 @@ def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
         if word.strip() == "*":
             return None
         try:
-            networks += normalised([word])
+            networks += normalized([word])
         except ValueError:
             continue  # a host name: uvicorn compares it with the peer's address as text, so it trusts none
     return tuple(networks)

@@ -26,7 +26,7 @@ from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.lifecycle.request_log import RequestTrace
-from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.router import Candidate, Route, Router
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -278,9 +278,9 @@ class InferenceService:
             ApiError: 400, it is no prompt for this model.
         """
         if request.tokenized is not None:
-            return await tokenise(model, request)
+            return await tokenize(model, request)
         async with self._tokenizing:
-            prompt = await tokenise(model, request)
+            prompt = await tokenize(model, request)
             await asyncio.sleep(0)
             return prompt
 

@@ -16,7 +16,7 @@ PIECE_CHARACTERS = 2**16
 DENSE = 2  # a prompt whose first pieces have so many times the context's tokens is refused without the rest
 
 
-async def tokenise(model: ServedModel, request: InferenceRequest) -> Prompt:
+async def tokenize(model: ServedModel, request: InferenceRequest) -> Prompt:
     """The prompt in the model's tokens: of a small request at once, of any other by a prompt process.
 
     Raises:

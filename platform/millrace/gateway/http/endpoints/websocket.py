@@ -42,7 +42,7 @@ TICKET_CHECK_SECONDS = 1.0  # how often a socket with a ticket checks that its u
 MAX_CONCURRENT_REQUESTS = 64
 MOST_AUTH_BYTES = 4096
 MAX_ID_CHARACTERS = 64
-UNAUTHORISED, REFUSED = 4401, 1008  # close codes
+UNAUTHORIZED, REFUSED = 4401, 1008  # close codes
 _encode = msgspec.json.Encoder().encode
 
 
@@ -317,7 +317,7 @@ class Socket:
         """The caller is not let in."""
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await self._tell_fault(None, fault)
-            await self._base_send({"type": "websocket.close", "code": UNAUTHORISED})
+            await self._base_send({"type": "websocket.close", "code": UNAUTHORIZED})
 
 
 def _object(message: bytes) -> dict[str, Any]:
