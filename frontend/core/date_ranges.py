@@ -56,8 +56,8 @@ def span_of(visit: PageContext) -> DateRange:
     elif name == "custom":
         try:
             start, end = _dates(visit)
-        except ValueError as wrong:
-            fault = str(wrong)
+        except ValueError as exc:
+            fault = str(exc)
     else:
         name = "month"
     if start is None:
@@ -95,8 +95,8 @@ def _dates(visit: PageContext) -> tuple[datetime, datetime]:
     try:
         start = instant(visit.query.get("from", ""))
         end = instant(visit.query.get("to", "")) + _DAY
-    except ValueError as wrong:
-        raise ValueError("Give both days as year-month-day.") from wrong
+    except ValueError as exc:
+        raise ValueError("Give both days as year-month-day.") from exc
     if start >= end:
         raise ValueError("The first day is after the last.")
     if end - start > _MAX_RANGE:

@@ -180,8 +180,8 @@ def _run(
         return leave_for(request, redirect_to_login(page_of(request)))
     try:
         visit = enter(user)
-    except _ViewFirst as asked:
-        return leave_for(request, HttpResponseRedirect(asked.url))
+    except _ViewFirst as exc:
+        return leave_for(request, HttpResponseRedirect(exc.url))
     if not visit.may(needs):
         raise PermissionDenied
     if request.method not in methods:

@@ -164,8 +164,8 @@ class GrammarCompiler:
         made: Grammar | RequestRejected
         try:
             made, size = self._compile(spec)
-        except RequestRejected as rejected:
-            made, size = rejected, 0
+        except RequestRejected as exc:
+            made, size = exc, 0
         except Exception:  # no thread, no process, no memory: that says nothing of the grammar
             log.exception("a grammar could not be compiled")
             return RequestRejected("internal_error", "the form of the answer could not be prepared; try again")

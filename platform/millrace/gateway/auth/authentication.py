@@ -166,8 +166,8 @@ class KeyStore:
         """Return the rejection of a wrong ticket: 401, or 429 if the address has sent too many."""
         try:
             self.reject_wrong(address, self._wrong_keys.take(address))
-        except ApiError as throttled:
-            return throttled
+        except ApiError as exc:
+            return exc
         return ApiError("invalid_api_key", message)
 
     async def _look_up_until_current(

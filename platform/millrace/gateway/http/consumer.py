@@ -163,8 +163,8 @@ class HttpConsumer(AsyncConsumer):
             if self.method not in (self.http_method, ANY_METHOD):
                 raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
             await self.handle()
-        except Replay as replay:
-            await self._replay(replay.answer)
+        except Replay as exc:
+            await self._replay(exc.answer)
         except ApiError as exc:
             # The frames of the traceback refer to the body, and this request's log to the error: a cycle.
             exc.__traceback__ = None

@@ -175,8 +175,8 @@ class BatchRunner:
             trace.batch = line.batch.id, line.number
         try:
             status, answer = await self._answer(line, key, trace)
-        except NotNow as later:
-            put_back = partial(self._lines.put_back, line, later.seconds, losses=line.losses + later.lost)
+        except NotNow as exc:
+            put_back = partial(self._lines.put_back, line, exc.seconds, losses=line.losses + exc.lost)
             await self._store(put_back)
         except asyncio.CancelledError:
             if self._stopping:

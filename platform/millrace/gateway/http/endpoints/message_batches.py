@@ -109,9 +109,9 @@ class CreateMessageBatch(UploadConsumer):
         try:
             with storage.path(name).open("rb") as file:
                 return len(read_lines(file, ENDPOINT, self.gateway.settings.max_body_bytes))
-        except BadFile as bad:
+        except BadFile as exc:
             storage.remove(name)
-            fault = bad.faults[0]
+            fault = exc.faults[0]
             raise invalid(f"requests.{(fault['line'] or 1) - 1}", fault["message"]) from None
 
 

@@ -146,9 +146,9 @@ class Socket:
             raise self._gateway.keys.reject_ticket(self._address, "This ticket is unknown or too old: get a new one.")
         try:
             first = await self._gateway.broker.set(ticket.name, 1, nx=True, ex=2 * playground_tokens.TAKEN_WITHIN)
-        except redis.RedisError as broken:
-            log.warning("broker_unreachable", error=str(broken))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from broken
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc
         if not first:
             raise self._gateway.keys.reject_ticket(self._address, "This ticket was taken before: get a new one.")
         return ticket
@@ -243,8 +243,8 @@ class Socket:
             told = await self._tell_fault(name, fault, trace)
         except ApiError as exc:
             told = await self._tell_fault(name, exc, trace)
-        except redis.RedisError as broken:
-            log.warning("broker_unreachable", error=str(broken))
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
             told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."), trace)
         except Exception:
             log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
