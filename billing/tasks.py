@@ -28,7 +28,7 @@ def make_partitions() -> list[str]:
 
 @shared_task(name="billing.roll_up")
 def roll_up() -> int:
-    """Bring the sums of usage by hour and day up to now; returns how many hours were made anew."""
+    """Bring the sums of usage by hour and day up to now; returns how many hours were made again."""
     return rollups.build().hours
 
 

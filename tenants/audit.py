@@ -105,7 +105,7 @@ def record(
 def record_person(
     verb: str, user: User, *, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
 ) -> None:
-    """Write down what became of a person's log-in, which concerns no tenant: operators see it, tenants do not."""
+    """Write down what became of a person's login, which concerns no tenant: operators see it, tenants do not."""
     with all_tenants_scope(BypassReason.PERSON):
         record(verb, user, tenant_id=None, before=before, after=after)
 

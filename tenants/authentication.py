@@ -130,7 +130,7 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
 
 
 def find_key(secret: str) -> ApiKey | None:
-    """The key with this secret, whatever its state; stored under an old pepper, it is stored anew under the newest."""
+    """The key with this secret, whatever its state; stored under an old pepper, it is stored again under the newest."""
     peppers = platform_settings().key_peppers
     with all_tenants_scope(BypassReason.KEY_LOOKUP):
         rows = ApiKey.objects.all_tenants().select_related("tenant")

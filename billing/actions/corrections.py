@@ -61,7 +61,7 @@ def _credit(note: Invoice, position: int, description: str, cents: int) -> Invoi
 
 
 def do_void(invoice: Invoice, reason: str) -> Invoice:
-    """Take back an invoice of which nothing was paid or credited; it keeps its number, and may be drafted anew.
+    """Take back an invoice of which nothing was paid or credited; it keeps its number, and may be drafted again.
 
     Raises:
         Conflict: it is not open, or something was.

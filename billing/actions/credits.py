@@ -133,7 +133,7 @@ def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
 
 
 def use(invoice: Invoice, burnt: Iterable[tuple[CreditGrant, int]]) -> None:
-    """Burn it for good."""
+    """Apply the credit permanently."""
     CreditUse.objects.all_tenants().bulk_create(
         CreditUse(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
         for grant, cents in burnt

@@ -62,7 +62,7 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
 
 
 def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
-    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalized stays as it is.
+    """Draft the period's invoices and corrections again, for one tenant or all; what is finalized stays as it is.
 
     Raises:
         Conflict: usage of the period is archived.

@@ -86,7 +86,7 @@ def _issue(invoice: Invoice, now: datetime) -> None:
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
-    """Save it for good, with its PDF."""
+    """Save the final invoice, with its PDF."""
     described = document.described(invoice, lines)
     invoice.sha256 = hashlib.sha256(document.encoded(described)).hexdigest()
     invoice.state = Invoice.State.OPEN

@@ -160,7 +160,7 @@ class TenantInvoices(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Draft a tenant's invoice of a month anew."""
+        """Draft a tenant's invoice of a month again."""
         tenant, month = self.find(pk), given(s.InvoiceDraftIn, request.data)["month"]
         with self.scope():
             periods = list(Period.objects.filter(label=month))

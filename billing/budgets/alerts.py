@@ -148,7 +148,7 @@ def _mail(alerts: Sequence[BudgetAlert], window: Window) -> tuple[str, str]:
     else:
         subject = f"{budget.name}: the budget will not last"
         text = (
-            f"If use goes on as it did, the budget “{budget.name}” of {budget.tenant.name} comes to"
+            f"If use continues as it did, the budget “{budget.name}” of {budget.tenant.name} amounts to"
             f" {_text(alert.forecast, budget)} of {limit}. {used} are used."
         )
     if window.period_end is not None:

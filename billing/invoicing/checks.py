@@ -1,4 +1,4 @@
-"""Whether an invoice is what its usage says: worked out anew from events and prices, and compared byte for byte."""
+"""Whether an invoice is what its usage says: recomputed from events and prices, and compared byte for byte."""
 
 from __future__ import annotations
 

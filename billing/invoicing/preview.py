@@ -1,4 +1,4 @@
-"""What the month under way comes to until now: an invoice as it would be drafted, of which nothing is written."""
+"""What the month under way amounts to until now: an invoice as it would be drafted, of which nothing is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 def period_at(tenant: Tenant, at: datetime) -> Period | None:
-    """The month of that instant, of whoever bills the tenant; None while nothing was used in it by anybody."""
+    """The month of that instant, of the tenant's billing entity; None while nothing was used in it by anybody."""
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
     entity = profile.entity if profile else BillingEntity.objects.filter(slug="default").first()
     return Period.objects.select_related("entity").filter(entity=entity, starts_at__lte=at, ends_at__gt=at).first()

@@ -1,4 +1,4 @@
-"""Which tax an invoice carries, and what it comes to."""
+"""Which tax an invoice carries, and what it amounts to."""
 
 from __future__ import annotations
 

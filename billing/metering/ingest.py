@@ -92,7 +92,7 @@ RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
 
 
 class UsageMessage(NamedTuple):
-    """One entry of the stream. `payload` is None if it was deleted while it was pending: whoever did had settled it."""
+    """One entry of the stream. `payload` is None if it was deleted after its settlement."""
 
     stream_id: str
     payload: bytes | None

@@ -1,4 +1,4 @@
-"""Monthly partitions of the usage table: made ahead of time, by whoever comes first."""
+"""Monthly partitions of the usage table: created ahead of time, by the first process that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of usage by hour and day, made anew from the events for every hour that something was settled in."""
+"""Sums of usage by hour and day, made again from the events for every hour that something was settled in."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class BillingEntity(Party):
 
 
 class BillingProfile(Party):
-    """What a tenant's invoices say of it, and where they go. The entity stays the same for good."""
+    """What a tenant's invoices say of it, and where they go. The entity never changes."""
 
     AUDITED: ClassVar = (*ADDRESS, "emails", "po_number", "currency")
 
@@ -291,7 +291,7 @@ class InvoiceFile(models.Model):
 
 
 class InvoiceMail(models.Model):
-    """A mail that an invoice gives rise to: sent at least once, by whoever claims it."""
+    """A mail that an invoice gives rise to: sent at least once, by the process that claims it."""
 
     class Kind(models.TextChoices):
         ISSUED = "issued"

@@ -44,7 +44,7 @@ class UsageEvent(models.Model):
     NOTE: (request_id, leg) is what must be unique, and it is, though PostgreSQL wants the partition column in the key:
     the gateway stamps `admitted_at` once, when it admits the leg, and the stamp travels in the leg's envelope through
     every attempt, replay and redelivery. So a leg has one `admitted_at`, and the key tells legs apart as
-    (request_id, leg) alone would. Whoever makes an envelope anew for a leg that has one breaks this.
+    (request_id, leg) alone would. A second billing context for a leg breaks this.
 
     Ids of tenant, project and key are no foreign keys: events outlive what they name.
     """

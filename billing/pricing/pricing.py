@@ -1,4 +1,4 @@
-"""What tokens cost: compiled prices, the hold that bounds a request, and the lines it comes to. Free of Django.
+"""What tokens cost: compiled prices, the hold that bounds a request, and the lines it amounts to. Free of Django.
 
 A price is a whole number of nano-USD per million tokens, so tokens times price is a whole number of femto-USD. Nothing
 here divides but to round a hold up to whole nano-USD, and nothing here is a float.
@@ -63,7 +63,7 @@ class RateCard(msgspec.Struct, frozen=True):
     """All prices of a model in a service tier, for one tenant or for all: what an admission pins and settling reads."""
 
     version: int  # the sheet's id, which stands on each usage event priced by it
-    tenant_id: int | None  # None: whoever has no sheet of their own
+    tenant_id: int | None  # None: every tenant without a sheet of its own
     model: str
     tier: Tier
     effective_from: int  # microseconds since 1970, UTC; until the next sheet of the same
@@ -235,7 +235,7 @@ class PriceIndex:
             self.newest = max(self.newest, sheet.version)
 
     def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
-        """The sheet in force at that microsecond: of the tier, or, where that has none, of the standard tier.
+        """The sheet active at that microsecond: of the tier, or, where that has none, of the standard tier.
 
         In each the tenant's own comes before everybody's. None: there is no price.
         """

@@ -1,4 +1,4 @@
-"""What each leg cost, by the sheet its admission pinned: worked out once, when its event is settled."""
+"""What each leg cost, by the sheet its admission pinned: computed once, when its event is settled."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tenants.outbox.email_rendering import letter
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """Log-in by password. Nobody signs up: people are invited."""
+    """Login by password. Nobody signs up: people are invited."""
 
     error_messages: ClassVar = {
         **DefaultAccountAdapter.error_messages,
@@ -76,7 +76,7 @@ class AccountAdapter(DefaultAccountAdapter):
             plain.to,
             button="Set a new password",
             home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
-            why="You get this because of your log-in at Millrace.",
+            why="You get this because of your login at Millrace.",
             headers=plain.extra_headers,
         )
 
@@ -86,14 +86,14 @@ class AccountAdapter(DefaultAccountAdapter):
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
-    """Log-in by OpenID Connect, for people who are known by their verified address already."""
+    """Login by OpenID Connect, for people who are known by their verified address already."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
 
 
 class LogInForm(LoginForm):
-    """Log-in by e-mail address, in the console's words."""
+    """Login by e-mail address, in the console's words."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

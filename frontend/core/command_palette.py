@@ -100,7 +100,7 @@ def find_prices(visit: PageContext, typed: str) -> Iterable[Hit]:
         yield Hit(model, f"{reverse('ops-prices')}?{urlencode({'q': model})}", "prices", "prices")
 
 
-# What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
+# Finders of things other than screens, called in the visit's scope once something is typed. Screens add finders.
 TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "Invoices": find_invoices}
 OPERATOR: dict[str, Finder] = {
     "Models": find_models,

@@ -24,7 +24,7 @@ class Breadcrumb:
 
 @dataclass(frozen=True)
 class Shell:
-    """What base.html shows besides the page itself."""
+    """The parts of base.html around the page."""
 
     title: str
     heading: str

@@ -14,7 +14,7 @@ _SMALLEST = 10**9  # amounts below a cent are shown to the millionth of a dollar
 
 @dataclass(frozen=True, order=True)
 class Money:
-    """An amount in femto-USD. Sums of these are exact; how many digits to show is said by whoever shows it."""
+    """An amount in femto-USD. Sums of these are exact; the caller chooses the number of digits."""
 
     femto: int
 

@@ -4,7 +4,7 @@ A directory of segments. Each is created with its full size, and one more is kep
 running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
 
 A record is a usage event (`U`), the word that the broker has taken one (`C`, with its key), or that one must not be
-settled (`D`, likewise). A segment is deleted once the settler has acknowledged everything in it; what is left when a
+settled (`D`). A segment is deleted once the settler has acknowledged everything in it; what is left when a
 worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
 """
 

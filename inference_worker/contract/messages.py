@@ -1,7 +1,7 @@
 """The words gateway, worker and settler exchange over the broker: msgpack, never pickle.
 
 The worker sends a gateway `StreamEvent`s on the stream `gw:<gateway>`, and keeps them, in order, in the list
-`req:<request>:<attempt>` for whoever resumes. Event `seq` n of an attempt is element n of its list.
+`req:<request>:<attempt>` for readers that resume. Event `seq` n of an attempt is element n of its list.
 """
 
 from __future__ import annotations

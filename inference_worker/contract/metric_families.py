@@ -55,7 +55,7 @@ _STEP_TOKENS = tuple(2**i for i in range(15))
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its help, the label it has besides model and replica, and, of a histogram, the buckets' bounds."""
+    """One metric: its help, its label in addition to model and replica, and, of a histogram, the buckets' bounds."""
 
     name: str
     help: str

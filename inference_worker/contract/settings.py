@@ -97,7 +97,7 @@ class SharedSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings(SharedSettings):
-    """What a worker reads besides."""
+    """The settings that only a worker reads."""
 
     model: str = env.env(
         "MILLRACE_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first"

@@ -384,7 +384,7 @@ class Publisher:
             log.warning("broker_unreachable", error=str(exc))
 
     def _restarted(self) -> bool:
-        """Whether the broker is another process than at the last look. The client connects anew by itself, so this
+        """Whether the broker is another process than at the last look. The client connects again by itself, so this
         may be all there is to see of a crash that took its last second."""
         known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
         return known is not None and known != self._run_id

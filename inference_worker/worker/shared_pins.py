@@ -45,7 +45,7 @@ return {redis.call('ZCARD', KEYS[1]), table.concat(found)}
 )
 
 # KEYS claim, pins; ARGV attempt, how many hashes are pinned for five minutes, these, and those pinned for an hour.
-# Begins the time of each anew. The claim keeps those that were not there: another attempt, or a failure, ends them.
+# Begins the time of each again. The claim keeps those that were not there: another attempt, or a failure, ends them.
 PIN = (
     """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'pinned')

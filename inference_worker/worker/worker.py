@@ -1,6 +1,6 @@
 """A worker process: one resident engine, what it owes the gateways, and how it stops.
 
-Celery's tasks are doorbells (tasks.py): they claim legs here and block until those have ended.
+Celery's tasks are wakeups (tasks.py): they claim legs here and block until those have ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from inference_worker.worker.shared_pins import SharedPins
 log = structlog.get_logger(__name__)
 
 CLAIM_AGAIN_SECONDS = 0.2
-Doorbell = tuple[str, int, int]  # request id, leg, attempt
+Wakeup = tuple[str, int, int]  # request id, leg, attempt
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec:
@@ -122,7 +122,7 @@ class Worker:
             block_size=settings.block_size,
             log_seconds=settings.request_seconds + settings.stream_keep_seconds,
             keep_seconds=settings.stream_keep_seconds,
-            on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process goes on
+            on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
         started = time.monotonic()
         self._config = self._engine_config()
@@ -133,9 +133,9 @@ class Worker:
         self.broken = threading.Event()
         self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
 
-    def serve(self, doorbells: Sequence[Doorbell]) -> None:
-        """Claim what the doorbells name, and return when all that was claimed has ended."""
-        claimed = [live for doorbell in doorbells if (live := self._claim(doorbell)) is not None]
+    def serve(self, wakeups: Sequence[Wakeup]) -> None:
+        """Claim what the wakeups name, and return when all that was claimed has ended."""
+        claimed = [live for wakeup in wakeups if (live := self._claim(wakeup)) is not None]
         for live in claimed:
             live.ended.wait()
 
@@ -155,15 +155,15 @@ class Worker:
             )
 
     def close(self) -> None:
-        """Stop for good; call after `drain`."""
+        """Stop permanently; call after `drain`."""
         while self.engine.live() and not self.broken.is_set():
             time.sleep(0.02)
         self.engine.close()
         self._publisher.close()
         self._control.close()
 
-    def _claim(self, doorbell: Doorbell) -> ActiveJob | None:
-        request_id, leg, attempt = doorbell
+    def _claim(self, wakeup: Wakeup) -> ActiveJob | None:
+        request_id, leg, attempt = wakeup
         if self._draining.is_set() or self._disk_low():
             return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
         claimed = self._ask_for_job(claim_key(request_id, leg), attempt)

@@ -111,7 +111,7 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
 
 
 def do_revoke_api_key(key: ApiKey) -> bool:
-    """Revoke the key for good. False if it was revoked before."""
+    """Revoke the key permanently. False if it was revoked before."""
     now = datetime.now(UTC)
     with changing(key.tenant_id) as tenant:
         rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk)

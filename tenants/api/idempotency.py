@@ -1,7 +1,7 @@
 """`Idempotency-Key`: the same POST twice is done once, and answered twice with the same body.
 
 The first call writes a row that says it runs, commits, and then does its work and stores the answer in one transaction.
-So whoever comes while it runs is told to wait; after a crash in between nothing was done, and after `STALE` the row may
+So a second call is rejected while it runs; after a crash in between nothing was done, and after `STALE` the row may
 be taken over. Refusals are not kept: asked again, they are decided again. An answer may hold a new key's secret, so it
 is stored encrypted by what the caller sent, of which only a hash is kept.
 """

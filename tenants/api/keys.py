@@ -94,7 +94,7 @@ class KeyDetail(_KeyView):
 
     @extend_schema(operation_id="key_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke it for good. It stops working, and its running requests end, within a second."""
+        """Revoke it permanently. It stops working, and its running requests end, within a second."""
         actions.do_revoke_api_key(self.find(ApiKey, pk))
         return Response(status=204)
 
@@ -106,7 +106,7 @@ class KeyRotate(_KeyView):
     @extend_schema(operation_id="key_rotate", parameters=[HEADER], request=s.RotateIn, responses={201: s.NewKeyOut})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """A new key that may do the same; this one goes on working for some hours."""
+        """A new key that may do the same; this one continues working for some hours."""
         key = self.find(ApiKey, pk)
         fields = given(s.RotateIn, request.data)
         if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may renew itself

@@ -162,7 +162,7 @@ def _workers() -> list[dict[str, Any]]:
         try:
             beat = decode_heartbeat(payload)
         except msgspec.MsgspecError:
-            continue  # of another version, which may run beside this one while a deploy goes on
+            continue  # of another version, which may run beside this one while a deploy continues
         state = "draining" if beat.draining else "ready" if beat.ready else "starting"
         found.append(
             {

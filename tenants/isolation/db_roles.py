@@ -29,7 +29,7 @@ class BypassReason(StrEnum):
     KEY_LOOKUP = "a key is found by its hash; whose it is, is what is asked"
     MEMBERSHIPS = "which tenants a person is a member of"
     OPERATOR = "operators see every tenant"
-    PERSON = "a person's own log-in concerns no tenant"
+    PERSON = "a person's own login concerns no tenant"
     PRICES = "prices are published for every tenant; their preview reads everybody's usage"
     SETTLER = "the settler writes every tenant's usage"
     WEBHOOKS = "webhooks and mails of every tenant are sent"

@@ -59,7 +59,7 @@ def _opened(scope: TenantScope, *, durable: bool) -> Iterator[None]:
     token = _scope.set(scope)
     try:
         # NOTE: on a fault the transaction or savepoint is rolled back, and with it both settings; without one they end
-        # with the transaction, unless another scope, or none, goes on in it.
+        # with the transaction, unless another scope, or none, continues in it.
         with transaction.atomic(durable=durable):
             if scope != outer or not nested:
                 _enter(scope)

@@ -1,6 +1,6 @@
 """Tickets: a person's leave to use one API key from a browser for some minutes, without its secret. Free of Django.
 
-The console gives one to whoever may use the key, and a gateway takes it, once, as a WebSocket's first message. What
+The console gives one to a user who may use the key, and a gateway takes it, once, as a WebSocket's first message. What
 the socket asks is then the key's: its limits and budgets, its usage. A ticket says who it was given to, is signed, and
 opens nothing but that socket.
 """

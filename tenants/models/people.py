@@ -100,7 +100,7 @@ class Membership(models.Model):
 
 
 class Invitation(models.Model):
-    """An open seat for whoever reads the mail sent to `email`. The token is made of the row and a secret of the
+    """An open seat for the reader of the mail sent to `email`. The token is made of the row and a secret of the
     platform (`tenants.invitations`), so that the table alone lets nobody in."""
 
     AUDITED: ClassVar = ("email", "role", "expires_at", "accepted_at", "revoked_at")

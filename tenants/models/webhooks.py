@@ -73,7 +73,7 @@ class WebhookEvent(models.Model):
 
 
 class WebhookDelivery(models.Model):
-    """An event on its way to an endpoint. Due when pending and `next_at` is past; whoever sends it has a lease."""
+    """An event on its way to an endpoint. Due when pending and `next_at` is past; its sender has a lease."""
 
     class State(models.TextChoices):
         PENDING = "pending"

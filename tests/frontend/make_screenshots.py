@@ -1,4 +1,4 @@
-"""`make screenshots`: docs/screenshots anew, each screen, light and dark, on a phone and on a desk.
+"""`make screenshots`: docs/screenshots again, each screen, light and dark, on a phone and on a desk.
 
 Pictured are the sidebar's screens, the pages of one thing, and FORMS; the other forms look like these.
 

@@ -59,7 +59,7 @@ class Admitted:
 
 @dataclass
 class Purse:
-    """One gateway's treasury."""
+    """One gateway's budget admission."""
 
     budget_admission: BudgetAdmission
     key: ApiKeySnapshot

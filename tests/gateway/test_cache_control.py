@@ -100,7 +100,7 @@ def test_first_call_hit_and_expiry(calls: Calls) -> None:
     calls.crowd_out()
     hit = calls(system=system(WORDS, SHORT))
     assert hit == Told(first.uncached, 0, 0, 0, first.written)
-    calls.clock.now = 599.0  # the hit began its time anew, and now that is up
+    calls.clock.now = 599.0  # the hit began its time again, and now that is up
     calls.crowd_out()
     assert calls(system=system(WORDS, SHORT)) == first
 

@@ -276,7 +276,7 @@ def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued,
 
 @pytest.mark.fault
 def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call of the worker fails meanwhile: its client connects anew by itself. The journal must not be trimmed by
+    """No call of the worker fails meanwhile: its client connects again by itself. The journal must not be trimmed by
     what the settler has read of the new stream."""
     monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.1)
     server = Valkey(tmp_path, durable=False)

@@ -24,7 +24,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--month", help="only this month, for example 2026-11")
         parser.add_argument("--tenant", help="only the tenant with this slug")
-        parser.add_argument("--draft", action="store_true", help="draft, also a month that goes on; finalize nothing")
+        parser.add_argument("--draft", action="store_true", help="draft, also a month that continues; finalize nothing")
 
     def handle(self, *args: Any, month: str | None, tenant: str | None, draft: bool, **options: Any) -> None:
         if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):

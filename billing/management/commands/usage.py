@@ -48,7 +48,7 @@ class Command(BaseCommand):
             help="a row for each: one or more of " + ", ".join(_BY) + ", with commas (default: model)",
         )
         parser.add_argument("--from", dest="start", type=_instant, metavar="TIME", help=_TIME_HELP)
-        parser.add_argument("--to", dest="end", type=_instant, metavar="TIME", help="likewise, not included; now")
+        parser.add_argument("--to", dest="end", type=_instant, metavar="TIME", help="the same, not included; now")
         parser.add_argument("--model", help="only this model")
         parser.add_argument("--key", type=int, metavar="ID", help="only the key with this id")
         parser.add_argument("--project", type=int, metavar="ID", help="only the project with this id")

@@ -160,7 +160,7 @@ def _run(visit: PageContext, period: Period, drafts: int) -> Run:
     over = period.ends_at + close_after() <= visit.now
     kind: Literal["good", "warn", "info", ""]
     if not over:
-        said, kind = "The month goes on: its drafts show what it would come to, and cannot be final.", "info"
+        said, kind = "The month continues: its drafts show what it would come to, and cannot be final.", "info"
     elif period.closed_at is None:
         said, kind = "The month is over, and still takes late usage in until it is closed.", "warn"
     elif drafts:

@@ -38,7 +38,7 @@ class Finalized:
 
 
 def draft(period: Period, now: datetime) -> int:
-    """Draft the month anew for every tenant, after closing it if it is over; how many there are."""
+    """Draft the month again for every tenant, after closing it if it is over; how many there are."""
     if period.closed_at is None and period.ends_at + close_after() <= now:
         do_close_period(period, now)
     return len(do_draft(period))

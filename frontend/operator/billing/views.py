@@ -120,9 +120,9 @@ def line(visit: PageContext) -> HttpResponse:
 def draft(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     closes = period.closed_at is None and period.ends_at <= visit.now
-    effect = f"Every tenant’s draft of {period.label} is written anew from its usage; what is final stays as it is."
+    effect = f"Every tenant’s draft of {period.label} is rewritten from its usage; what is final stays as it is."
     if closes:
-        effect = f"{period.label} is closed for good: usage that comes later goes to the next month. Then e{effect[1:]}"
+        effect = f"{period.label} is closed permanently: later usage goes to the next month. Then e{effect[1:]}"
 
     def verb(data: dict[str, Any]) -> int:
         return services.draft(period, visit.now)

@@ -1,4 +1,4 @@
-"""The price book: what is in force, and its versions."""
+"""The price book: what is active, and its versions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PriceBooksFilters:
 
 @dataclass(frozen=True)
 class PriceBooksLineItem:
-    """A model in force, and where to draft other prices of it."""
+    """A model with active prices, and where to draft other prices of it."""
 
     model: PriceModel
     change_url: str
@@ -203,7 +203,7 @@ def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
 
 
 def prices_at(whose: PriceBooksQuery, at: datetime) -> QuerySet[Price]:
-    """The rows in force at that instant."""
+    """The rows active at that instant."""
     rows = Price.objects.filter(book__name=whose.book, tenant_id=whose.tenant.pk if whose.tenant else None)
     return rows.filter(Q(effective_until=None) | Q(effective_until__gt=at), effective_from__lte=at)
 

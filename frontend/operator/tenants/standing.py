@@ -84,7 +84,7 @@ class Room:
         return amount(self.used, self.unit)
 
 
-PERIODS = {"day": "a day", "month": "a month", "lifetime": "for good"}
+PERIODS = {"day": "a day", "month": "a month", "lifetime": "in total"}
 
 
 def amount(value: int, unit: str) -> str:

@@ -18,7 +18,7 @@ from tenants.models import LIMITS, LimitSet
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {**_PLAIN, "inputmode": "decimal"}
 UNITS = (("money", "Money, in dollars"), ("tokens", "Tokens"), ("requests", "Requests"))
-PERIODS = (("month", "Each month"), ("day", "Each day"), ("lifetime", "For good"))
+PERIODS = (("month", "Each month"), ("day", "Each day"), ("lifetime", "Never"))
 MODES = (
     (Budget.Mode.HARD, "Block: refuse what does not fit"),
     (Budget.Mode.SOFT, "Only count, and alert"),
@@ -106,7 +106,7 @@ class NewBudget(BudgetForm):
 
     whose = forms.ChoiceField(label="It bounds")
     counts = forms.ChoiceField(label="It counts", choices=UNITS)
-    period = forms.ChoiceField(label="It begins anew", choices=PERIODS)
+    period = forms.ChoiceField(label="It begins again", choices=PERIODS)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)

@@ -22,7 +22,7 @@ LATELY = timedelta(hours=1)
 FULL_AT = 99  # percent: what is left then fits hardly any request
 NEAR_AT = 80
 _APART = 12  # percent of the gauge that two labels need between them
-PERIODS = {"day": "each day", "month": "each month", "lifetime": "for good"}
+PERIODS = {"day": "each day", "month": "each month", "lifetime": "in total"}
 MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
 
 

@@ -118,7 +118,7 @@ def standing(visit: PageContext) -> InvoiceStatus:
 
 
 def listed(visit: PageContext) -> InvoiceListItem:
-    """A page of them, newest first. What is drafted of a month that goes on is the upcoming one's to show."""
+    """A page of them, newest first. What is drafted of a month that continues is the upcoming one's to show."""
     with all_tenants_scope(BypassReason.BILLING):  # months and their entities are nobody's rows
         rows = Invoice.objects.for_tenant(visit.tenant).select_related("period", "entity", "refers_to")
         rows = rows.exclude(state=Invoice.State.DRAFT, complete=False).order_by("-pk")

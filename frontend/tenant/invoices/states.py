@@ -38,7 +38,7 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
     if invoice.gives_back and invoice.state != Invoice.State.DRAFT:
         return State("Credit note", "good", "")
     if invoice.state == Invoice.State.DRAFT:
-        return State(label, kind, "It is written anew until it is final, and has no number yet.")
+        return State(label, kind, "It is rewritten until it is final, and has no number yet.")
     if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:
         if invoice.due_on < today:
             return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} are owed.")

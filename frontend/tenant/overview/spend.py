@@ -124,7 +124,7 @@ def spend(visit: PageContext) -> Spend:
         amount,
         forecast,
         tightest.limit,
-        {"day": "a day", "lifetime": "for good"}.get(tightest.budget.period, ""),
+        {"day": "a day", "lifetime": "in total"}.get(tightest.budget.period, ""),
         tightest.left,
         tightest.held if tightest.held.femto else None,
         share(tightest.used.femto, tightest.limit.femto),
@@ -146,7 +146,7 @@ def _chart(
     of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
     if expected:
         point = [None if day is None or day.point is None else day.point * 10**6 for day in coming]
-        point[len(running) - 1] = running[-1]  # so that the line goes on where the other ends
+        point[len(running) - 1] = running[-1]  # so that the line continues where the other ends
         high = tuple(None if day is None or day.high is None else day.high * 10**6 for day in coming)
         low = tuple(None if day is None or day.low is None else day.low * 10**6 for day in coming)
         series.append(Series("Forecast", "forecast", tuple(point), "dash", Money.nano(expected.point).text))

@@ -1,4 +1,4 @@
-"""What the tenant pays: prices in force, and those announced."""
+"""What the tenant pays: active and announced prices."""
 
 from __future__ import annotations
 

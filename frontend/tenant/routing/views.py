@@ -36,7 +36,7 @@ EXAMPLE = """{
 
 
 class Editor(forms.Form):
-    """A policy as it is written. `base`: the version that was in force when one began."""
+    """A policy as it is written. `base`: the version that was active when one began."""
 
     name = forms.CharField(
         label="Model name",
@@ -104,10 +104,10 @@ def revert(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     return ask(
         visit,
-        f"Put version {row.version} of {row.name} back in force",
+        f"Activate version {row.version} of {row.name} again",
         forms.Form(posted(visit)),
         lambda _: actions.do_revert_policy(row, created_by=visit.user),
-        said=lambda made: f"Version {row.version} is in force again, as version {made.version}.",
+        said=lambda made: f"Version {row.version} is active again as version {made.version}.",
         effect=f"Requests for {row.name} go as version {row.version} says, within a second. It becomes a new version.",
         **_sheet(visit, "Put it back"),
     )

@@ -83,7 +83,7 @@ def groups(visit: PageContext) -> Groups:
 
 
 def all_rows(visit: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
-    """Every group's row: days in their order, all else the dearest first.
+    """Every group's row: days in their order, all else the most expensive first.
 
     Raises:
         TooManyRows: see there.

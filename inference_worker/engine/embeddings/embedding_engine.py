@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddingEngine:
-    """Continuous batching over one encoder. Single-threaded: whoever calls it owns it.
+    """Continuous batching over one encoder. Single-threaded: only one thread may call it.
 
     Args:
         runner, model_config: made from `config` when absent.
@@ -151,7 +151,7 @@ class EmbeddingEngine:
                 self._tenants[task.request.tenant].charge(tokens, 0)
                 chosen += [(task, n) for n in taken]
                 left -= tokens
-                if task.unscheduled:  # the next step goes on here, or where less has been served
+                if task.unscheduled:  # the next step continues here, or where less has been served
                     return chosen
                 self._waiting.remove(seq)
         return chosen

@@ -75,8 +75,8 @@ class FreeList:
 class BlockPool:
     """All blocks of one KV cache, ids 1 to `num_blocks`.
 
-    A block whose last holder lets go keeps its hash, and can be found by it until it is given out anew. A pinned one is
-    not given out until it is unpinned.
+    A block whose last holder lets go keeps its hash, and can be found by it until it is given out again. A pinned one
+    is not given out until it is unpinned.
 
     Args:
         num_blocks: how many there are to give out.

@@ -155,7 +155,7 @@ class KVCacheManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child`, which holds nothing, share the blocks of the prompt that `parent` has computed.
 
-        Its last token is computed again, for logits of its own; whoever writes to a shared block first gets a copy.
+        Its last token is computed again, for logits of its own; a write to a shared block goes to a copy.
         """
         child.block_ids = parent.block_ids[: self.num_blocks_for(child.num_prompt_tokens)]
         self.pool.take(child.block_ids)

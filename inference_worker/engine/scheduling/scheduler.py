@@ -1,9 +1,9 @@
 """Who gets how many tokens of the next step. Free of torch.
 
-There are no phases. A step moves `num_computed_tokens` of whoever is scheduled toward `num_tokens`: a chunk of a
+There are no phases. A step moves `num_computed_tokens` of each scheduled sequence toward `num_tokens`: a chunk of a
 prompt, a decode, a recomputation after a preemption are the same thing, and share a batch.
 
-A step is filled in this order: whoever must be let in at another's expense; the running requests, decodes first; the
+A step is filled in this order: sequences admitted by preemption; the running requests, decodes first; the
 waiting ones, as far as there is room; and after all of these the batch class, running and waiting, with what is left.
 """
 

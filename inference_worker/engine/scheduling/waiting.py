@@ -114,7 +114,7 @@ class WaitingQueue:
             line = self._lines[where] = _Line(tenant, request.service_class, next(self._numbers))
         output = tenant.expected_output(seq.num_prompt_tokens, seq.params)
         expected = seq.num_prompt_tokens + OUTPUT_WEIGHT * output
-        # What has begun goes on first: its blocks are still cached.
+        # What has begun continues first: its blocks are still cached.
         key = (request.priority, 0 if seq.preemptions else 1, request.arrival * AGING_TOKENS + expected, seq.number)
         self._keys[seq] = key
         insort(line.requests, (key, seq), key=lambda entry: entry[0])

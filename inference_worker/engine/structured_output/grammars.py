@@ -51,7 +51,7 @@ class GrammarFailed(Exception):
 
 
 class Grammar:
-    """Where one answer stands. Its tokens are never taken back, so a preempted answer goes on where it stood."""
+    """Where one answer stands. Its tokens are never taken back, so a preempted answer continues where it stood."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self.matcher = matcher
@@ -221,5 +221,5 @@ def _rejected(error: str, spec: StructuredSpec) -> RequestRejected:
 
 
 def _tidy(error: str) -> str:
-    """In one line, and without advice that is for whoever calls the library."""
+    """Return the message in one line, without advice for callers of the library."""
     return " ".join(error.split(" Enable ")[0].replace("<non-verbose/>", "").split())[:_MAX_MESSAGE_LENGTH]

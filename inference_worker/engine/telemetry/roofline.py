@@ -2,7 +2,7 @@
 
 Counted is what the model's mathematics needs: matrix products with the weights (2 operations a parameter and token),
 attention over each token's own context, the weights read once a step, keys and values read once a sequence and written
-once a token. Activations and what a backend computes or copies besides are not, so the shares of the peak that follow
+once a token. Activations and what a backend also computes or copies are not, so the shares of the peak that follow
 from these are of useful work.
 """
 
@@ -15,7 +15,7 @@ from inference_worker.contract.config import ModelConfig
 
 
 class BatchShape(NamedTuple):
-    """What a step's batch comes to. Of its entries, those that compute one token are decodes, the others prefill."""
+    """What a step's batch amounts to. Of its entries, those that compute one token are decodes, the others prefill."""
 
     decodes: int
     prefill_tokens: int

@@ -1,4 +1,4 @@
-"""How far the memory for the KV cache goes, worked out before anything is loaded. Free of torch."""
+"""How far the memory for the KV cache goes, computed before anything is loaded. Free of torch."""
 
 from __future__ import annotations
 

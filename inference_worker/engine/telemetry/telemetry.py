@@ -76,7 +76,7 @@ class StepRecord:
     prefill_seconds: float  # of the forward pass; see the module's docstring
     cost: StepCost
     mfu: float  # share of the device's peak during the forward pass; 0: the peak is not known
-    bandwidth_use: float  # likewise
+    bandwidth_use: float  # the same
 
     @property
     def decode_seconds(self) -> float:
@@ -140,7 +140,7 @@ class EngineMetrics:
         timeline.last_token_at = now
 
     def scheduled(self, batch: SchedulerOutput) -> BatchShape:
-        """A step is about to run; what its batch comes to, for `step`."""
+        """A step is about to run; what its batch amounts to, for `step`."""
         if batch.started:
             self._count_started(batch)
         return _shape(batch)
@@ -290,7 +290,7 @@ class EngineMetrics:
 
 
 def _shape(batch: SchedulerOutput) -> BatchShape:
-    """What the batch comes to; counts the step for each of its sequences."""
+    """What the batch amounts to; counts the step for each of its sequences."""
     decodes = prefill_tokens = decode_pairs = prefill_pairs = kv_tokens = samples = 0
     for scheduled in batch.scheduled:
         count, start = scheduled.num_new_tokens, scheduled.start

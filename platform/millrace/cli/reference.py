@@ -35,7 +35,7 @@ def as_markdown() -> str:
 
 
 def rewritten(document: str) -> str:
-    """The document with the table between its marks made anew."""
+    """The document with the table between its marks made again."""
     head, _, rest = document.partition(BEGIN)
     _, _, foot = rest.partition(END)
     return head + as_markdown() + foot

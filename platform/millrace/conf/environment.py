@@ -115,7 +115,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_CACHE_SECRET",
         secret,
         default=None,
-        help="roots the salts that keep tenants' prompt caches apart; at least 32 characters; generated likewise",
+        help="roots the salts that keep tenants' prompt caches apart; at least 32 characters; also generated",
         secret=True,
     )
     key_peppers: tuple[str, ...] = env.env(
@@ -123,7 +123,7 @@ class PlatformSettings(SharedSettings):
         peppers,
         default=None,
         help="mixed into the stored hashes of API keys; comma-separated, the newest first, each of at least 32"
-        " characters; generated likewise",
+        " characters; also generated",
         secret=True,
     )
     host: str = env.env("MILLRACE_HOST", str, default="127.0.0.1", help="address the gateway listens on")
@@ -189,13 +189,13 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_OIDC_ISSUER",
         web_url,
         default="",
-        help="log-in by OpenID Connect: the provider's address, below which /.well-known/openid-configuration lies",
+        help="login by OpenID Connect: the provider's address, below which /.well-known/openid-configuration lies",
     )
     oidc_client_id: str = env.env("MILLRACE_OIDC_CLIENT_ID", str, default="", help="this platform's id at the provider")
     oidc_client_secret: str = env.env(
         "MILLRACE_OIDC_CLIENT_SECRET", str, default="", help="and its secret there", secret=True
     )
-    oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
+    oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the login button says")
     max_connections: int = env.env(
         "MILLRACE_MAX_CONNECTIONS",
         env.integer(1, 1_000_000),
@@ -308,7 +308,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_METRICS_TOKEN",
         str,
         default="",
-        help="whoever reads /metrics must send it as a bearer token; empty: this machine alone may read them",
+        help="bearer token that readers of /metrics must send; empty: only this machine may read them",
         secret=True,
     )
     cache_read_percent: int = env.env(

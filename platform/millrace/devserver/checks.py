@@ -48,7 +48,7 @@ def state_folder(folder: Path, min_free: int) -> None:
     except OSError as exc:
         raise CheckFailed(
             f"the state folder {folder} cannot be used ({exc.strerror}: {exc.filename});"
-            " mend its owner or mode, or name another with --state or MILLRACE_STATE_DIR"
+            " fix its owner or mode, or choose another directory with --state or MILLRACE_STATE_DIR"
         ) from None
     free = shutil.disk_usage(folder).free
     needed = min_free * RESUME_PERCENT // 100 if (folder / "env").exists() else _FREE_BYTES

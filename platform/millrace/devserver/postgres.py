@@ -79,7 +79,7 @@ class Postgres:
         if not (data / "PG_VERSION").exists():
             if kept.get("initialized"):
                 raise ServiceError(
-                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.state_dir} to start anew"
+                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.state_dir} to start again"
                 )
             self._initialize(kept, binaries, folder, user)
             kept.setdefault("initialized", "yes")
@@ -141,7 +141,7 @@ class Postgres:
         user = data_dir.service_user()
         if data_dir.reachable(inside, user):
             return inside
-        # A random name: a state folder that was removed and made anew must not meet the old one's data.
+        # A random name: a state folder that was removed and made again must not meet the old one's data.
         return data_dir.outside_folder() / f"postgres-{os.urandom(8).hex()}"
 
     def _binaries(self, user: UnixUser | None) -> Path:
@@ -203,7 +203,7 @@ class Postgres:
         except (FileNotFoundError, ValueError):
             return
         end_leftover(pid, f"-D {data}", signal.SIGINT)
-        # The number may belong to somebody else by now; the server would take that for a rival and refuse to start.
+        # The number may now belong to another process; the server would take that for a rival and refuse to start.
         lock.unlink(missing_ok=True)
 
 

@@ -80,7 +80,7 @@ class Stack:
         return programs
 
     def make_roles(self) -> None:
-        """Make the roles of the embedded PostgreSQL, which runs by now; another one's are its operator's."""
+        """Make the roles of the embedded PostgreSQL, which is running; another server's roles are its operator's."""
         if self.postgres:
             self.postgres.make_roles()
 

@@ -51,7 +51,7 @@ class Command(BaseCommand):
                 "demo_key": _demo_key(tenant, found.get("demo_key")),
                 "tenant": DEMO,
             }
-            # Written before the commit: a kill between the two leaves a file whose secrets are made anew next time,
+            # Written before the commit: a kill between the two leaves a file whose secrets are made again next time,
             # where the other way round would leave rows whose secrets nobody has.
             if kept != found:
                 write_private(path, json.dumps(kept, indent=2) + "\n")

@@ -83,7 +83,7 @@ def budget_would_refuse(
 ) -> DryRunResult:
     """What a hard budget of so much (nano-USD, tokens or requests) each day or month would have refused.
 
-    The period under way when the time begins counts with what was used in it before. One for good counts from then.
+    The period under way when the time begins counts with what was used in it before. Lifetime budgets count from then.
     """
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)

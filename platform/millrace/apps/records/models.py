@@ -16,7 +16,7 @@ class RequestOutcome(models.TextChoices):
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"  # its caller left, or took it back
-    FAILED = "failed"  # a fault of ours, or too much to do: 5xx, or a stream that broke off
+    FAILED = "failed"  # an internal error, or too much to do: 5xx, or a stream that broke off
     LIMITED = "limited"  # a limit, budget or quota did not allow it
     REFUSED = "refused"  # any other 4xx
 

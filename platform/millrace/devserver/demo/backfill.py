@@ -88,7 +88,7 @@ def backfill(
 
 
 def _budgets(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> None:
-    """The budgets that are missing; some are as large as part of what the history comes to."""
+    """The budgets that are missing; some are as large as part of what the history amounts to."""
     spec = player.spec
     wanted: list[tuple[BudgetSpec, ApiKey | None]] = [(budget, None) for budget in spec.budgets]
     wanted += [(budget, player.keys[key.name]) for key in spec.keys for budget in key.budgets]

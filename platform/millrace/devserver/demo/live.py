@@ -20,7 +20,7 @@ from millrace.devserver.demo.seeding import DemoModels, DemoTenant, Secrets
 MAX_CONCURRENT_REQUESTS = 4
 MAX_TOKENS = 48
 ANSWER_SECONDS = 120
-REFUSED_PAUSE = 0.5  # whoever is refused waits a little, as a customer's client does
+REFUSED_PAUSE = 0.5  # a refused client waits a little, as a customer's client does
 
 
 class NobodyAnswers(Exception):

@@ -27,7 +27,7 @@ def headers(limit_statuses: Iterable[LimitStatus]) -> Headers:
 
 
 def anthropic_headers(limit_statuses: Iterable[LimitStatus], now: datetime) -> Headers:
-    """`anthropic-ratelimit-…`, likewise; resets are points in time."""
+    """The same as `anthropic-ratelimit-…`; resets are points in time."""
     found: Headers = []
     for family, least in _least(limit_statuses, _FINER):
         full_at = now + timedelta(milliseconds=least.reset_ms + 999)

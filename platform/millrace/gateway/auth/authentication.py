@@ -66,7 +66,7 @@ class KeyStore:
         self._changes = 0  # so many times something was dropped
         self._polled_at = float("-inf")
         # Valkey's copies are not believed before: of any tenant (what changed before our start, we have not seen), and
-        # of the tenants that changed since (whoever changed them may not have reached Valkey).
+        # of the tenants that changed since (the process that changed them may not have reached Valkey).
         self._distrust_until = time.monotonic() + COPIES_SECONDS
         self._distrusted: dict[int, float] = {}
         self.used: dict[int, float] = {}  # key -> Unix time of its last use, until it has been written down

@@ -79,7 +79,7 @@ class InferenceRequest:
     priority: int = 0  # among the tenant's own requests of one class: lower first
     cache_key: str | None = None  # divides the tenant's own prompt cache further
     metadata: dict[str, str] = field(default_factory=dict)  # the caller's own, kept with the record of decisions
-    user: str | None = None  # whom the caller serves, kept likewise
+    user: str | None = None  # the caller's end user, also stored
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False

@@ -59,7 +59,7 @@ class FairQueue(Generic[T]):
         self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # those with requests waiting
         self._busy_weight = Fraction(0)  # exact: a float would drift with each change
         self._numbers = itertools.count()
-        self._now = 0.0  # the clock of whoever went last
+        self._now = 0.0  # the clock of the tenant served last
         self._size = 0
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
         self._join_order(entry)
 
     def put_back(self, tenant: int, weight: float, item: T) -> None:
-        """Go first again: it had its turn, and whoever was to serve it is gone. Never refused."""
+        """Go first again: it had its turn, and its replica is gone. Never refused."""
         entry = self._entry(tenant, weight, self._now)
         self._leave_order(entry)
         entry.short.waiting.appendleft((item, 0))

@@ -1,4 +1,4 @@
-"""Reading a request's answer from its log, whoever dispatched it: that gateway may be gone."""
+"""Reading a request's answer from its log, also at a gateway that did not dispatch it."""
 
 from __future__ import annotations
 

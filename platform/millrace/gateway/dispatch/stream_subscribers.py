@@ -1,4 +1,4 @@
-"""Who reads a stream besides the client that asked for it: so that one who leaves takes nothing from the others."""
+"""The readers of each stream. A generation is cancelled only when its last reader has left."""
 
 from __future__ import annotations
 

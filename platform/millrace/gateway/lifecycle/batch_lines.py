@@ -110,7 +110,7 @@ class BatchLineStore:
             await connection.execute(_KEEP, [LEASE_SECONDS, self._runner])
 
     async def answer(self, line: BatchLine, status: int, answer: bytes) -> bool:
-        """Store its answer. False: another gateway has it by now, and answers it."""
+        """Store its answer. False: another gateway has taken it over, and answers it."""
         told = {**self._mine(line), "status": status, "answer": answer, "request": line.request_id}
         async with self._rows.of_all() as connection:
             return bool((await connection.execute(_ANSWER, told)).rowcount)

@@ -100,7 +100,7 @@ class BatchRunner:
         self._tasks = [asyncio.create_task(self._look_again()), asyncio.create_task(self._keep_leases())]
 
     async def stop(self) -> None:
-        """Leave everything to other gateways: what the engine works on goes on."""
+        """Leave everything to other gateways: what the engine works on continues."""
         self._stopping = True
         await cancel_and_wait(self._tasks)
         await cancel_and_wait(list(self._running))
@@ -189,7 +189,7 @@ class BatchRunner:
             await self._store(partial(self._lines.answer, line, status, answer))
 
     async def _store(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Until the database has it. Whoever takes the line over meanwhile finds the same answer."""
+        """Until the database has it. A gateway that takes the line over meanwhile finds the same answer."""
         while True:
             try:
                 await write()
@@ -293,7 +293,7 @@ class BatchRunner:
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(call)
             return msgspec.json.encode(call.writer().whole([event async for event in events]))
-        except (ApiError, redis.RedisError):  # it has its verdict, or goes on and is asked for again
+        except (ApiError, redis.RedisError):  # it has its verdict, or continues and is asked for again
             raise
         except Exception:
             await self._service.fault(call)

@@ -173,8 +173,7 @@ class InferenceService:
             self._in_background(self._close(part, means_to_return))
 
     async def fault(self, call: ActiveRequest, code: str = "internal_error") -> None:
-        """The caller is about to be told of a fault of ours, or that a part of the request is refused: nobody pays for
-        any of it, whatever comes of it."""
+        """Mark the request as failed before reporting an internal error or a rejection, so that it is never billed."""
         for part in (call, *call.more):
             await self._abandon(part.generation, code)
 
@@ -309,7 +308,7 @@ class InferenceService:
         ticket = await self._admission.admit(demand)
         billing_context = self._jobs.billing_context(demand, ticket.terms, leg=call.legs)
         try:
-            dispatch_request = self._errand(call, demand, ticket, billing_context, echo)
+            dispatch_request = self._dispatch_request(call, demand, ticket, billing_context, echo)
             call.generation = self._dispatcher.submit(dispatch_request)
         except BaseException:
             await self._dispatcher.never_ran(billing_context)
@@ -325,7 +324,7 @@ class InferenceService:
         others = [dataclasses.replace(call.request, prompt=prompt, number=number) for number, prompt in more]
         return [call.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
 
-    def _errand(
+    def _dispatch_request(
         self,
         call: ActiveRequest,
         demand: AdmissionRequest,
@@ -387,7 +386,7 @@ class InferenceService:
 
     async def _wait_for_return(self, call: ActiveRequest) -> bool:
         """Let it run on for a while without a reader, and for as long as somebody resumed it. False: this gateway
-        stops, and the leg runs on for whoever resumes it at another."""
+        stops, and the leg runs on for clients that resume it at another."""
         died = asyncio.Event()
         with self._live.listed(call.key, lambda _: died.set()):
             name = whole_id(call.request_id)
@@ -401,7 +400,7 @@ class InferenceService:
         return True
 
     async def _abandon(self, generation: DispatchedExecution, code: str) -> None:
-        """It counts as failed, even if it has ended by now, and need not go on."""
+        """Mark the execution as failed, even if it has already ended, and cancel it."""
         try:
             await self._dispatcher.fail_however_it_ended(generation.job, generation.attempt, code)
             await self._dispatcher.tell_to_stop(generation)

@@ -140,7 +140,7 @@ class _Encoding:
     def _place(
         self, messages: list[dict[str, Any]], told: list[dict[str, Any]], ids: list[int], at: Breakpoint
     ) -> CacheBreakpoint | None:
-        """The breakpoint in tokens: as far as the prompt agrees with one that ends, or goes on otherwise, there."""
+        """The breakpoint in tokens: as far as the prompt agrees with one that ends, or continues otherwise, there."""
         if at.tools is not None and at.tools < len(told):
             other = messages, told[: at.tools]
         elif at.tools is not None or not at.messages:

@@ -130,7 +130,7 @@ class CreateBatch(HttpConsumer):
         kept = asked.output_expires_after
         seconds = None if kept is None else check_seconds("output_expires_after.seconds", kept.seconds)
         async with self.gateway.rows.of(key.tenant_id) as connection:
-            # NOTE: held until the batch is there: whoever deletes the file then sees that it is in use.
+            # NOTE: held until the batch is there: a call that deletes the file then sees that it is in use.
             found = await connection.execute(
                 "SELECT FROM batches_file WHERE name = %s AND project_id = %s AND purpose = 'batch'"
                 " AND expires_at > now() FOR SHARE",
