@@ -29,7 +29,7 @@ SUFFIXES = {".py", ".md", ".html", ".txt", ".js", ".css", ".typ", ".toml", ".yam
 PRODUCT = (*PACKAGES, "docs", "README.md", "Makefile", "manage.py")
 SUPPORT = ("tests", "benchmarks")
 EXCLUDED = {"migrations", "vendor", "data", "__pycache__"}  # generated files, and texts of others
-EXCLUDED_FILES = {"words.toml", "openapi.yaml"}
+EXCLUDED_FILES = {"words.toml", "openapi.yaml", "glossary.md"}
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -82,3 +83,18 @@ def test_words(name: str, text: str, found: list[str]) -> None:
 def test_only_the_spelling_is_checked_in_tests() -> None:
     problems = check_words.find_problems(Path("a.py"), "errand = 'anew'  # a Plowgh\n", WORDS, product=False)
     assert problems == [(1, "Plowgh", "plow")]
+
+
+def test_the_glossary_names_code_that_exists() -> None:
+    text = (check_names.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    places = re.findall(r"\| `([\w/]+\.py)` `(\w+)` \|", text)
+    assert len(places) == sum(line.startswith("| ") for line in text.splitlines()) - 5  # less a header for each table
+    missing = [
+        f"{path}: {name}"
+        for path, name in places
+        if not (check_names.ROOT / path).exists()
+        or not re.search(
+            rf"^(?:(?:async )?def |class )?{name}\b", (check_names.ROOT / path).read_text(encoding="utf-8"), re.M
+        )
+    ]
+    assert missing == []
