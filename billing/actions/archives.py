@@ -79,7 +79,7 @@ def do_restore(path: Path) -> Manifest:
 
 
 def _settled(month: date) -> list[int]:
-    """The periods that the month's events are in.
+    """Return the periods that the month's events are in.
 
     Raises:
         Conflict: something of it may still change, or is not invoiced.
@@ -159,7 +159,7 @@ def _archive_rows() -> Any:
 
 @contextmanager
 def _as_owner() -> Iterator[Any]:
-    """A transaction of the tables' owner."""
+    """Open a transaction as the tables' owner."""
     with transaction.atomic(using=OWNER, durable=True), connections[OWNER].cursor() as cursor:
         yield cursor
 

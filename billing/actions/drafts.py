@@ -88,7 +88,7 @@ def _committed(period: Period, tenant_id: int | None) -> list[int]:
 
 
 def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
-    """A tenant's drafts: the invoice, and a correction if something is given back."""
+    """Return a tenant's drafts: the invoice, and a correction if something is given back."""
     found = []
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
@@ -106,7 +106,7 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
 
 
 def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None:
-    """The draft of this kind to fill; None if there is a finalized one that stands."""
+    """Return the draft of this kind to fill; None if there is a finalized one that stands."""
     newest = Invoice.objects.for_tenant(tenant).filter(period=period, kind=kind).order_by("-revision").first()
     if newest is not None and newest.state == Invoice.State.DRAFT:
         draft = newest
@@ -121,13 +121,13 @@ def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None
 
 
 def _standing(tenant_id: int, month: str) -> Invoice | None:
-    """The invoice of that month."""
+    """Return the invoice of that month."""
     rows = Invoice.objects.for_tenant(tenant_id).filter(kind=Invoice.Kind.INVOICE, period__label=month)
     return rows.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).first()
 
 
 def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
-    """The line of a commitment's monthly fee."""
+    """Return the line of a commitment's monthly fee."""
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,

@@ -117,8 +117,7 @@ def _book(invoice: Invoice) -> None:
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
-    """What a note gives back pays its invoice; what that has been paid already becomes a deposit; and what was paid by
-    credit is credit again."""
+    """Apply a credit note to its invoice: excess payments become a deposit, and applied credit is restored."""
     owed = 0 if note.refers_to is None else outstanding(note.refers_to) * NANO_A_CENT
     part = min(owed, nano["total"])
     entries = [

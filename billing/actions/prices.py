@@ -137,7 +137,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
 
 
 def sheets_to_be(version: PriceVersion) -> list[RateCard]:
-    """The sheets that publishing the draft would make, as of the moment its prices begin.
+    """Return the sheets that publishing the draft would make, as of the moment its prices begin.
 
     Raises:
         Conflict: it is no draft any more, or a later version is in its way.
@@ -154,7 +154,7 @@ def sheets_to_be(version: PriceVersion) -> list[RateCard]:
 
 @contextmanager
 def _changing() -> Iterator[datetime]:
-    """A transaction that alone changes prices; gives its time by the database's clock."""
+    """Open a transaction that changes prices exclusively, and yield the database's time."""
     with all_tenants_scope(BypassReason.PRICES), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         cursor.execute("SELECT clock_timestamp()")

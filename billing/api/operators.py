@@ -56,7 +56,7 @@ class Entities(_MoneyView):
 
     @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.EntityOut(many=True))
     def get(self, request: Request) -> Response:
-        """The companies that issue invoices."""
+        """Return the companies that issue invoices."""
         return self.page(BillingEntity.objects.all(), s.EntityOut)
 
     @extend_schema(
@@ -109,7 +109,7 @@ class ExchangeRates(_MoneyView):
 
     @extend_schema(operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateOut(many=True))
     def get(self, request: Request) -> Response:
-        """What a dollar is worth, for display."""
+        """Return what a dollar is worth, for display."""
         return self.page(ExchangeRate.objects.all(), s.ExchangeRateOut)
 
     @extend_schema(
@@ -120,7 +120,7 @@ class ExchangeRates(_MoneyView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """The rate from a day on."""
+        """Set the rate from a day on."""
         with self.scope():
             fields = given(s.ExchangeRateIn, request.data)
         return Response(s.ExchangeRateOut(setup.do_add_exchange_rate(**fields)).data, status=201)
@@ -132,7 +132,7 @@ class Periods(_MoneyView):
 
     @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.PeriodOut(many=True))
     def get(self, request: Request) -> Response:
-        """The months of every entity, and which are closed and invoiced."""
+        """Return the months of every entity, and which are closed and invoiced."""
         return self.page(Period.objects.select_related("entity"), s.PeriodOut)
 
 

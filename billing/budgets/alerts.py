@@ -55,7 +55,7 @@ class BudgetStatus(NamedTuple):
 
 
 def standing(budget: Budget, window: Window, now: datetime) -> BudgetStatus:
-    """What was used of it, rounded up, and what may be used in all."""
+    """Return what was used of it, rounded up, and what may be used in all."""
     raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
     return BudgetStatus(-(-int(window.used) // MILLIONTHS), budget.amount + window.carried + raised)
 
@@ -173,6 +173,6 @@ def _text(amount: int, budget: Budget) -> str:
 
 
 def alerts_of(tenant_id: int, budget_id: int | None = None) -> QuerySet[BudgetAlert]:
-    """The tenant's alerts, or one budget's, with their events and mails; the scope must be open."""
+    """Return the tenant's alerts, or one budget's, with their events and mails; the scope must be open."""
     rows = BudgetAlert.objects.for_tenant(tenant_id).select_related("event", "mail", "window", "budget").order_by("-pk")
     return rows.filter(Q() if budget_id is None else Q(budget_id=budget_id))

@@ -168,7 +168,7 @@ class BudgetLeaseStore:
     async def lease(
         self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, old: BudgetLease | None
     ) -> BudgetLease | list[InsufficientBudget]:
-        """A slice for at least `floor`, or what is short. What is left of the old slice goes back in the same step."""
+        """Lease at least `floor`, or return what is missing. The same step returns the rest of the old lease."""
         asked = time.monotonic()
         requests = 1 if asked < path.scarce_until else REQUESTS_A_SLICE
         rows = await self._ask(

@@ -63,7 +63,7 @@ def fit(first: date, used: Sequence[int]) -> Fitted | None:
 
 
 def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> list[ProjectionPoint]:
-    """What may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
+    """Return what may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
 
     `rest_of_today`: the share of today that is still to come.
     """
@@ -116,7 +116,7 @@ def _floored(share: float) -> float:
 
 
 def _band(mean: float, error: float, freedom: int) -> tuple[float, float]:
-    """The middle 80 %."""
+    """Return the middle 80 %."""
     if mean < 0.5:  # less than the least there is
         return 0.0, max(mean, error * _student(freedom))
     width = math.log1p((error / mean) ** 2)

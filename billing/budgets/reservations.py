@@ -39,7 +39,7 @@ class ReservationUse(NamedTuple):
 
 
 def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
-    """What counts of a leg. A failed one counts for nothing, nor does one that never ran."""
+    """Return what counts of a leg. A failed one counts for nothing, nor does one that never ran."""
     if event.verdict == "failed":
         return ReservationUse(0, 0, 0)
     tokens = event.usage.prompt + event.usage.output

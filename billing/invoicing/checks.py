@@ -61,7 +61,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
 
 
 def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:
-    """The invoice's document with lines, counts and sums made of usage and prices.
+    """Return the invoice's document with lines, counts and sums made of usage and prices.
 
     What was decided when it was issued (number, dates, parties, fees, credits, which tax) is taken from it.
     """

@@ -84,7 +84,7 @@ def _instant(moment: datetime | None) -> str | None:
 
 
 def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What HTML and PDF show, as texts."""
+    """Return what HTML and PDF show, as texts."""
     zone = ZoneInfo(document["period"]["time_zone"])
     given_back = document["kind"] != "invoice"
     return {

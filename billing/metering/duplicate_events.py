@@ -166,7 +166,7 @@ def _tokens(sums: Sequence[int]) -> int:
 
 
 def _priced(first: list[int | None] | None, second: list[int | None] | None) -> list[int | None] | None:
-    """The price of each component that either has."""
+    """Return the price of each component that either has."""
     if first is None or second is None:
         return first or second
     return [one if one is not None else other for one, other in zip(first, second, strict=True)]

@@ -141,7 +141,7 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
 
 
 def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], outcome: SettleResult) -> list[UsageRow]:
-    """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
+    """Return what each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
@@ -268,7 +268,7 @@ def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
 
 
 def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> list[UsageRow]:
-    """The rows that are meant: of those with one key the first."""
+    """Return the rows that are meant: of those with one key the first."""
     found = []
     for row in rows:
         billing_context = row.event.billing_context
@@ -315,6 +315,6 @@ def _is_unplaceable(fault: Exception) -> bool:
 
 
 def _explain(fault: Exception) -> str:
-    """The constraint or the fault's first line; the lines after it would repeat the row."""
+    """Return the constraint or the fault's first line; the lines after it would repeat the row."""
     diag = getattr(fault.__cause__, "diag", None)
     return getattr(diag, "constraint_name", None) or str(fault).partition("\n")[0]

@@ -15,12 +15,12 @@ MONTHS_AHEAD = 3
 
 
 def month_of(moment: datetime) -> date:
-    """The first day of the UTC month that `moment` lies in."""
+    """Return the first day of the UTC month that `moment` lies in."""
     return moment.astimezone(UTC).date().replace(day=1)
 
 
 def shifted(month: date, months: int) -> date:
-    """The first day of the month so many months later."""
+    """Return the first day of the month so many months later."""
     years, index = divmod(month.year * 12 + month.month - 1 + months, 12)
     return date(years, index + 1, 1)
 

@@ -125,7 +125,7 @@ class ReconciliationStatus(NamedTuple):
 
 
 def standing() -> ReconciliationStatus:
-    """The last report, and the quarantine as it is now. The scope must allow all tenants' rows."""
+    """Return the last report, and the quarantine as it is now. The scope must allow all tenants' rows."""
     report = Reconciliation.objects.first()
     open_ = UsageQuarantine.objects.filter(resolved_at__isnull=True)
     counts = dict(open_.values_list("reason").annotate(number=Count("pk")).order_by("reason"))

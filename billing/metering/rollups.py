@@ -71,7 +71,7 @@ def build() -> Built:
 
 
 def _ranges(starts: Iterable[datetime], length: timedelta) -> Iterator[tuple[datetime, datetime]]:
-    """The spans that begin at `starts`, those that touch together. Half-open."""
+    """Yield the spans that begin at `starts`, those that touch together. Half-open."""
     first = end = None
     for start in starts:
         if start != end:

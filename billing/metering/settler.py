@@ -41,7 +41,8 @@ MAX_BACKOFF_SECONDS = 5.0
 
 
 def connect(url: str) -> redis.Redis:
-    """A connection to the broker that fails rather than repeats: a read done twice would leave messages pending."""
+    """Return a connection to the broker that fails rather than repeats: a read done twice would leave messages
+    pending."""
     return redis.Redis.from_url(
         url,
         socket_timeout=5,

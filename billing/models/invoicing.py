@@ -35,7 +35,7 @@ class Party(models.Model):
         return self.name
 
     def party(self) -> dict[str, str]:
-        """What an invoice keeps of it."""
+        """Return what an invoice keeps of it."""
         return {name: getattr(self, name) for name in ADDRESS}
 
 

@@ -52,7 +52,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def nano_per_million(usd_per_million: str | Decimal) -> int:
-    """A price in USD per million tokens as whole nano-USD.
+    """Return a price in USD per million tokens as whole nano-USD.
 
     Raises:
         ValueError: it is no number, negative, not whole, or beyond any use.
@@ -71,7 +71,7 @@ def nano_per_million(usd_per_million: str | Decimal) -> int:
 
 
 def parse(body: Mapping[str, Any]) -> Proposal:
-    """The proposal that a version's body holds.
+    """Return the proposal that a version's body holds.
 
     Raises:
         ValueError: it holds none; the message says why.
@@ -206,7 +206,8 @@ def _covers(one: Rate, other: Rate) -> bool:
 
 
 def in_force(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:
-    """What the tenant pays at that moment, of one model or all; the tenant's scope, or everybody's, must be open."""
+    """Return what the tenant pays at that moment, of one model or all; the tenant's scope, or everybody's, must be
+    open."""
     rows = CompiledSheet.objects.filter(Q(tenant_id=tenant_id) | Q(tenant_id=None), effective_from__lte=at)
     if model is not None:
         rows = rows.filter(model=model)

@@ -33,7 +33,7 @@ def raters(versions: Iterable[int]) -> dict[int, Rater]:
 
 
 def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
-    """What each event costs. One that has no price is told by a fault in its place.
+    """Return what each event costs. One that has no price is told by a fault in its place.
 
     A failed leg costs nothing, nor does one that was admitted before there were prices.
     """
@@ -57,7 +57,7 @@ def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPric
 
 
 def tokens(event: ExecutionUsage) -> tuple[int, ...]:
-    """The event's tokens by what they are priced as, in the order of COMPONENTS."""
+    """Return the event's tokens by what they are priced as, in the order of COMPONENTS."""
     usage = event.usage
     return (
         usage.uncached,

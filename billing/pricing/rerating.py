@@ -31,7 +31,7 @@ class Comparison:
 
 
 def last_month(now: datetime | None = None) -> tuple[datetime, datetime]:
-    """The UTC month before this one, half-open."""
+    """Return the UTC month before this one, half-open."""
     end = datetime.combine(month_of(now or datetime.now(UTC)), datetime.min.time(), UTC)
     return datetime.combine(month_of(end - timedelta(days=1)), datetime.min.time(), UTC), end
 

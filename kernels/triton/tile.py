@@ -19,7 +19,7 @@ def _readable(start: tl.tensor, seq_len: tl.tensor, tile_keys: tl.constexpr) -> 
 def tile_blocks(
     table_ptr: tl.tensor, start: tl.tensor, seq_len: tl.tensor, block_size: tl.constexpr, tile_keys: tl.constexpr
 ) -> tl.tensor:
-    """The cache block of each key start … start + tile_keys − 1.
+    """Return the cache block of each key start … start + tile_keys − 1.
 
     Load them one tile ahead: then the loads of keys and values wait for no other load, and the compiler pipelines them
     as deep as `num_stages` says (with the table's load before them in the same step it keeps one tile only).

@@ -51,7 +51,7 @@ class StillRunning(StateConflict):
 
 
 def idempotent(handler: H) -> H:
-    """Decorates the `post` of a view that has a `scope()`.
+    """Make the `post` of a view that has a `scope()` idempotent.
 
     What must not happen in the transaction, since it may take seconds, is done by the view's `prepare`, if it has one.
     """
@@ -135,6 +135,6 @@ class _IdempotentRequest:
         return response
 
     def forget(self) -> None:
-        """It came to nothing, and may be tried again."""
+        """Forget the failed call, so that it may be repeated."""
         with self._view.scope():
             IdempotentAnswer._base_manager.filter(status=None, **self._named).delete()

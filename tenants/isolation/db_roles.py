@@ -55,6 +55,6 @@ GRANT_SQL = "GRANT millrace_app, millrace_system TO {owner} WITH INHERIT FALSE, 
 
 
 def as_role(url: str, role: str) -> str:
-    """The database URL as a libpq connection string whose sessions start in `role`."""
+    """Return the database URL as a libpq connection string whose sessions start in `role`."""
     options = str(conninfo_to_dict(url).get("options") or "")
     return make_conninfo(url, options=f"{options} -c role={role}".strip())

@@ -49,14 +49,14 @@ _decode = msgspec.msgpack.Decoder(PlaygroundToken).decode
 
 
 def give(secret: str, *, key_id: int, tenant_id: int, user_id: int, now: datetime, generation: int = 0) -> str:
-    """A fresh ticket as text, signed with the platform's secret."""
+    """Return a fresh ticket as text, signed with the platform's secret."""
     given_at = int(now.timestamp()) * 1_000_000 + now.microsecond
     body = _encode(PlaygroundToken(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16), generation))
     return base64.urlsafe_b64encode(_sign(secret, body) + body).decode()
 
 
 def read(secret: str, text: str) -> PlaygroundToken | None:
-    """The ticket, if it is one of ours. Whether it may still be taken is for the caller to ask."""
+    """Return the ticket, if it is one of ours. Whether it may still be taken is for the caller to ask."""
     if len(text) > MAX_TOKEN_LENGTH:
         return None
     try:

@@ -78,7 +78,7 @@ class Cursor:
         self._given: dict[int, int] = {}  # id -> transaction, of rows at or above the horizon
 
     def take(self, rows: Iterable[Any]) -> list[ChangeEvent]:
-        """The changes among POLL's rows that were not given out before, and the step to the next poll."""
+        """Return the changes among POLL's rows that were not given out before, and the step to the next poll."""
         found, horizon = [], self.horizon
         for row_id, xid, kind, tenant_id, key_id in rows:
             if row_id is None:

@@ -57,7 +57,7 @@ def send_mails(now: datetime | None = None) -> int:
 
 
 def reason(fault: OSError | smtplib.SMTPException) -> str:
-    """What a tenant may read of it: the server's own words name servers and log-ins."""
+    """Return what a tenant may read of it: the server's own message names servers and logins."""
     match fault:
         case smtplib.SMTPRecipientsRefused():
             return "The mail server refused the addresses."

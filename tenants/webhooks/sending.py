@@ -80,7 +80,7 @@ def send_all() -> int:
 
 
 def body_of(event: WebhookEvent) -> bytes:
-    """What is sent: the same bytes in every try."""
+    """Return what is sent: the same bytes in every try."""
     told = {"type": event.kind, "timestamp": event.at.isoformat(), "data": event.payload}
     return json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 

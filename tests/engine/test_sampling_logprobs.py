@@ -112,7 +112,7 @@ def transformer(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(transformer: Any) -> Logits:
-    """transformers' log-probabilities, float32: row i is of what follows token i."""
+    """Return the log-probabilities of transformers, float32: row i is of what follows token i."""
 
     def logprobs(tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():

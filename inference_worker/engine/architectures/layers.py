@@ -110,7 +110,7 @@ class Rope:
         self._cos, self._sin = cos.to(device), sin.to(device)
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, float32 [num_tokens, head_dim / 2], at integer positions [num_tokens]."""
+        """Return cos and sin, float32 [num_tokens, head_dim / 2], at integer positions [num_tokens]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 

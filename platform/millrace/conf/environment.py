@@ -44,7 +44,7 @@ def peppers(text: str) -> tuple[str, ...]:
 
 
 def boolean_or_none(text: str) -> bool | None:
-    """true, false, or empty for neither."""
+    """Parse true, false, or empty for neither."""
     return env.boolean(text) if text else None
 
 
@@ -355,7 +355,7 @@ def refuse_unknown(environ: Mapping[str, str] | None = None) -> None:
 
 
 def state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """The state folder, as an absolute path; it need not exist."""
+    """Return the state folder, as an absolute path; it need not exist."""
     var = next(var for var in env.variables(SharedSettings) if var.name == "MILLRACE_STATE_DIR")
     value: Path = env.read(var, os.environ if environ is None else environ)
     return value
@@ -372,7 +372,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def effective_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment, with what it leaves out taken from `<state folder>/env`."""
+    """Return the environment, with what it leaves out taken from `<state folder>/env`."""
     environ = os.environ if environ is None else environ
     kept = read_env_file(state_dir(environ) / "env")
     return {name: value for name, value in kept.items() if f"{name}_FILE" not in environ} | dict(environ)
@@ -380,7 +380,7 @@ def effective_environ(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 @cache
 def platform_settings() -> PlatformSettings:
-    """This process' settings, read once."""
+    """Return this process' settings, read once."""
     return env.load(PlatformSettings, effective_environ())
 
 

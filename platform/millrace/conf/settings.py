@@ -82,7 +82,7 @@ TEMPLATES = [
 
 
 def _database(url: str, *, role: str = "") -> dict[str, Any]:
-    """A database's settings; with `role`, its sessions start in that one (see tenants.isolation.db_roles)."""
+    """Return a database's settings; with `role`, its sessions start in that one (see tenants.isolation.db_roles)."""
     found = database_parameters(url)
     given = found["OPTIONS"]
     options = {"application_name": "millrace", "connect_timeout": 5, **given}

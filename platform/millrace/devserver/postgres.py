@@ -217,7 +217,7 @@ def accepts(url: str) -> bool:
 
 
 def _environ() -> dict[str, str]:
-    """What the server sees of our environment: nothing that could change what it does."""
+    """Return what the server sees of our environment: nothing that could change what it does."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 

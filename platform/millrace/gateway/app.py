@@ -188,7 +188,7 @@ class Gateway:
 
 
 def _connect(url: str, *, patient: bool = False) -> redis.Redis:
-    """A client for the whole process. When all connections are busy callers wait for one, for a moment.
+    """Return a client for the whole process. When all connections are busy callers wait for one, for a moment.
 
     On a request's way nothing is tried twice and nothing waited for: a broker that does not answer is told to the
     caller within a second. A patient client is for those that block on the broker, and try again by themselves.
@@ -209,7 +209,7 @@ _running: list[Gateway] = []
 
 
 def running_gateway() -> Gateway:
-    """This process' gateway, between the lifespan's start and stop."""
+    """Return this process' gateway, between the lifespan's start and stop."""
     return _running[0]
 
 

@@ -51,7 +51,7 @@ def do_advance(batch_id: int) -> None:
 
 @contextmanager
 def _locked(batch_id: int) -> Iterator[Batch | None]:
-    """The batch, which no other job touches until the transaction's end; None: another one is at it."""
+    """Lock the batch until the transaction's end, or yield None if another job has locked it."""
     with all_tenants_scope(BypassReason.BATCHES, durable=True):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended('batch ' || %s, 0))", [str(batch_id)])

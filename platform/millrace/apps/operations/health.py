@@ -158,7 +158,7 @@ def _disk() -> Iterator[HealthIssue]:
 
 
 def _processes() -> Iterator[HealthIssue]:
-    """Processes of `millrace up` that are down, or that were restarted several times lately."""
+    """Yield processes of `millrace up` that are down, or were restarted several times recently."""
     for process in read_processes(platform_settings().state_dir):
         if process.running and process.deaths < MANY_DEATHS:
             continue

@@ -283,7 +283,7 @@ class Requests(TenantView):
 
     @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestPageOut)
     def get(self, request: Request) -> Response:
-        """Requests for inference, accepted or refused, newest first."""
+        """List inference requests, accepted or rejected, newest first."""
         asked = RequestQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         cursor, size = asked.validated_data.get("cursor"), asked.validated_data.get("limit", selectors.PAGE)
@@ -316,7 +316,8 @@ class RequestDetail(TenantView):
 
     @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
     def get(self, request: Request, name: str) -> Response:
-        """The whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its cost."""
+        """Return the whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its
+        cost."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
             found = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None

@@ -61,7 +61,7 @@ class DemoPeriod:
 
 
 def uses(player: DemoTenant, day: date, span: DemoPeriod, models: DemoModels, prices: PriceIndex) -> list[DemoUsage]:
-    """The requests of one day until now, in order."""
+    """Return the requests of one day until now, in order."""
     keys = [key for key in player.spec.keys if key.work and models.named(key.work.model)]
     if not keys:
         return []
@@ -175,5 +175,5 @@ def _cut(usage: TokenUsage, part: float) -> TokenUsage:
 
 
 def months(days: Sequence[date]) -> list[datetime]:
-    """A moment in each month that the days lie in."""
+    """Return a moment in each month that the days lie in."""
     return [datetime(day.year, day.month, 15, tzinfo=UTC) for day in sorted({day.replace(day=1) for day in days})]

@@ -109,7 +109,7 @@ def _see(url: str) -> None:
 
 
 def _request(url: str, line: _Line, number: int) -> tuple[int, int]:
-    """The answer's status and how many tokens it used; the status 0 for none."""
+    """Return the answer's status and how many tokens it used; the status 0 for none."""
     questions = QUESTIONS[line.slug]
     body = {
         "model": line.model,

@@ -56,7 +56,7 @@ def record(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> i
 
 
 def _budget(player: DemoTenant) -> dict[str, Any]:
-    """The budget of the whole tenant, as a record of a refusal names it."""
+    """Return the budget of the whole tenant, as a record of a refusal names it."""
     rows = Budget.objects.for_tenant(player.tenant).filter(mode="hard", key=None, project=None, member=None)
     row = rows.order_by("-unit", "pk").first()
     if row is None:
@@ -107,7 +107,7 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
 
 
 def _rushed(use: DemoUsage, limits: LimitSet) -> RequestRecord:
-    """A request that came a moment later and was one too many for its key in that minute."""
+    """Return a request that came a moment later and was one too many for its key in that minute."""
     row = _record(use, refused_by={"kind": "limit"})
     row.request_id, row.at = row.request_id[:-1] + "x", row.at + timedelta(milliseconds=250)
     row.code = "rate_limit_exceeded"

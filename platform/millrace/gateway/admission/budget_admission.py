@@ -112,7 +112,7 @@ class BudgetAdmission:
         self._polled_at = at
 
     def forget(self) -> None:
-        """Changes may have gone by unseen."""
+        """Clear the caches, since changes may have been missed."""
         self._changes += 1
         self._by_key.clear()
         self._seal(list(self._paths.values()))

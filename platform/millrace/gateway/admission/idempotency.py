@@ -142,7 +142,7 @@ class IdempotentCall:
         self._size = 0
 
     def began(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """These are sent."""
+        """Record the status and headers that were sent."""
         self._answer = status, headers
 
     def sent(self, body: bytes) -> None:
@@ -154,7 +154,7 @@ class IdempotentCall:
             self._body.clear()
 
     async def restart(self, request_id: str) -> None:
-        """What ran for the key is no more: this request does.
+        """Restart the key's call with this request, since the earlier one is gone.
 
         Raises:
             ApiError: 409, another call has taken the key.
@@ -164,7 +164,7 @@ class IdempotentCall:
         self.left = None
 
     async def keep(self, request_id: str) -> None:
-        """The answer is complete: keep it."""
+        """Store the complete response."""
         if self._answer is None or self.failed or self._over:
             return
         self._over = True
@@ -173,7 +173,7 @@ class IdempotentCall:
         await self._store.keep(self, None if whole is None else StoredResponse(request_id, status, headers, whole))
 
     async def end(self) -> None:
-        """The call is over, answered or not. May be called twice."""
+        """End the call, with or without a response. May be called twice."""
         if not self._over:
             self._over = True
             await self._store.end(self)

@@ -73,7 +73,7 @@ class KeyStore:
         self.outdated: dict[bytes, bytes] = {}  # hash under an old pepper -> under the newest, until it is stored so
 
     async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> ApiKeySnapshot:
-        """The caller's snapshot.
+        """Return the caller's snapshot.
 
         Raises:
             ApiError: 401 for no key or a dead one, 403 if it may not do this, 429 for one of too many wrong keys.
@@ -83,7 +83,7 @@ class KeyStore:
     async def authenticate_ticket(
         self, ticket: PlaygroundToken, scope: str, address: str | None = None
     ) -> ApiKeySnapshot:
-        """The key that a person was given a ticket for, as it is now.
+        """Return the key that a person was given a ticket for, as it is now.
 
         Raises:
             ApiError: as for `authenticate`, and once the ticket has run out.
@@ -194,7 +194,7 @@ class KeyStore:
         return snapshot.pepper_id(self._peppers[0])
 
     def polled(self, at: float) -> None:
-        """The change log was read, as it was at the monotonic time `at`, and all it said was done."""
+        """Record that all changes up to the monotonic time `at` were applied."""
         self._polled_at = at
 
     def forget(self) -> None:
@@ -218,7 +218,7 @@ class KeyStore:
                 del self._cache[key_hash]
 
     async def by_id(self, key_ids: Collection[int]) -> dict[int, ApiKeySnapshot]:
-        """The snapshots as the database has them now.
+        """Return the snapshots as the database has them now.
 
         Raises:
             psycopg.Error, PoolTimeout: it cannot be asked.

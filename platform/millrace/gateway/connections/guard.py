@@ -226,7 +226,7 @@ class ConnectionGuard:
 
 
 def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
-    """The networks of the proxies; None: every address is one."""
+    """Return the networks of the proxies; None: every address is one."""
     networks: list[str] = []
     for word in trusted_proxies.split(","):
         if word.strip() == "*":
@@ -240,7 +240,7 @@ def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
 
 @cache
 def process_guard() -> ConnectionGuard:
-    """The guard of this process."""
+    """Return the guard of this process."""
     limits = ConnectionLimits.from_settings(platform_settings())
     _raise_open_files(limits.connections + OTHER_FILES)
     return ConnectionGuard(limits)

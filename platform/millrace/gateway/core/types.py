@@ -137,12 +137,12 @@ class Writer(Protocol):
     tokenizer (`writers.make_writer`), for one answer."""
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
-        """The server-sent events' data for this event, in order; maybe none."""
+        """Return the server-sent events' data for this event, in order; maybe none."""
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
-        """The complete answer, for a caller who did not ask for a stream. The last event is the end."""
+        """Return the complete answer, for a caller who did not ask for a stream. The last event is the end."""
 
 
 def usage_so_far(form: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
-    """The usage of an answer under way; `prompt` as its first event told it."""
+    """Return the usage of an answer under way; `prompt` as its first event told it."""
     return dataclasses.replace(prompt or TokenUsage(uncached=form.prompt_tokens), output=output_tokens)

@@ -195,7 +195,7 @@ class Dispatcher:
         self.requeue(generation)
 
     def ring_again(self, generation: DispatchedExecution) -> None:
-        """The wakeup may be lost."""
+        """Send the wakeup again, since it may be lost."""
         generation.rung_at = time.monotonic()
         self._outbox.append(generation)
         self._to_send.set()
@@ -253,7 +253,7 @@ class Dispatcher:
         return await self.cancel_claim(generation.request_id, generation.leg)
 
     async def cancel_claim(self, request_id: str, leg: int) -> bool:
-        """The same, of a leg this gateway need not have dispatched."""
+        """Cancel an execution that another gateway may have dispatched."""
         running = await self._cancel_script(keys=[claim_key(request_id, leg), USAGE_STREAM])
         if running is None:
             return False
@@ -275,7 +275,7 @@ class Dispatcher:
         return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * in_any_case) == 1)
 
     async def fail_however_it_ended(self, job: InferenceJob, attempt: int, code: str) -> None:
-        """The same where its caller gets an error of ours in any case: what is settled of it is taken back. While the
+        """Mark the execution as failed even if it has ended; settled usage is reversed. While the
         broker is away this waits, as `never_ran` does."""
         try:
             if await self.fail(job, attempt, code, in_any_case=True):

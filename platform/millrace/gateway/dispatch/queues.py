@@ -69,7 +69,7 @@ class FairQueue(Generic[T]):
         return len(self._tenants[tenant]) if tenant in self._tenants else 0
 
     def share(self, tenant: int, weight: float) -> float:
-        """The part of the service that the tenant gets as things stand, from 0 to 1."""
+        """Return the part of the service that the tenant gets as things stand, from 0 to 1."""
         entry = self._tenants.get(tenant)
         own = Fraction(entry.weight) if entry is not None and entry in self._busy else 0
         return weight / (weight + float(self._busy_weight - own))
@@ -134,7 +134,7 @@ class FairQueue(Generic[T]):
             self._join_order(entry)
 
     def remove(self, tenant: int, item: T) -> bool:
-        """It no longer waits. False if it did not."""
+        """Remove the item. Return False if it was not waiting."""
         entry = self._tenants.get(tenant)
         if entry is None:
             return False

@@ -44,7 +44,7 @@ class WakeupBuilder:
         self._numbers = itertools.count()
 
     def make(self, replica_id: str, wakeups: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
-        """The queue, and messages for it that name all the legs."""
+        """Return the queue, and messages for it that name all the legs."""
         queue = replica_queue(replica_id)
         starts = range(0, len(wakeups), WAKEUPS_PER_TASK)
         return queue, [self._message(queue, wakeups[start : start + WAKEUPS_PER_TASK]) for start in starts]

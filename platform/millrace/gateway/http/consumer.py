@@ -181,7 +181,7 @@ class HttpConsumer(AsyncConsumer):
             )
 
     def _end(self, fault: ApiError) -> None:
-        """The key died."""
+        """End the request, since its key was revoked."""
         self.key_died = fault
         self._ending = asyncio.create_task(self._cancel_until_told())
 
@@ -315,8 +315,7 @@ class HttpConsumer(AsyncConsumer):
 
 
 def sse(data: bytes) -> bytes:
-    """A server-sent event. Data that begins with its type has that for its name too: so Anthropic's events want it, and
-    those of OpenAI's responses."""
+    """Return a server-sent event. Data that begins with its type also gets it as the event's name."""
     named = data.startswith(_TYPE)
     name = b"event: %s\n" % data[len(_TYPE) : data.index(b'"', len(_TYPE))] if named else b""
     return b"%sdata: %s\n\n" % (name, data)

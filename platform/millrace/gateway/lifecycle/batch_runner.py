@@ -201,7 +201,7 @@ class BatchRunner:
     async def _answer(
         self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None = None
     ) -> tuple[int, bytes]:
-        """The line's status and body.
+        """Answer the line and return its status and body.
 
         Raises:
             NotNow: it has none yet.
@@ -303,7 +303,7 @@ class BatchRunner:
 
 
 def _told(line: BatchLine, fault: ApiError, trace: RequestTrace | None) -> tuple[int, bytes]:
-    """A fault in the words of the line's dialect."""
+    """Return a fault in the words of the line's dialect."""
     if trace is not None:
         trace.fault = fault
     words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI

@@ -152,7 +152,7 @@ class InferenceService:
         return call
 
     async def count(self, key: ApiKeySnapshot, request: InferenceRequest) -> int:
-        """The tokens of the request's prompt.
+        """Count the tokens of the request's prompt.
 
         Raises:
             ApiError: the key may not use its model, or it is no prompt for that.
@@ -160,7 +160,7 @@ class InferenceService:
         return len((await self._tokenize(self._router.measure(key, request.model), request)).ids)
 
     def events(self, call: ActiveRequest) -> AsyncIterator[AnswerEvent]:
-        """The answer's events, the last of them its end.
+        """Return the answer's events, the last of them its end.
 
         Raises:
             ApiError: the request failed; before the first event this can still be an HTTP status.
@@ -168,7 +168,7 @@ class InferenceService:
         return merged([self._events(part) for part in (call, *call.more)], call.request.sampling.n)
 
     def let_go(self, call: ActiveRequest, *, means_to_return: bool = False) -> None:
-        """The caller is done with the request, or gone. Called once for every call, however it ended."""
+        """Release the request after its end or its caller's disconnect. Called once for every request."""
         for part in (call, *call.more):
             self._in_background(self._close(part, means_to_return))
 
@@ -319,7 +319,7 @@ class InferenceService:
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
     async def _echo(self, model: ServedModel, call: ActiveRequest) -> list[list[int]]:
-        """The prompts, for an answer that begins with them."""
+        """Return the prompts, for an answer that begins with them."""
         more = enumerate(call.request.more_prompts, 1)
         others = [dataclasses.replace(call.request, prompt=prompt, number=number) for number, prompt in more]
         return [call.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
@@ -358,7 +358,7 @@ class InferenceService:
         )
 
     async def _fall_back(self, call: ActiveRequest, fault: ApiError) -> None:
-        """The leg failed before its first token: let another candidate try."""
+        """Start the next candidate's execution after a failure before the first token."""
         log.info("falling_back", request_id=call.request_id, model=call.model, code=fault.code)
         call.skip(fault)
         self._dispatcher.release(call.generation)

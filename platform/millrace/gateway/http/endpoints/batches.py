@@ -46,7 +46,7 @@ WHERE name = %(name)s AND project_id = %(project)s AND dialect = %(dialect)s AND
 
 
 async def find(connection: Connection, key: ApiKeySnapshot, dialect: str, name: str) -> dict[str, Any]:
-    """A batch of the key's project.
+    """Return a batch of the key's project.
 
     Raises:
         ApiError: 404.

@@ -157,7 +157,7 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
 
 
 def _cost(call: ActiveRequest) -> Headers:
-    """What the answer costs, exactly, in USD."""
+    """Return what the answer costs, exactly, in USD."""
     femto = 0
     for part in (call, *call.more):
         sheet, usage = part.ticket.terms.sheet, part.usage

@@ -100,7 +100,7 @@ class CreateMessageBatch(UploadConsumer):
         await self.respond_json(200, message_batch(row, settings.base_url))
 
     def _write(self, spool: Path, name: str) -> int:
-        """The body as a batch's input file; how many requests it has."""
+        """Write the body as a batch's input file and return the number of requests."""
         storage = self.gateway.storage
         with storage.writing(name) as target:
             for custom_id, params in _requests(spool):

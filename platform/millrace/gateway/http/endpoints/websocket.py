@@ -57,7 +57,7 @@ _decode_head = msgspec.json.Decoder(Head).decode
 
 
 async def realtime_chat(scope: Any, receive: Any, send: Any) -> None:
-    """The ASGI application."""
+    """Serve the WebSocket as an ASGI application."""
     await Socket(scope, receive, send).run()
 
 
@@ -175,7 +175,7 @@ class Socket:
         return key
 
     async def _next(self) -> bytes | None:
-        """The next message; None: there comes no more."""
+        """Return the next message; None: there comes no more."""
         message = await self._receive()
         if message["type"] != "websocket.receive":
             return None
@@ -295,7 +295,7 @@ class Socket:
     # Out.
 
     async def _tell_fault(self, name: str | None, fault: ApiError, trace: RequestTrace | None = None) -> str:
-        """The status it counts as."""
+        """Send the error and return the status that it counts as."""
         if trace is not None:
             trace.fault = fault
         retry = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
@@ -314,7 +314,7 @@ class Socket:
             raise asyncio.CancelledError from None
 
     async def _close(self, fault: ApiError) -> None:
-        """The caller is not let in."""
+        """Close the connection of a caller that was not authenticated."""
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await self._tell_fault(None, fault)
             await self._base_send({"type": "websocket.close", "code": UNAUTHORIZED})
@@ -335,7 +335,7 @@ def _head(message: bytes) -> Head:
 
 
 def _name(head: Head) -> str:
-    """What the client calls the request."""
+    """Return what the client calls the request."""
     name = head.id
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
         raise invalid("id", f"id must be a text of 1 to {MAX_ID_CHARACTERS} characters, of your choice.")
