@@ -60,7 +60,7 @@ class AccountAdapter(DefaultAccountAdapter):
     def send_notification_mail(
         self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
     ) -> None:
-        """Called for each change of a password or second factor, which is what the audit log wants to know."""
+        """Write an audit entry for each change of a password or second factor."""
         audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
         super().send_notification_mail(template_prefix, user, context, email)
 
@@ -81,7 +81,7 @@ class AccountAdapter(DefaultAccountAdapter):
         )
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""
+        """Return the client's address as set by the ASGI server, from X-Forwarded-For behind a trusted proxy."""
         return str(request.META.get("REMOTE_ADDR", ""))
 
 

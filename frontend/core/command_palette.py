@@ -46,7 +46,7 @@ Finder = Callable[[PageContext, str], Iterable[Hit]]
 
 
 def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """API keys by name or prefix."""
+    """Yield API keys by name or prefix."""
     if not visit.may(Permission.KEYS_READ):
         return
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
@@ -55,7 +55,7 @@ def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
 
 
 def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """A request by its whole id, as callers have it from `x-request-id`."""
+    """Yield a request by its whole id, as callers have it from `x-request-id`."""
     if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
         for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
             yield Hit(row.request_id, visit.url("requests-one", row.request_id), "requests", row.get_verdict_display())
@@ -87,7 +87,7 @@ def find_users(visit: PageContext, typed: str) -> Iterable[Hit]:
 
 
 def find_models(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """The models that are served, by name: how busy each is."""
+    """Yield the models that are served, by name: how busy each is."""
     for spec in platform_settings().models:
         if typed.lower() in spec.name:
             yield Hit(spec.name, f"{reverse('ops-fleet')}?model={spec.name}", "models", "fleet")

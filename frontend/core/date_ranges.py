@@ -45,7 +45,7 @@ class DateRange:
 
 
 def span_of(visit: PageContext) -> DateRange:
-    """The span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
+    """Return the span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
     name = visit.query.get("range", "month")
     start: datetime | None = None
     zone: tzinfo = UTC
@@ -70,7 +70,7 @@ def span_of(visit: PageContext) -> DateRange:
 
 
 def zone_billed(visit: PageContext) -> ZoneInfo:
-    """The clocks of who bills the tenant."""
+    """Return the clocks of who bills the tenant."""
     return visit.once("billing zone", lambda: billing_zone(visit.tenant.pk))
 
 
@@ -80,7 +80,7 @@ def month_of(visit: PageContext) -> tuple[datetime, datetime]:
 
 
 def days_of(start: datetime, end: datetime) -> list[datetime]:
-    """The UTC days from start to end, of which the first and the last may lie there in part."""
+    """Return the UTC days from start to end, of which the first and the last may lie there in part."""
     first = start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return [first + i * _DAY for i in range(-(-(end - first) // _DAY))]
 

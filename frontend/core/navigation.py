@@ -120,7 +120,7 @@ class Section:
 
 
 def sections(visit: PageContext) -> tuple[Section, ...]:
-    """The sidebar of this visit."""
+    """Return the sidebar of this visit."""
     groups = OPERATOR if visit.access is None else TENANT
     found = (Section(group.label, tuple(_links(visit, group))) for group in groups)
     return tuple(section for section in found if section.links)

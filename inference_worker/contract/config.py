@@ -122,7 +122,7 @@ class EngineConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file `path`; untrusted, so its size is bounded.
+    """Return the JSON object in the file `path`; untrusted, so its size is bounded.
 
     Raises:
         ModelError: missing, too large, or not a JSON object.
@@ -172,7 +172,7 @@ class ConfigReader:
         return names[0]
 
     def dtype(self) -> str:
-        """The checkpoint's own."""
+        """Return the checkpoint's own."""
         name = self._raw.get("dtype", self._raw.get("torch_dtype", "float32"))
         if name not in ("bfloat16", "float16", "float32"):
             raise self.fault(f"dtype {name!r} is not supported")

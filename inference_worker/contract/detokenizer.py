@@ -14,7 +14,7 @@ class TokenText(Protocol):
         """UTF-8 of one token where a text is its tokens' bytes in a row; None where it is not so simple."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Return the text of `ids`, special tokens left out."""
 
     @property
     def is_byte_level(self) -> bool:
@@ -42,7 +42,7 @@ class Detokenizer:
         self.stopped_by: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """The text that became certain with this token. After a stop string was met, the empty text.
+        """Return the text that became certain with this token. After a stop string was met, the empty text.
 
         A stop string counts if `may_stop` holds where its last character becomes certain.
         """
@@ -55,7 +55,7 @@ class Detokenizer:
         return self._release(self._utf8.decode(raw) if raw else "")
 
     def flush(self) -> str:
-        """What was held back: the answer is over, so it was no stop string and no half character."""
+        """Return what was held back: the answer is over, so it was no stop string and no half character."""
         if self.stopped_by is not None:
             return ""
         if self._utf8 is not None:

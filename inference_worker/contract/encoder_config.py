@@ -82,7 +82,7 @@ class EncoderConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig | EncoderConfig:
-    """What the model directory `folder` holds: a decoder, which answers, or an encoder, which embeds.
+    """Return what the model directory `folder` holds: a decoder, which answers, or an encoder, which embeds.
 
     Raises:
         ModelError: neither that this engine serves.

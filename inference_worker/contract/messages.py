@@ -61,12 +61,13 @@ def beat_key(replica_id: str) -> str:
 
 
 def worker_of(replica_id: str) -> str:
-    """The name of the worker whose start made the replica: what a cordon goes by, so that it outlives a restart."""
+    """Return the name of the worker whose start made the replica: what a cordon goes by, so that it outlives a
+    restart."""
     return replica_id.rpartition(".")[0] or replica_id
 
 
 def trace_id(traceparent: str) -> str:
-    """The trace that a `traceparent` belongs to; empty for an empty one."""
+    """Return the trace that a `traceparent` belongs to; empty for an empty one."""
     return traceparent[3:35]
 
 
@@ -88,7 +89,7 @@ class BillingContext(msgspec.Struct, frozen=True):
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:
-        """What every log line about the leg names."""
+        """Return what every log line about the leg names."""
         return {
             "request_id": self.request_id,
             "leg": self.leg,

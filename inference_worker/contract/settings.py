@@ -164,5 +164,5 @@ class WorkerSettings(SharedSettings):
 
 @cache
 def worker_settings() -> WorkerSettings:
-    """This process' settings, read once."""
+    """Return this process' settings, read once."""
     return env.load(WorkerSettings)

@@ -189,11 +189,11 @@ class LLMEngine:
         )
 
     def recent_requests(self) -> list[EngineRequestRecord]:
-        """The last requests that ended, oldest first. May be called from any thread."""
+        """Return the last requests that ended, oldest first. May be called from any thread."""
         return self.metrics.requests()
 
     def recent_steps(self) -> list[StepRecord]:
-        """The last steps, oldest first. May be called from any thread."""
+        """Return the last steps, oldest first. May be called from any thread."""
         return self.metrics.steps()
 
     def check_integrity(self) -> None:

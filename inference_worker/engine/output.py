@@ -70,5 +70,5 @@ def end(
 
 
 def fail(seq: Sequence, code: str, message: str) -> RequestOutput:
-    """The last output of a request that could not be served."""
+    """Return the last output of a request that could not be served."""
     return RequestOutput(seq.request_id, usage=seq.usage(), error=RequestFault(code, message))

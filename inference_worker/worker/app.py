@@ -97,6 +97,6 @@ def _close(**_: Any) -> None:
 
 
 def _stop_when_broken(worker: Worker) -> None:
-    """An engine that failed is replaced by a new process. The parent process starts it."""
+    """Stop the process after an engine failure. The parent process starts a new one."""
     worker.broken.wait()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -322,8 +322,8 @@ class Publisher:
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
-        """What an earlier process of this name left. An end the broker had taken is sent again if the broker lost it;
-        one it had not taken was never told to anybody, so that leg failed."""
+        """Replay the journal of an earlier process of this name. An end the broker had taken is sent again if the
+        broker lost it; one it had not taken was never told to anybody, so that leg failed."""
         for usage, stream_id in self._journal.open_events():
             key = leg_key(usage)
             if stream_id is None:
@@ -390,7 +390,8 @@ class Publisher:
         return known is not None and known != self._run_id
 
     def _settled_watermark(self) -> tuple[int, int]:
-        """The usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged one."""
+        """Return the usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged
+        one."""
         try:
             groups = self._broker.xinfo_groups(USAGE_STREAM)
         except redis.ResponseError:  # no stream yet

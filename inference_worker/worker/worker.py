@@ -43,7 +43,7 @@ Wakeup = tuple[str, int, int]  # request id, leg, attempt
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec:
-    """The one of MILLRACE_MODELS that this worker serves."""
+    """Return the one of MILLRACE_MODELS that this worker serves."""
     by_name = {spec.name: spec for spec in settings.models}
     name = settings.model or settings.models[0].name
     if name not in by_name:
@@ -56,7 +56,7 @@ def worker_name(settings: WorkerSettings) -> str:
 
 
 def step_limits(settings: WorkerSettings) -> EngineProfile:
-    """What a step may hold: the profile's limits, but for those that are set one by one.
+    """Return what a step may hold: the profile's limits, but for those that are set one by one.
 
     A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
     """
@@ -69,18 +69,18 @@ def step_limits(settings: WorkerSettings) -> EngineProfile:
 
 
 def new_replica_id(settings: WorkerSettings) -> str:
-    """The worker's name and a part of this start's own: a restarted worker is another replica."""
+    """Return the worker's name and a part of this start's own: a restarted worker is another replica."""
     return f"{worker_name(settings)}.{secrets.token_hex(4)}"
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for threads of one process; short outages are ridden out, longer ones raise."""
+    """Return a client for threads of one process; short outages are ridden out, longer ones raise."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
 
 
 def describe_machine(config: EngineConfig) -> Machine:
-    """What an engine made from `config` runs on, and as what."""
+    """Return what an engine made from `config` runs on, and as what."""
     device = pick_device(config.device)
     longest = read_model_config(config.model_dir).max_model_len
     return Machine(
@@ -94,7 +94,7 @@ def describe_machine(config: EngineConfig) -> Machine:
 
 
 def make_engine(config: EngineConfig) -> Engine:
-    """The engine for what the model's directory holds."""
+    """Return the engine for what the model's directory holds."""
     embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
     return EmbeddingEngine(config) if embeds else LLMEngine(config)
 

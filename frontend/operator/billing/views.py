@@ -79,7 +79,7 @@ def invoice(visit: PageContext) -> HttpResponse:
 
 
 def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
-    """The addresses of what may be done to it, by name; empty: not as it stands."""
+    """Return the addresses of what may be done to it, by name; empty: not as it stands."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
     paid, billed = found.state == Invoice.State.PAID, not found.gives_back
     untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
@@ -297,7 +297,7 @@ def _confirm(
     danger: bool = True,
     **given: Any,
 ) -> HttpResponse:
-    """The page of one deed; what was done is said where `back` leads."""
+    """Return the page of one deed; what was done is said where `back` leads."""
     return ask(visit, title, form, verb, breadcrumbs=_crumbs(visit), danger=danger, **given)
 
 
@@ -319,7 +319,7 @@ def _invoice(visit: PageContext) -> Invoice:
 
 
 def _final(visit: PageContext) -> tuple[Invoice, int]:
-    """An invoice, no draft or note, and what is owed on it, in cents."""
+    """Return an invoice, no draft or note, and what is owed on it, in cents."""
     found = _invoice(visit)
     if found.state == Invoice.State.DRAFT or found.gives_back:
         raise Http404

@@ -107,7 +107,7 @@ class Costs:
 
 
 def asked(visit: PageContext) -> FleetQuery:
-    """The span and the model of the address; the usual ones for nonsense."""
+    """Return the span and the model of the address; the usual ones for nonsense."""
     name = visit.query.get("span", DEFAULT)
     name = name if name in SPANS else DEFAULT
     known = [spec.name for spec in platform_settings().models]
@@ -160,7 +160,7 @@ def cost(visit: PageContext) -> Costs:
 
 
 def _models(wanted: FleetQuery) -> Mapping[str, str]:
-    """The model of each worker seen in the span."""
+    """Return the model of each worker seen in the span."""
     rows = ReplicaMinute.objects.filter(at__gte=wanted.start, at__lt=wanted.end)
     if wanted.model:
         rows = rows.filter(model=wanted.model)
@@ -231,7 +231,7 @@ def _cost(one: ModelCost) -> CostRow:
 
 
 def _signed(hundredths: int) -> str:
-    """A share of the price; what loses very much is not told to the digit."""
+    """Return a share of the price; what loses very much is not told to the digit."""
     if hundredths < -99_900:
         return f"−{compact(-hundredths // 10_000)} × the price"
     tenths = abs(hundredths) // 10

@@ -83,7 +83,7 @@ class Preview:
 
 
 def find(visit: PageContext) -> PriceVersion:
-    """The version that the address names, in the visit's scope.
+    """Return the version that the address names, in the visit's scope.
 
     Raises:
         Http404: there is none such.

@@ -179,7 +179,7 @@ class Public(forms.Form):
 
 
 def _content(file: Any) -> str:
-    """The upload as text.
+    """Return the upload as text.
 
     Raises:
         ValueError: it is too large, or no UTF-8.

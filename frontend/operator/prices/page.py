@@ -96,7 +96,7 @@ class Versions:
 
 
 def asked(visit: PageContext) -> PriceBooksQuery:
-    """What the address asks for, in the visit's scope.
+    """Return what the address asks for, in the visit's scope.
 
     Raises:
         Http404: there is no such book or tenant.
@@ -129,7 +129,7 @@ def fields(visit: PageContext) -> PriceBooksFilters:
 
 
 def in_force(visit: PageContext) -> InForce:
-    """The prices of now, so many models a page."""
+    """Return the prices of now, so many models a page."""
     now = asked(visit)
     rows = prices_at(now, visit.now)
     if now.typed:
@@ -203,13 +203,13 @@ def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
 
 
 def prices_at(whose: PriceBooksQuery, at: datetime) -> QuerySet[Price]:
-    """The rows active at that instant."""
+    """Return the rows active at that instant."""
     rows = Price.objects.filter(book__name=whose.book, tenant_id=whose.tenant.pk if whose.tenant else None)
     return rows.filter(Q(effective_until=None) | Q(effective_until__gt=at), effective_from__lte=at)
 
 
 def as_new(rows: QuerySet[Price]) -> list[NewPrice]:
-    """The prices as a proposal has them, in the order of their tables."""
+    """Return the prices as a proposal has them, in the order of their tables."""
     order = {component: place for place, (component, _) in enumerate(COLUMNS)}
     found = [
         NewPrice(
@@ -234,7 +234,7 @@ def usd(nano: int) -> str:
 
 
 def as_text(prices: Iterable[NewPrice]) -> str:
-    """The prices as `billing.pricing.price_files.read_csv` takes them."""
+    """Return the prices as `billing.pricing.price_files.read_csv` takes them."""
     rows = []
     for one in prices:
         until = "" if one.until_tokens == NO_END else one.until_tokens

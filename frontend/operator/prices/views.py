@@ -173,7 +173,7 @@ def _whose(visit: PageContext) -> dict[str, Any]:
 
 
 def _plain(visit: PageContext) -> dict[str, Any]:
-    """What the form of a model begins with."""
+    """Return what the form of a model begins with."""
     name, tier = visit.query.get("model", "")[:128], visit.query.get("tier", Tier.STANDARD.value)
     with visit.scope():
         begun = _whose(visit) | {"model": name, "tier": tier}
@@ -183,7 +183,7 @@ def _plain(visit: PageContext) -> dict[str, Any]:
 
 
 def _rows(visit: PageContext) -> dict[str, Any]:
-    """What the CSV begins with: a version's prices, or a model's."""
+    """Return what the CSV begins with: a version's prices, or a model's."""
     name, copied = visit.query.get("model", "")[:128], visit.query.get("copy", "")
     with visit.scope():
         if copied.isascii() and copied.isdigit() and len(copied) < 18:

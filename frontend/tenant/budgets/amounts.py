@@ -63,5 +63,5 @@ def parse(text: str, unit: str) -> int:
 
 
 def typed(value: int, unit: str) -> str:
-    """What one would type for an amount: 1200.50; 1000000."""
+    """Return what one would type for an amount: 1200.50; 1000000."""
     return decimal(value, _NANO_DIGITS, 2) if unit == "money" else str(value)

@@ -96,7 +96,7 @@ class BudgetForm(forms.Form):
         return [int(word) for word in words]
 
     def chosen(self) -> dict[str, Any]:
-        """The fields as the verbs take them."""
+        """Return the fields as the verbs take them."""
         names = ("name", "amount", "mode", "clamp", "rollover_cap", "thresholds", "alert_forecast")
         return {name: self.cleaned_data[name] for name in names}
 
@@ -163,7 +163,7 @@ class LimitsForm(forms.Form):
             self.fields[name] = AmountField(label=NAMES[name], required=False)
 
     def groups(self) -> list[tuple[str, list[Any]]]:
-        """The fields of the limits as they stand together."""
+        """Return the fields of the limits as they stand together."""
         return [(label, [self[name] for name in names]) for label, names in GROUPS]
 
     def clean(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _stand(budget: Budget, window: Window | None, now: datetime) -> BudgetPageSt
 
 
 def tree(visit: PageContext) -> Tree:
-    """The account, its projects and their keys, and its members, with the budgets of each."""
+    """Return the account, its projects and their keys, and its members, with the budgets of each."""
     found = limit_statuses(visit)
     sent: defaultdict[int, set[str]] = defaultdict(set)
     windows = [one.window.pk for one in found if one.window]
@@ -239,7 +239,7 @@ def mode_kind(one: BudgetPageStatus) -> str:
 
 
 def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
-    """Used and, hatched, reserved, of a scale that reaches a little past the limit."""
+    """Return the gauge of the used and reserved parts, with a scale that ends a little past the limit."""
     used, whole = one.used.millionths, one.limit.millionths
     scale = max(whole * 17 // 15, used + one.held.millionths, 1)
     marks = [Mark(percent(whole, scale), f"Limit {one.limit.text}", is_limit=True)]

@@ -33,7 +33,7 @@ class Reconciled:
 
 
 def reconciled(pk: int, now: datetime) -> Reconciled:
-    """The invoice of that id, which is the visitor's to see, made again from its events and compared."""
+    """Return the invoice of that id, which is the visitor's to see, made again from its events and compared."""
     with all_tenants_scope(BypassReason.BILLING):
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
         invoice = rows.get(pk=pk)

@@ -52,7 +52,7 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
 
 
 def today_of(invoice: Invoice, now: datetime) -> date:
-    """The day it is for who issues the invoice."""
+    """Return the day it is for who issues the invoice."""
     return now.astimezone(ZoneInfo(invoice.entity.time_zone)).date()
 
 
@@ -61,7 +61,7 @@ def _day(of: date) -> str:
 
 
 def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict[int, Money]:
-    """What the books say is still owed on each, in one question to `entries` of whose they are."""
+    """Return what the books say is still owed on each, in one question to `entries` of whose they are."""
     ids = [row.pk for row in invoices]
     found = entries.filter(account=Account.RECEIVABLE, invoice__in=ids).order_by() if ids else entries.none()
     sums = dict(found.values_list("invoice_id").annotate(sum=Sum("nano")))

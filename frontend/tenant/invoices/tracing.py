@@ -117,7 +117,7 @@ def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, r
 
 
 def _request(visit: PageContext, route: str, name: str) -> str:
-    """The page of a request; a prompt among several is named after its request."""
+    """Return the page of a request; a prompt among several is named after its request."""
     return visit.link(route, name.partition(".")[0]) if route else ""
 
 

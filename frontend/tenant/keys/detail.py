@@ -104,7 +104,7 @@ class KeyDetailHistory:
 
 
 def key_of(visit: PageContext) -> ApiKey:
-    """The key that the address names, asked once a page. In the visit's scope."""
+    """Return the key that the address names, asked once a page. In the visit's scope."""
     pk = visit.arguments["key"]
     found = visit.once(("key", pk), lambda: with_use(ApiKey.objects.for_tenant(visit.tenant)).filter(pk=pk).first())
     if found is None:
@@ -137,7 +137,7 @@ def head(visit: PageContext) -> KeyDetailHeader:
 
 
 def may_change(visit: PageContext, key: ApiKey) -> bool:
-    """A key that may manage is changed by who may hand out such."""
+    """Require the permission to change a key with management scopes."""
     return visit.may(Permission.KEYS_MANAGE if "manage" in key.scopes else Permission.KEYS_WRITE)
 
 
@@ -204,7 +204,7 @@ def latest(visit: PageContext) -> Latest:
 
 
 def history(visit: PageContext) -> KeyDetailHistory:
-    """What was changed of it."""
+    """Return what was changed of it."""
     key = key_of(visit)
     rows = AuditEntry.objects.for_tenant(visit.tenant).filter(object_type="apikey", object_id=key.pk).order_by("-pk")
     return KeyDetailHistory(tuple(KeyDetailChange(row.verb, row.at, row.actor, _changed(row)) for row in rows[:LATEST]))

@@ -146,7 +146,7 @@ def _prices(visit: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
 
 
 def _aliases(visit: PageContext) -> Mapping[str, list[Alias]]:
-    """The tenant's own active names, by the models they may lead to."""
+    """Return the tenant's own active names, by the models they may lead to."""
     found: dict[str, list[Alias]] = defaultdict(list)
     for row in RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name"):
         try:

@@ -77,14 +77,14 @@ class OverviewNotices:
 
 
 def hard_budgets(visit: PageContext) -> list[OverviewStatus]:
-    """The tenant's own hard budgets in money, the one with the least part left first."""
+    """Return the tenant's own hard budgets in money, the one with the least part left first."""
     wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
     rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
     return visit.once("hard budgets", lambda: limit_statuses(visit, list(rows)))
 
 
 def expectation(visit: PageContext) -> Forecast | None:
-    """What the month will cost."""
+    """Return what the month will cost."""
     return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now, zone_billed(visit)))
 
 
@@ -197,7 +197,7 @@ def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast
 
 
 def crossing(expected: Forecast | None, femto: int) -> date | None:
-    """The day the forecast passes an amount."""
+    """Return the day the forecast passes an amount."""
     for day in expected.path if expected else ():
         if day.point is not None and day.point * 10**6 > femto:
             return day.day
@@ -205,7 +205,7 @@ def crossing(expected: Forecast | None, femto: int) -> date | None:
 
 
 def notices(visit: PageContext) -> OverviewNotices:
-    """A budget that is full, or will be."""
+    """Return a budget that is full, or will be."""
     found = []
     budgets = hard_budgets(visit)
     url = visit.link("budgets")

@@ -162,7 +162,7 @@ class RequestDetailDelivery:
 
 
 def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
-    """The story; None: the tenant has no such request."""
+    """Return the story; None: the tenant has no such request."""
     found = selectors.story(visit.tenant.pk, request_id[:64].replace("\0", ""))
     if found is None:
         return None

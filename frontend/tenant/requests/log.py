@@ -103,7 +103,7 @@ def _number(text: str) -> int | None:
 
 
 def _filters(visit: PageContext) -> Filters:
-    """What the address asks for; what is no value of ours is not asked for."""
+    """Return what the address asks for; what is no value of ours is not asked for."""
     query, span = {name: value.strip()[:128] for name, value in visit.query.items()}, span_of(visit)
     verdict = query.get("verdict", "")
     return Filters(
@@ -136,7 +136,7 @@ def fields(visit: PageContext) -> RequestLogFilters:
 
 
 def log(visit: PageContext) -> RequestLogPanel:
-    """A page of the log."""
+    """Return a page of the log."""
     cursor, fault = visit.query.get("cursor") or None, ""
     try:
         page = selectors.requests_page(_filters(visit), cursor, SIZE)
@@ -193,7 +193,7 @@ def said(code: str, bound: dict[str, object] | None) -> str:
 
 
 def bound_label(kind: str, scope: str, name: str, model: str) -> str:
-    """A limit or budget, named."""
+    """Return a limit or budget, named."""
     if kind == "budget":
         return f"budget {name}"
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")

@@ -29,7 +29,7 @@ class Checked:
 
 
 def served() -> tuple[str, ...]:
-    """The names of the platform's models."""
+    """Return the names of the platform's models."""
     return tuple(spec.name for spec in platform_settings().models)
 
 

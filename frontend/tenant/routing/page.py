@@ -109,7 +109,7 @@ def names(visit: PageContext) -> tuple[RoutingName, ...]:
 
 
 def one(visit: PageContext, row: RoutingPolicy) -> One:
-    """A version, compared with the one active, or, if it is that, with the one before. In the visit's scope."""
+    """Return a version, compared with the one active, or, if it is that, with the one before. In the visit's scope."""
     rows = list(versions(visit).filter(name=row.name).order_by("-version")[:MOST])
     against = next((each for each in rows if each.active), None)
     if row.active or against is None:
@@ -141,7 +141,7 @@ def one(visit: PageContext, row: RoutingPolicy) -> One:
 
 
 def in_words(visit: PageContext, of: Policy) -> RoutingPanel:
-    """The policy as a person reads it. In the visit's scope."""
+    """Return the policy as a person reads it. In the visit's scope."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
     keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     return RoutingPanel(

@@ -69,7 +69,7 @@ def one(visit: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
 def edit(visit: PageContext) -> HttpResponse:
-    """The editor. What is sent is published, or, with `check`, only looked at."""
+    """Return the editor. What is sent is published, or, with `check`, only looked at."""
     form = Editor(posted(visit), initial=_initial(visit))
     if visit.request.method == "POST" and "check" not in visit.request.POST and form.is_valid():
         try:
@@ -92,7 +92,7 @@ def edit(visit: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
 def check(visit: PageContext) -> HttpResponse:
-    """What is to be said of the text as it is typed."""
+    """Return what is to be said of the text as it is typed."""
     post = visit.request.POST
     with visit.scope():
         checked = checking.check(visit, post.get("name", ""), post.get("body", ""))
@@ -130,7 +130,7 @@ def withdraw(visit: PageContext) -> HttpResponse:
 
 
 def _initial(visit: PageContext) -> dict[str, Any]:
-    """What the editor begins with: a version, or an example."""
+    """Return what the editor begins with: a version, or an example."""
     asked = visit.query.get("from", "")
     if asked.isascii() and asked.isdigit() and len(asked) < 19:
         row = _version(visit, int(asked))

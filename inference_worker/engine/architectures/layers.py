@@ -28,7 +28,7 @@ class Linear:
         return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product plus `other`."""
+        """Return the product plus `other`."""
         if self.packed is None:
             return functional.linear(x, self._plain, self.bias) + other
         return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "add"))

@@ -138,7 +138,7 @@ class EmbeddingEngine:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "input")
 
     def _choose(self, now: float) -> list[tuple[_Task, int]]:
-        """The inputs of the next step. The batch class gets what the others leave."""
+        """Return the inputs of the next step. The batch class gets what the others leave."""
         chosen: list[tuple[_Task, int]] = []
         left = self._step_tokens
         for batch in (False, True):
@@ -194,7 +194,7 @@ class _Task:
         return len(self._found) == len(self.inputs)
 
     def next_inputs(self, tokens: int) -> Iterator[int]:
-        """Inputs, longest first, as many as fit into `tokens`."""
+        """Yield inputs, longest first, as many as fit into `tokens`."""
         while self._order and len(self.inputs[self._order[-1]]) <= tokens:
             tokens -= len(self.inputs[self._order[-1]])
             yield self._order.pop()

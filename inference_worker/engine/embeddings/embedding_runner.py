@@ -26,7 +26,7 @@ class Embedder(Protocol):
     """What computes a step: the model, or in tests something that pretends to be one."""
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
-        """A vector for each input, [inputs, dimensions]; inputs are token ids, at least one each."""
+        """Return a vector for each input, [inputs, dimensions]; inputs are token ids, at least one each."""
 
 
 class EmbeddingRunner:

@@ -113,7 +113,7 @@ class BlockPool:
         return self._blocks[block_id].references
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block that holds what `block_hash` stands for, held or free."""
+        """Return the block that holds what `block_hash` stands for, held or free."""
         block = self._by_hash.get(block_hash)
         return None if block is None else block.block_id
 
@@ -122,7 +122,7 @@ class BlockPool:
         return self._blocks[block_id].references == 0
 
     def cached(self) -> Iterator[tuple[bytes, bool]]:
-        """The hashes of all cached blocks, and whether they are pinned."""
+        """Return the hashes of all cached blocks, and whether they are pinned."""
         return ((block_hash, block.pinned) for block_hash, block in self._by_hash.items())
 
     def take(self, block_ids: Sequence[int]) -> None:

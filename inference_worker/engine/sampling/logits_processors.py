@@ -70,7 +70,7 @@ class LogitsProcessors:
         return self._ends if early else self._ends[:0]
 
     def prompt(self, device: torch.device) -> torch.Tensor:
-        """The ids of the prompt that are penalized, each once."""
+        """Return the distinct token ids of the prompt that are penalized."""
         if self._prompt.device != device:
             self._prompt = upload(self._prompt.numpy(), device)
         return self._prompt
@@ -110,7 +110,7 @@ def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None
 
 @cache
 def _by_byte(device: torch.device) -> torch.Tensor:
-    """What each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
+    """Return what each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return torch.where(torch.from_numpy(bits).bool(), 0.0, float("-inf")).to(device)
 

@@ -121,7 +121,7 @@ class Scheduler:
         return output
 
     def complete(self, scheduled: ScheduledSequence) -> bool:
-        """The step has computed what was scheduled: publish its full blocks. False if the sequence lost it since."""
+        """Publish the full blocks that the step computed. Return False if the sequence has lost them since."""
         seq = scheduled.seq
         if scheduled.samples:
             seq.num_in_flight -= 1

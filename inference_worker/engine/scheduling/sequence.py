@@ -122,7 +122,7 @@ class Sequence:
         return self.group.scheduled_at
 
     def usage(self) -> TokenUsage:
-        """The request's tokens by billing class, all its answers together."""
+        """Return the request's tokens by billing class, all its answers together."""
         return self.group.usage()
 
     def __repr__(self) -> str:

@@ -85,7 +85,7 @@ class Grammar:
 
 
 def fill_masks(grammars: Sequence[Grammar]) -> Masks:
-    """What may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
+    """Return what may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
     masks = np.zeros((len(grammars), 4 * -(-grammars[0].vocab_size // 32)), dtype=np.uint8)
     work = list(zip(grammars, masks, strict=True))
     parts = max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(work) // _THREAD_ROWS))
@@ -184,7 +184,7 @@ class GrammarCompiler:
         return Grammar(matcher, self._vocabulary.size), size
 
     def _try_out(self, spec: StructuredSpec) -> tuple[str, int]:
-        """The text of a grammar that can be compiled, and about how many bytes that takes."""
+        """Return the text of a grammar that can be compiled, and about how many bytes that takes."""
         try:
             return self._check(spec, grammar_text(spec))
         except RequestRejected:

@@ -60,7 +60,8 @@ class Roofline:
     def of(
         cls, config: ModelConfig, *, weight_bytes: float, kv_value_bytes: float, peaks: Peaks | None = None
     ) -> Roofline:
-        """The costs of the dense decoder `config`, with so many bytes for a weight and for a number in the KV cache."""
+        """Return the costs of the dense decoder `config`, with so many bytes for a weight and for a number in the KV
+        cache."""
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         layer = config.hidden_size * (2 * queries + 2 * keys + 3 * config.intermediate_size)
         return cls(
@@ -73,7 +74,10 @@ class Roofline:
         )
 
     def cost(self, batch: BatchShape) -> StepCost:
-        """What the step asks for. The logits' operations are counted with the decodes, as far as these choose."""
+        """Return the operations and bytes of the step.
+
+        The logits' operations are counted with the decodes, as far as these choose.
+        """
         layers, head = 2 * self.layer_parameters, 2 * self.head_parameters
         decode_samples = min(batch.decodes, batch.samples)
         parameters = self.layer_parameters + (self.head_parameters if batch.samples else 0)
