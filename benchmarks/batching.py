@@ -150,8 +150,8 @@ def static(make: Factory, jobs: Sequence[Job], batch: int, timeout: float, *, dr
 
 
 def collect(waiting: Sequence[Job], now: float, size: int, timeout: float) -> tuple[list[Job], float]:
-    """The next static batch of `waiting`, which is by arrival, and when it begins: when `size` requests are there, or
-    the first has waited for `timeout` seconds; not before the machine is free, which is `now`."""
+    """Return the next static batch of `waiting`, which is by arrival, and when it begins: when `size` requests are
+    there, or the first has waited for `timeout` seconds; not before the machine is free, which is `now`."""
     begin = waiting[0].arrival + timeout
     if len(waiting) >= size:
         begin = min(begin, waiting[size - 1].arrival)

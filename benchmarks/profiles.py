@@ -110,7 +110,7 @@ class Load:
 
 
 def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
-    """The embedded model, loaded once for all profiles: they differ in their schedulers alone."""
+    """Return the embedded model, loaded once for all profiles: they differ in their schedulers alone."""
     with tempfile.TemporaryDirectory() as state:
         model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
         config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
@@ -119,7 +119,7 @@ def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
 
 
 def measure(profiles: dict[str, EngineProfile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
-    """The profiles in turn, round by round; interrupted, those rounds that all have had."""
+    """Measure the profiles in turn. If interrupted, return the complete rounds."""
     config, model, runner = prepare(wanted.threads)
     done: dict[str, list[Round]] = {name: [] for name in profiles}
     with suppress(KeyboardInterrupt):

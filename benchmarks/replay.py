@@ -193,7 +193,7 @@ def note(text: str) -> None:
 
 
 def table(header: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table, aligned for a terminal as well."""
+    """Return a Markdown table, aligned for a terminal as well."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     texts = ["| " + " | ".join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
