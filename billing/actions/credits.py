@@ -122,7 +122,7 @@ def usable(tenant_id: int, period: Period) -> list[Any]:
 
 
 def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
-    """How much of each grant, in order, so many cents burn. Whole cents; what is less stays."""
+    """Return how much of each grant, in order, the cents use. Fractions of a cent are carried forward."""
     burnt = []
     for grant in grants:
         part = min(cents, grant.rest // NANO_A_CENT)

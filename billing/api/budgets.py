@@ -112,7 +112,7 @@ class BudgetChange(Strict):
         child=serializers.IntegerField(min_value=1, max_value=MAX_THRESHOLD_PERCENT),
         max_length=MAX_THRESHOLDS,
         required=False,
-        help_text="Alert at so many percent of the limit, once each in a period; 50, 80 and 100.",
+        help_text="Alert at these percentages of the limit, once each in a period; 50, 80 and 100.",
     )
     alert_forecast = serializers.BooleanField(
         required=False, help_text="Alert once in a month when its forecast passes the limit."

@@ -27,7 +27,7 @@ from tenants.outbox.email_outbox import enqueue_mail
 from tenants.webhooks.outbox import enqueue
 
 ROLES = ("owner", "admin", "billing")
-AFTERWARDS = timedelta(hours=1)  # so long after its end a period is looked at: its last requests settle then
+AFTERWARDS = timedelta(hours=1)  # how long after its end a period is checked: its last requests settle then
 MILLIONTHS = 10**6
 # A hard budget refuses what does not fit, so its use seldom ends at its limit to the nano-dollar.
 HARD_IS_FULL_AT = 99

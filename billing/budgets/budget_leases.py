@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from billing.pricing.pricing import PriceIndex, RateCard, Tier, decode_rates
 
 LEASE_SECONDS = 15.0
-MARGIN_SECONDS = 1.0  # so long before its lease ends nothing is admitted from a slice any more
+MARGIN_SECONDS = 1.0  # before the lease's end, when admission from it stops
 SETTLING_SECONDS = 60.0  # for the end of a request that ran to its deadline to be settled
 REQUESTS_A_SLICE = 64
 DATABASE_SECONDS = 0.5

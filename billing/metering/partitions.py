@@ -20,7 +20,7 @@ def month_of(moment: datetime) -> date:
 
 
 def shifted(month: date, months: int) -> date:
-    """Return the first day of the month so many months later."""
+    """Return the first day of the month that is `months` later."""
     years, index = divmod(month.year * 12 + month.month - 1 + months, 12)
     return date(years, index + 1, 1)
 

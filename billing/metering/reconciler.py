@@ -116,7 +116,7 @@ class ReconciliationStatus(NamedTuple):
     """How the books stand, for operators: the newest report, and what lies in quarantine now."""
 
     report: Reconciliation | None  # None: it has never run
-    is_late: bool  # nobody has compared for so long that something is wrong with the beat
+    is_late: bool  # the last comparison is too old: something is wrong with the beat
     quarantine: dict[str, int]  # messages that nobody has looked at, by reason
 
     @property

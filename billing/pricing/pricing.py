@@ -157,7 +157,7 @@ class Rater:
         self._found: dict[tuple[int, int], list[tuple[int, int, int] | None]] = {}
 
     def rate(self, counts: Sequence[int], at: int) -> Rated:
-        """Return what so many tokens of each component (in the order of COMPONENTS) cost, admitted at that microsecond.
+        """Return the cost of the tokens of each component (in the order of COMPONENTS), admitted at that microsecond.
 
         Raises:
             UnknownPriceError: a component used has no price.

@@ -63,7 +63,7 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
 
 
 def do_keep_content(tenant: Tenant, days: int) -> bool:
-    """Keep prompts and answers for so many days; 0: keep none, and remove those that are kept. False if it was so.
+    """Store prompts and answers for a number of days; 0: keep none, and remove those that are kept. False if it was so.
 
     Raises:
         ActionRefused: it is no possible number of days.

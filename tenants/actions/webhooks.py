@@ -18,7 +18,7 @@ from tenants.webhooks.signing import secret_of
 from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 
 State = WebhookDelivery.State
-OVERLAP = timedelta(hours=24)  # both secrets are valid for so long after a rotation
+OVERLAP = timedelta(hours=24)  # both secrets are valid after a rotation
 MAX_ENDPOINTS = 20
 CHANGEABLE = ("url", "description", "kinds", "active")
 

@@ -44,7 +44,7 @@ class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     concurrency: int | None = None  # requests at once
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    long_queue: int | None = None  # prompts from so many tokens on are long jobs, which wait in a queue of their own
+    long_queue: int | None = None  # long jobs: prompts with at least this many tokens, with their own queue
     long_cap: int | None = None  # long jobs at once
 
 

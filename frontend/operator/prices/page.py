@@ -129,7 +129,7 @@ def fields(visit: PageContext) -> PriceBooksFilters:
 
 
 def in_force(visit: PageContext) -> InForce:
-    """Return the prices of now, so many models a page."""
+    """Return a page of the current prices."""
     now = asked(visit)
     rows = prices_at(now, visit.now)
     if now.typed:

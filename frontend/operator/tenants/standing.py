@@ -18,7 +18,7 @@ from frontend.core.numbers import Money, compact, exact, share
 from millrace.apps.operations.costs import costs
 from millrace.apps.operations.models import MachineCost
 
-COSTED_OVER = timedelta(days=1)  # what a million tokens cost is asked of so long
+COSTED_OVER = timedelta(days=1)  # the time over which the cost of a million tokens is computed
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
 # Budgets with their window under way, the fullest of each tenant first. What is on trial comes last: it bounds nobody.

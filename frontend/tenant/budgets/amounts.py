@@ -17,7 +17,7 @@ _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 @dataclass(frozen=True)
 class BudgetAmount:
-    """So many millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
+    """An amount in millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
 
     unit: str  # money, tokens or requests
     millionths: int

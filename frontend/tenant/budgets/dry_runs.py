@@ -18,7 +18,7 @@ UNTRIED = ("long_queue", "long_cap")
 _WHEN = {
     "requests": "when the bucket is empty; it fills evenly",
     "tokens": "when a request’s tokens do not fit; the bucket fills evenly",
-    "concurrency": "when so many run already",
+    "concurrency": "when that number is already running",
     "max": "with 400: the request itself is too long",
     "long_queue": "Blocks nothing: longer prompts wait in a queue of their own",
     "long_cap": "Blocks nothing: further long jobs wait",

@@ -85,7 +85,7 @@ class NewKey(KeyForm):
 
 class Rotation(forms.Form):
     overlap = forms.ChoiceField(
-        label="Both work for", choices=OVERLAPS, initial="24", help_text="So long you have to put the new one in place."
+        label="Both work for", choices=OVERLAPS, initial="24", help_text="The time to put the new one in place."
     )
 
 

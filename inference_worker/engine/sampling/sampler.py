@@ -205,7 +205,7 @@ def _least_of_top(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[f
     values = weights.topk(max(top_k), dim=-1).values
     ranks = torch.arange(values.shape[-1], device=device)
     sums = values.double().masked_fill(ranks >= ks, 0.0).cumsum(-1)
-    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # so many of the likeliest are not enough
+    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # the number of the likeliest that is not enough
     return values.gather(-1, torch.minimum(missing, ks - 1))[:, 0]
 
 

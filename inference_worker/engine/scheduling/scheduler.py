@@ -21,7 +21,7 @@ from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, Claims, un
 from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from inference_worker.engine.scheduling.waiting import WaitingQueue
 
-# Any line of which a claim may be looked at is among so many first ones of its class: a claim succeeds at most
+# Any line of which a claim may be looked at is among this number of first ones of its class: a claim succeeds at most
 # MAX_CLAIMS times, and before and after each a single tenant, with its three interactive lines, may be passed over.
 _MAX_HEADS = MAX_CLAIMS + 3 * (MAX_CLAIMS + 1)
 
@@ -292,7 +292,7 @@ class Scheduler:
         return used, True
 
     def _is_long(self, seq: Sequence) -> bool:
-        """Whether the sequence's prompt is one of those of which only so many are computed at a time."""
+        """Return whether the sequence's prompt is long, so that the limit of concurrent long prompts applies."""
         return bool(self.max_long_prompts) and seq.num_prompt_tokens > self.long_prompt_tokens
 
     def _room_for_long(self) -> float:

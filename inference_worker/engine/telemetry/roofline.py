@@ -60,7 +60,7 @@ class Roofline:
     def of(
         cls, config: ModelConfig, *, weight_bytes: float, kv_value_bytes: float, peaks: Peaks | None = None
     ) -> Roofline:
-        """Return the costs of the dense decoder `config`, with so many bytes for a weight and for a number in the KV
+        """Return the costs of the dense decoder `config`, with the bytes of a weight and of a number in the KV
         cache."""
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         layer = config.hidden_size * (2 * queries + 2 * keys + 3 * config.intermediate_size)

@@ -62,7 +62,7 @@ class KVSizing:
 
 
 def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, value_bytes: int) -> KVSizing:
-    """Return the KV cache that `config` gives `model`, with so many bytes for a number in it.
+    """Return the KV cache that `config` gives `model`, with the bytes of a number in it.
 
     Raises:
         KVMemoryError: what `config.kv_memory` buys does not hold one request of `max_model_len` tokens. A number of

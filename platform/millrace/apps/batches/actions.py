@@ -26,7 +26,7 @@ from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
-ABANDONED = timedelta(minutes=10)  # a running line whose lease ended so long ago is nobody's any more
+ABANDONED = timedelta(minutes=10)  # after the lease's end, a running line has no owner
 RETENTION = timedelta(days=30)
 LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZING, Batch.Status.CANCELLING)
 

@@ -67,7 +67,7 @@ class Storage:
         return found
 
     def old(self, seconds: float) -> Iterator[str]:
-        """Names in the folder that nobody has written to for so long, unfinished ones as well."""
+        """Yield names in the directory without a write for this time, including unfinished ones."""
         before = time.time() - seconds
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self._folder):

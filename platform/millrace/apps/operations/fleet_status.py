@@ -37,7 +37,7 @@ from millrace.apps.operations.gateway_heartbeat import (
 
 log = structlog.get_logger(__name__)
 
-SETTLER_LATE_MS = 10_000  # a settler that has said nothing for so long does not run
+SETTLER_LATE_MS = 10_000  # a settler without a report for longer is not running
 
 
 class ReplicaState(StrEnum):

@@ -31,7 +31,7 @@ _PERIODS = {"minute": 60.0, "day": 86_400.0}
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """`refused` of so many `requests`. `complete`: these are all there were in that time."""
+    """The number of `refused` among `requests`. `complete`: these are all there were in that time."""
 
     requests: int
     refused: int

@@ -79,7 +79,7 @@ class RequestRecord(models.Model):
 
 
 class RequestContent(models.Model):
-    """What was asked and answered, of tenants who have that kept (`Tenant.keep_content_days`), and for so long."""
+    """The prompt and the answers of a request, stored for `Tenant.keep_content_days` days."""
 
     pk = models.CompositePrimaryKey("tenant_id", "request_id")
     tenant_id = models.BigIntegerField()

@@ -58,7 +58,7 @@ def ask(
     most: int,
     tell: Callable[[LiveResult], None],
 ) -> LiveResult:
-    """Send requests for so many seconds, at most so many.
+    """Send requests for a number of seconds, up to a maximum count.
 
     Raises:
         NobodyAnswers: nothing serves at the URL.

@@ -26,7 +26,7 @@ class DemoWorkload:
 @dataclass(frozen=True)
 class BudgetSpec:
     """A budget of the tenant, a project, a key or a member. `amount`: whole nano-USD, tokens or requests; or, as a
-    float, so many times what was used: in this month so far, in 30 days, or ever, as `of` says."""
+    float, a multiple of what was used: in this month so far, in 30 days, or ever, as `of` says."""
 
     name: str
     unit: Literal["money", "tokens", "requests"]

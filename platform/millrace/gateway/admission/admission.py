@@ -47,7 +47,7 @@ class AdmissionRequest:
     max_tokens: int | None  # None: the caller did not say
     sequences: int = 1  # answers to generate for the prompt (`n`); 0: it is only embedded
     prompt_param: str = "messages"  # what its callers call the prompt
-    writes_5m: bool = False  # it may write to the prefix cache, for so long
+    writes_5m: bool = False  # it may write to the prefix cache, for 5 minutes
     writes_1h: bool = False
     service_class: ServiceClass = ServiceClass.DEFAULT
     charged: bool = False  # the request itself was counted before its body was read

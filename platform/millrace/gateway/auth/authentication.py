@@ -33,7 +33,7 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-FRESH_SECONDS = 0.75  # without a successful poll for so long, nothing cached counts
+FRESH_SECONDS = 0.75  # without a successful poll for longer, no cached entry is used
 UNKNOWN_SECONDS = 1.0  # how long a key that does not exist is remembered: no change will name it
 DATABASE_SECONDS = 0.5  # one look-up: an answer is due within a second whatever fails
 COPIES_SECONDS = snapshot.VALKEY_SECONDS + 5  # after this no copy in Valkey is older than the change that came before
@@ -63,7 +63,7 @@ class KeyStore:
         self._paced = PacedLookups(self._read_rows)
         self._cache: OrderedDict[bytes, ApiKeySnapshot] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()  # keys that do not exist -> since when that is known
-        self._changes = 0  # so many times something was dropped
+        self._changes = 0  # how often something was dropped
         self._polled_at = float("-inf")
         # Valkey's copies are not believed before: of any tenant (what changed before our start, we have not seen), and
         # of the tenants that changed since (the process that changed them may not have reached Valkey).

@@ -1,7 +1,7 @@
 """One request with several prompts: each is a request of its own in the engine, and all are answered as one.
 
 The first has the request's name, the others a number after it. Prompt after prompt their events are told as those of
-one request with so many more answers; so the same logs give the same stream, however the parts ran.
+one request with correspondingly more answers; so the same logs give the same stream, however the parts ran.
 """
 
 from __future__ import annotations

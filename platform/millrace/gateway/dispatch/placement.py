@@ -50,7 +50,7 @@ class Placement:
 
     def __init__(self, board: ReplicaRegistry) -> None:
         self._board = board
-        # Replica, and whether they are of the batch class: so many legs.
+        # Replica, and whether they are of the batch class: number of legs.
         self._ours: Counter[tuple[str, bool]] = Counter()  # of this gateway that are sent and not ended
         self._claimed: Counter[tuple[str, bool]] = Counter()  # of those, that are claimed: the heartbeat has them
         self._others: Counter[tuple[str, bool]] = Counter()  # other gateways', as the heartbeat told

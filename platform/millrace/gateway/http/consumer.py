@@ -34,7 +34,7 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
-STALLED_SECONDS = 60.0  # a client that has read next to nothing for so long is cut off; it can resume
+STALLED_SECONDS = 60.0  # a client that reads almost nothing for longer is disconnected; it can resume
 TELL_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
 CANCEL_AGAIN_SECONDS = 0.1

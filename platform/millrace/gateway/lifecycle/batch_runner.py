@@ -61,7 +61,7 @@ DIALECTS: Mapping[str, str] = {
 
 
 class NotNow(Exception):
-    """The line is to be run again, after so many seconds."""
+    """The line must be run again, after `seconds`."""
 
     def __init__(self, seconds: float, *, lost: bool = False) -> None:
         super().__init__(seconds)

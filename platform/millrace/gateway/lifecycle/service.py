@@ -438,7 +438,7 @@ class InferenceService:
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> bool:
-    """Wait until one of the events is set, so long at most; whether one is."""
+    """Wait until one of the events is set or the time is over. Return whether one is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

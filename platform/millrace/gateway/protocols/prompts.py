@@ -13,7 +13,7 @@ from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.prompt_bounds import max_characters, too_long
 
 PIECE_CHARACTERS = 2**16
-DENSE = 2  # a prompt whose first pieces have so many times the context's tokens is refused without the rest
+DENSE = 2  # a prompt whose first pieces have this multiple of the context's tokens is rejected
 
 
 async def tokenize(model: ServedModel, request: InferenceRequest) -> Prompt:

@@ -31,12 +31,10 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-        parser.add_argument(
-            "--events", type=_count, default=EVENTS, help="usage of each tenant, about so many requests"
-        )
+        parser.add_argument("--events", type=_count, default=EVENTS, help="usage events of each tenant, approximately")
         parser.add_argument("--days", type=_days, default=DAYS, help="how far back it reaches")
-        parser.add_argument("--seconds", type=_count, default=20, help="send live requests for so long; 0: none")
-        parser.add_argument("--requests", type=_count, default=200, help="at most so many of them")
+        parser.add_argument("--seconds", type=_count, default=20, help="duration of the live requests; 0: none")
+        parser.add_argument("--requests", type=_count, default=200, help="maximum number of live requests")
         parser.add_argument("--password", help="let the demo people log in with it (owner@demo-harbor.example, …)")
         parser.add_argument(
             "--yes-beside-real-tenants",
