@@ -50,9 +50,12 @@ test-faults: $(VENV)/installed-dev ## run the tests that kill processes and brea
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
 
-lint: $(VENV)/installed-dev ## check style and format
+lint: $(VENV)/installed-dev ## check style, format, words, class names and commit subjects
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m tools.check_words
+	$(BIN)/python -m tools.check_names
+	$(BIN)/python -m tools.check_commits
 
 types: $(VENV)/installed-dev ## check types (mypy, strict)
 	$(BIN)/mypy
@@ -65,10 +68,10 @@ check: lint types lint-imports test test-browser test-faults bench-quick ## run 
 docs-settings: setup ## update the table of settings in docs/configuration.md
 	$(BIN)/millrace config --write docs/configuration.md
 
-screenshots: $(VENV)/installed-dev ## take docs/screenshots anew, of demo tenants
+screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.frontend.make_screenshots
 
-lock: $(VENV)/installed-dev ## choose the newest allowed versions anew, and lock them
+lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra build --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --upgrade --output-file requirements.lock
@@ -79,7 +82,7 @@ clean: ## remove what was installed and cached; the data stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: installed anew when a requirement changes, quietly when most of it is there.
+# The stamps: reinstalled when a requirement changes, quietly when most of it is there.
 
 AGAIN = $(if $(wildcard $@),--quiet)
 

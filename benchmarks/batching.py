@@ -1,7 +1,7 @@
 """Continuous against static batching: the same requests, the same model, the same kernels.
 
     OMP_NUM_THREADS=2 python -m benchmarks.batching
-    python -m benchmarks.batching --modelled
+    python -m benchmarks.batching --modeled
 
 Lengths are drawn from the Azure conversation trace with a fixed seed, and scaled alike (prompts and answers by --scale)
 so that the embedded model's context of 2,048 holds them; prompts are then cut at 1,536 tokens and answers at 512. Three
@@ -16,7 +16,7 @@ static, rows that are done leave
 Only tokens that a request asked for count. Answers are greedy and ignore the end token; no prefix is shared. Time is
 that of the steps alone, and idle time until a request arrives (--rate; by default all are there at once).
 
---modelled replaces the model by one that only reports how long a step would take: as long as reading the weights takes,
+--modeled replaces the model by one that only reports how long a step would take: as long as reading the weights takes,
 or as long as its tokens take, whichever is more. Both are measured on the real model first. A decode on a CPU takes
 more than that says, so take its figures for what they are.
 """
@@ -150,8 +150,8 @@ def static(make: Factory, jobs: Sequence[Job], batch: int, timeout: float, *, dr
 
 
 def collect(waiting: Sequence[Job], now: float, size: int, timeout: float) -> tuple[list[Job], float]:
-    """The next static batch of `waiting`, which is by arrival, and when it begins: when `size` requests are there, or
-    the first has waited for `timeout` seconds; not before the machine is free, which is `now`."""
+    """Return the next static batch of `waiting`, which is by arrival, and when it begins: when `size` requests are
+    there, or the first has waited for `timeout` seconds; not before the machine is free, which is `now`."""
     begin = waiting[0].arrival + timeout
     if len(waiting) >= size:
         begin = min(begin, waiting[size - 1].arrival)
@@ -170,7 +170,7 @@ def draw(count: int, scale: float, *, rate: float = 0.0, seed: int = 1, most: Le
     return jobs
 
 
-def modelled(cost: CostModel) -> Factory:
+def modeled(cost: CostModel) -> Factory:
     """Machines whose model only tells how long a step would take."""
 
     def make(batch: int, step_tokens: int) -> Machine:
@@ -227,11 +227,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as state:
         model_dir = Path(options.model) if options.model else None
         make = real(model_dir or ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
-        if options.modelled:
+        if options.modeled:
             cost = measure_cost(make, *((128, 2) if options.quick else (1024, 5)))
             print(f"A step: {cost.weights_seconds * 1e3:.1f} ms, or {cost.token_seconds * 1e3:.3f} ms a token.")
-            make = modelled(cost)
-        rounds = [measure(make, jobs, options, index) for index in range(1 if options.modelled else options.rounds)]
+            make = modeled(cost)
+        rounds = [measure(make, jobs, options, index) for index in range(1 if options.modeled else options.rounds)]
     print(table(rounds), flush=True)
     if options.json:
         content = {"arguments": vars(options), "rounds": [{k: asdict(v) for k, v in r.items()} for r in rounds]}
@@ -280,7 +280,7 @@ def table(rounds: Sequence[dict[str, Outcome]]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modelled", action="store_true", help="model the time of steps instead of running them")
+    parser.add_argument("--modeled", action="store_true", help="model the time of steps instead of running them")
     parser.add_argument("--requests", type=int, default=128, help="default 128")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (default 3)")
     parser.add_argument("--batch", type=int, default=32, help="most requests in a step (default 32)")
@@ -291,7 +291,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     parser.add_argument("--model", help="a Hugging Face model directory (default: the embedded model)")
     parser.add_argument("--json", help="also write the figures to this file")
-    return parse(parser, {"requests": 12, "batch": 4, "modelled": True})
+    return parse(parser, {"requests": 12, "batch": 4, "modeled": True})
 
 
 if __name__ == "__main__":

@@ -90,13 +90,13 @@ def start(protocol: str) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The CPU time that a process has used."""
+    """Return the CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(port: int, connections: int, seconds: float) -> tuple[int, float]:
-    """Requests answered, and the seconds that took."""
+    """Return the number of answered requests and the seconds taken."""
     streams = [await connect(port) for _ in range(connections)]
     until = time.monotonic() + seconds
     began = time.monotonic()

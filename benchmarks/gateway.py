@@ -198,7 +198,7 @@ def memory(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, float]:
 
 @contextmanager
 def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[bytes]]]]:
-    """The whole platform, but for an engine that computes nothing."""
+    """Run the whole platform, but for an engine that computes nothing."""
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
@@ -264,7 +264,7 @@ actions.do_set_limits(tenant, limits, key=key)
 
 @contextmanager
 def upstream() -> Iterator[Server]:
-    """The server that answers at once."""
+    """Run the server that answers immediately."""
     port = free_port()
     words = ("benchmarks.instant_upstream:application", "--port", str(port), "--log-level", "warning")
     with ExitStack() as running:

@@ -110,7 +110,7 @@ def _run_section(name: str, bench: Any) -> object:
 
 
 def _section(name: str) -> Callable[[Any], object]:
-    """The function that makes a section; imported late, so that one that cannot be imported fails alone."""
+    """Return the function that makes a section; imported late, so that one that cannot be imported fails alone."""
     if name == "machine":
         return machine
     module = importlib.import_module("benchmarks.gpu_engine" if name == "engine" else "benchmarks.gpu_kernels")
@@ -119,7 +119,7 @@ def _section(name: str) -> Callable[[Any], object]:
 
 
 def machine(bench: Any) -> dict[str, Any]:
-    """What the machine is, and the two rates that everything else is measured against."""
+    """Return the machine's description and the two rates that everything else is measured against."""
     import torch
     import triton
 

@@ -21,7 +21,7 @@ class Bench:
         self.num_sms = 4 if dry_run else torch.cuda.get_device_properties(0).multi_processor_count
 
     def random(self, *shape: int) -> torch.Tensor:
-        """Normal random numbers on the device, in the run's dtype."""
+        """Return normal random numbers on the device, in the run's dtype."""
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
     def seconds(self, call: Callable[[], object]) -> float:

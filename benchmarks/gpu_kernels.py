@@ -74,7 +74,7 @@ class Batch:
         )  # fmt: skip
 
     def expected(self) -> torch.Tensor:
-        """What the reference makes of it."""
+        """Return the reference's result."""
         return reference.paged_attention(
             self.query, self.key_cache, self.value_cache, self.block_table, self.seq_lens, self.starts, self.shape.scale
         )

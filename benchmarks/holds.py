@@ -1,6 +1,6 @@
 """What budgets cost an admission, in CPU time of the gateway: `python -m benchmarks.holds`.
 
-One treasury on a PostgreSQL and a Valkey of its own, in a temporary folder. The same requests are admitted without any
+One gateway's budget admission on its own PostgreSQL and Valkey. The same requests are admitted without any
 budget and with three (a day's, a month's, a lifetime's); slices are leased as they are spent. Then, with four gateways
 that hold slices, how long a request waits that needs all they hold.
 """

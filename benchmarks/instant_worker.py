@@ -65,7 +65,7 @@ class InstantEngine:
         return EngineStats(**counts | {"num_running": len(self._live)})
 
     def metrics(self) -> None:
-        """It counts nothing."""
+        """Count nothing."""
 
     def close(self) -> None:
         self._closing.set()

@@ -2,7 +2,7 @@
 `python -m benchmarks.invoices`.
 
 Starts a PostgreSQL of its own (with fsync, as in production) in a temporary folder, fills a month with rated usage
-events, invoices every tenant (close, draft, finalise with PDF and ledger), makes each invoice anew from the events,
+events, invoices every tenant (close, draft, finalize with PDF and ledger), makes each invoice again from the events,
 sums the events by hour, takes them out of the database into files and brings them back. Prints one table.
 """
 
@@ -151,7 +151,7 @@ def _invoice() -> list[str]:
 
     report = invoice_months(month=f"{MONTH:%Y-%m}")
     assert not report.left, report.left
-    return sorted(report.finalised)
+    return sorted(report.finalized)
 
 
 def _recompute(invoices: int) -> None:

@@ -173,7 +173,7 @@ def set_up(gateway: subprocess.Popen[bytes]) -> str:
 def measure(
     options: argparse.Namespace, ours: Any, gateway: subprocess.Popen[bytes], kind: str, key: str
 ) -> dict[str, Any]:
-    """The streams' gaps without and with the sender, and the memory before, during and after."""
+    """Return the streams' gaps without and with the sender, and the memory before, during and after."""
     request = ours.request(stream=True, max_tokens=round(options.seconds * PACE))
     seconds = options.seconds + 30
     idle = asyncio.run(streams(ours.url, request, options.streams, seconds))
@@ -200,7 +200,7 @@ def measure(
 
 
 def after(gateway: subprocess.Popen[bytes], before: float, seconds: float) -> float:
-    """What memory is left of the load, within so many seconds."""
+    """Return the memory that is left after the load, within the given seconds."""
     until = time.monotonic() + seconds
     while (left := memory(gateway) - before) > MAX_LEFT_MB / 2 and time.monotonic() < until:
         time.sleep(1)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import PROFILES, EngineConfig, ModelConfig, Profile
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
@@ -110,7 +110,7 @@ class Load:
 
 
 def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
-    """The embedded model, loaded once for all profiles: they differ in their schedulers alone."""
+    """Return the embedded model, loaded once for all profiles: they differ in their schedulers alone."""
     with tempfile.TemporaryDirectory() as state:
         model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
         config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
@@ -118,8 +118,8 @@ def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
         return config, model, ModelRunner(config, model, model.max_model_len)
 
 
-def measure(profiles: dict[str, Profile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
-    """The profiles in turn, round by round; interrupted, those rounds that all have had."""
+def measure(profiles: dict[str, EngineProfile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
+    """Measure the profiles in turn. If interrupted, return the complete rounds."""
     config, model, runner = prepare(wanted.threads)
     done: dict[str, list[Round]] = {name: [] for name in profiles}
     with suppress(KeyboardInterrupt):
@@ -145,10 +145,10 @@ def main() -> None:
     parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
     parser.add_argument("--only", action="store_true", help="no profiles but those added")
     wanted = parse(parser, {"rounds": 1, "prompts": 2, "streams": 2, "senders": 2, "long_prompt": 32})
-    profiles: dict[str, Profile] = {} if wanted.only else dict(PROFILES)
+    profiles: dict[str, EngineProfile] = {} if wanted.only else dict(PROFILES)
     for text in wanted.add:
         name, _, figures = text.partition("=")
-        profiles[name] = Profile(*map(int, figures.split(",")))
+        profiles[name] = EngineProfile(*map(int, figures.split(",")))
     logging.disable(logging.INFO)
     rounds = measure(profiles, wanted)
     if not all(rounds.values()):

@@ -93,7 +93,7 @@ def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
 
 def agent(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
-    note("tokenising the conversations")
+    note("tokenizing the conversations")
     with tempfile.TemporaryDirectory() as state:
         tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
     conversations = taubench(tokenizer, options.conversations)
@@ -193,7 +193,7 @@ def note(text: str) -> None:
 
 
 def table(header: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table, aligned for a terminal as well."""
+    """Return a Markdown table, aligned for a terminal as well."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     texts = ["| " + " | ".join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]

@@ -1,4 +1,4 @@
-"""Measures how long the engine's own work takes in one step while many tenants wait:
+"""Benchmark of the engine's own work in one step while many tenants wait.
 
     python -m benchmarks.scheduling
 

@@ -166,7 +166,7 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
 
 
 def _message(sheet: int) -> bytes:
-    from inference_worker.contract.messages import BillingContext, UsageEvent, encode
+    from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
     from inference_worker.contract.request import TokenUsage
 
     chance, at = CHANCE, time.time_ns() // 1000
@@ -181,7 +181,7 @@ def _message(sheet: int) -> bytes:
         uncached=chance.randrange(1000), cache_read=32 * chance.randrange(100), output=chance.randrange(500)
     )
     times = (chance.randrange(10**4), chance.randrange(10**6), chance.randrange(10**7))
-    return encode(UsageEvent(billing_context, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
+    return encode(ExecutionUsage(billing_context, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
 
 
 def _until_rows(sheet: int, samples: int) -> list[float]:

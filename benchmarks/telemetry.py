@@ -48,7 +48,7 @@ def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Seque
 
 
 def tell(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> None:
-    """What the engine calls in one step."""
+    """Call what the engine calls in one step."""
     shape = metrics.scheduled(batch)
     for scheduled in batch.scheduled:
         metrics.token(scheduled.seq, now)

@@ -18,7 +18,7 @@ def half_up(amount: int, unit: int) -> int:
 
 
 def cents(femto: int) -> int:
-    """An invoice line's amount."""
+    """Return an invoice line's amount."""
     return half_up(femto, FEMTO_A_CENT)
 
 

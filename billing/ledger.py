@@ -31,7 +31,7 @@ def post(tenant_id: int, key: str, entries: Iterable[PostedEntry]) -> None:
 
 
 def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> int:
-    """What stands on a tenant's account, in nano-USD; with `invoice_id`, of that invoice alone."""
+    """Return what stands on a tenant's account, in nano-USD; with `invoice_id`, of that invoice alone."""
     entries = LedgerEntry.objects.for_tenant(tenant_id).filter(account=account)
     if invoice_id is not None:
         entries = entries.filter(invoice_id=invoice_id)
@@ -39,6 +39,6 @@ def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> 
 
 
 def booked(tenant_id: int, key: str, account: Account) -> int:
-    """What one transaction booked on an account, in nano-USD."""
+    """Return what one transaction booked on an account, in nano-USD."""
     entries = LedgerEntry.objects.for_tenant(tenant_id).filter(transaction__key=key, account=account)
     return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)

@@ -35,7 +35,7 @@ class _Open(NamedTuple):
 
 
 def month_bounds(time_zone: str, year: int, month: int) -> tuple[datetime, datetime]:
-    """The month's first instant and the one after its last, in UTC, by the clocks of the time zone."""
+    """Return the month's first instant and the one after its last, in UTC, by the clocks of the time zone."""
     zone = ZoneInfo(time_zone)
     years, index = divmod(year * 12 + month, 12)
     return (
@@ -53,7 +53,7 @@ def billing_zone(tenant_id: int) -> ZoneInfo:
 
 
 def default_entity() -> BillingEntity:
-    """The entity that bills tenants for whom no other is named; made when it is first asked for."""
+    """Return the entity that bills tenants for whom no other is named; made when it is first asked for."""
     return BillingEntity.objects.get_or_create(slug="default", defaults={"name": "Millrace", "country": "US"})[0]
 
 
@@ -70,7 +70,7 @@ def ensure_periods(entity: BillingEntity, first: datetime, last: datetime) -> No
 
 
 def stamps(cursor: Any, events: Sequence[tuple[int, datetime]]) -> list[int]:
-    """The period that each (tenant, admitted at) is invoiced in; it stays open until the transaction ends.
+    """Return the period that each (tenant, admitted at) is invoiced in; it stays open until the transaction ends.
 
     A period that is not there yet is made.
     """

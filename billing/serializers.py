@@ -13,7 +13,7 @@ from rest_framework import serializers
 
 from billing.amounts import decimal
 from billing.metering.usage import BUCKETS, GROUPS, instant, span
-from billing.models import TOKEN_CLASSES, Price, UsageEvent, Verdict
+from billing.models import TOKEN_CLASSES, ExecutionOutcome, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
 
 
@@ -117,10 +117,10 @@ class UsageQuery(_Query):
         return attrs
 
 
-class EventQuery(_Query):
+class UsageEventQuery(_Query):
     request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's legs.")
     limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Events on a page; 50.")
-    verdict = serializers.ChoiceField(Verdict.choices, required=False, help_text="Only legs that ended so.")
+    verdict = serializers.ChoiceField(ExecutionOutcome.choices, required=False, help_text="Only legs that ended so.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
@@ -157,7 +157,7 @@ class RequestsOut(serializers.Serializer[Any]):
     failed = serializers.IntegerField(help_text="Never billed; their tokens are in no sum.")
 
     def to_representation(self, instance: Any) -> dict[str, int]:
-        return _part(tuple(Verdict.values))(instance)
+        return _part(tuple(ExecutionOutcome.values))(instance)
 
 
 class AnswerHitsOut(serializers.Serializer[Any]):

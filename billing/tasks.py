@@ -28,7 +28,7 @@ def make_partitions() -> list[str]:
 
 @shared_task(name="billing.roll_up")
 def roll_up() -> int:
-    """Bring the sums of usage by hour and day up to now; returns how many hours were made anew."""
+    """Bring the sums of usage by hour and day up to now; returns how many hours were made again."""
     return rollups.build().hours
 
 
@@ -36,7 +36,7 @@ def roll_up() -> int:
 def invoice_months() -> None:
     """Invoice the months that are over, and mail the invoices."""
     report = runs.invoice_months()
-    log.info("months_invoiced", finalised=len(report.finalised), left=len(report.left))
+    log.info("months_invoiced", finalized=len(report.finalized), left=len(report.left))
     emails.send_all()
 
 

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from billing.metering.usage import MAX_ROWS, OddHours, TooManyRows, UsageReport, instant, sums, total
 from billing.models import Price
-from billing.serializers import EventQuery, UsageEventOut, UsageOut, UsageQuery
+from billing.serializers import UsageEventOut, UsageEventQuery, UsageOut, UsageQuery
 from tenants import csv_tables
 from tenants.api.pagination import NewestFirst
 from tenants.isolation.scopes import tenant_scope
@@ -90,11 +90,11 @@ class UsageEventsView(TenantView):
     pagination_class = NewestEvents
 
     @extend_schema(
-        operation_id="usage_events", parameters=[EventQuery], responses=UsageEventOut(many=True), tags=["usage"]
+        operation_id="usage_events", parameters=[UsageEventQuery], responses=UsageEventOut(many=True), tags=["usage"]
     )
     def get(self, request: Request) -> Response:
         """Each leg of each request as it was metered, newest first, in pages."""
-        asked = _asked(EventQuery, request)
+        asked = _asked(UsageEventQuery, request)
         with tenant_scope(self.access.tenant):
             page = self.paginate_queryset(_question(self.access.tenant.pk, asked).events()) or []
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})

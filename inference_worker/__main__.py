@@ -11,10 +11,10 @@ def main() -> None:
     if len(sys.argv) > 1:
         sys.exit(f"{__doc__}\nTakes no arguments." if sys.argv[1] not in ("-h", "--help") else __doc__)
     try:
-        from inference_worker.worker.app import DOORBELL_THREADS, app
+        from inference_worker.worker.app import WAKEUP_THREADS, app
     except SettingsError as exc:
         sys.exit(str(exc))
-    arguments = ["worker", "--pool=threads", f"--concurrency={DOORBELL_THREADS}", "--loglevel=INFO"]
+    arguments = ["worker", "--pool=threads", f"--concurrency={WAKEUP_THREADS}", "--loglevel=INFO"]
     app.worker_main([*arguments, "--without-gossip", "--without-mingle", "--without-heartbeat"])
 
 

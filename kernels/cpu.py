@@ -100,7 +100,7 @@ def plan(
     shape: PageShape,
     dtype: torch.dtype,
 ) -> list[AttentionGroup]:
-    """What every layer of a step shares.
+    """Return what every layer of a step shares.
 
     Args:
         query_lens, lengths: new tokens, and all tokens with these, of each sequence.

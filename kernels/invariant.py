@@ -32,7 +32,7 @@ _ONE_THREAD = 1 << 14  # elements that no operation cuts up for several threads
 
 
 def in_tiles(function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    """`function` of each tile of TILE_ROWS rows, by a call of its own; the last tile is filled up with zeros.
+    """Return `function` of each tile of TILE_ROWS rows, by a call of its own; the last tile is filled up with zeros.
 
     Args:
         function: of tensors [TILE_ROWS, …]; returns [TILE_ROWS, …], each row of the same rows alone.
@@ -59,7 +59,7 @@ def require_equal_rows(function: Callable[[torch.Tensor], torch.Tensor], row: to
 
 
 def each(function: Callable[[torch.Tensor], object], x: torch.Tensor) -> torch.Tensor:
-    """A copy of x on whose elements `function` has worked, in place."""
+    """Return a copy of x on whose elements `function` has worked, in place."""
     flat = functional.pad(x.reshape(-1), (0, -x.numel() % _WHOLE_VECTORS))
     for part in [flat] if x.is_cuda else torch.split(flat, _ONE_THREAD):  # CUDA has one code for all elements
         function(part)
@@ -67,7 +67,7 @@ def each(function: Callable[[torch.Tensor], object], x: torch.Tensor) -> torch.T
 
 
 def add_up(x: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension, which stays, as 1: pairs, pairs of pairs, …"""
+    """Return the sum over the last dimension, which becomes 1, by pairs, pairs of pairs and so on."""
     while (width := x.shape[-1]) > 1:
         if width % 2:
             x = functional.pad(x, (0, 1))
@@ -142,7 +142,8 @@ def plan(
 def _split(
     index: int, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], table: torch.Tensor, shape: PageShape
 ) -> Split:
-    """The split `index` of the tiles `numbers`, the first ones of those in `table` [_BATCH_TILES, max_blocks]."""
+    """Return the split `index` of the tiles `numbers`, the first ones of those in `table` [_BATCH_TILES,
+    max_blocks]."""
     keys = split_keys(shape.block_size)
     blocks = keys // shape.block_size
     heads = torch.arange(2 * shape.num_kv_heads, device=table.device) * shape.num_blocks

@@ -6,7 +6,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension; in float32 inside.
+    """Return x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32.
 
     Args:
         x: [..., hidden].
@@ -24,7 +24,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def rope_tables(inverse_frequencies: torch.Tensor, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [max_positions, head_dim / 2], for the rotary embedding."""
+    """Return cos and sin, float32 [max_positions, head_dim / 2], for the rotary embedding."""
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies.float())
     return angles.cos(), angles.sin()
 

@@ -1,1 +1,1 @@
-"""Organisations, projects, members and API keys: who may do what."""
+"""Organizations, projects, members and API keys: who may do what."""

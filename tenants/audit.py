@@ -49,7 +49,7 @@ def current_actor() -> Actor:
 
 @contextmanager
 def acting(actor: Actor) -> Iterator[None]:
-    """What is changed inside is this actor's doing."""
+    """Record changes inside the context as this actor's."""
     token = _actor.set(actor)
     try:
         yield
@@ -58,12 +58,12 @@ def acting(actor: Actor) -> Iterator[None]:
 
 
 def become(actor: Actor) -> None:
-    """The same until the enclosing `acting` ends: for code that finds out who acts only on its way."""
+    """Set the actor until the enclosing `acting` ends."""
     _actor.set(actor)
 
 
 def described(row: models.Model) -> dict[str, Any]:
-    """What the log shows of a row: its model's `AUDITED` fields, as JSON can hold them."""
+    """Return what the log shows of a row: its model's `AUDITED` fields, as JSON can hold them."""
     values = {name: getattr(row, name) for name in row.AUDITED}  # type: ignore[attr-defined]
     encoder = DjangoJSONEncoder()
     return {name: value if _is_json(value) else encoder.default(value) for name, value in values.items()}
@@ -105,7 +105,7 @@ def record(
 def record_person(
     verb: str, user: User, *, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
 ) -> None:
-    """Write down what became of a person's log-in, which concerns no tenant: operators see it, tenants do not."""
+    """Write down what became of a person's login, which concerns no tenant: operators see it, tenants do not."""
     with all_tenants_scope(BypassReason.PERSON):
         record(verb, user, tenant_id=None, before=before, after=after)
 

@@ -92,7 +92,7 @@ class Access:
 
 
 def access_of(caller: Any, slug: str | None) -> Access:
-    """The access a request is about: to its key's tenant, else the one named `slug`, else the person's only one.
+    """Return the access a request is about: to its key's tenant, else the one named `slug`, else the person's only one.
 
     Raises:
         NotFound: there is none such, or it is not this caller's to see (which is not told apart).
@@ -112,7 +112,7 @@ def access_of(caller: Any, slug: str | None) -> Access:
 
 
 def accesses(user: Any, slug: str | None = None) -> list[Access]:
-    """The tenants a person may look at, or the one named: all for an operator, else those they are a member of."""
+    """Return the tenants that a user may see, or the named one: all for an operator, else the memberships."""
     if isinstance(user, AnonymousUser) or not user.is_authenticated:
         return []
     if slug is not None and not slug.isprintable():  # NUL, which the database would not even compare
@@ -130,7 +130,7 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
 
 
 def find_key(secret: str) -> ApiKey | None:
-    """The key with this secret, whatever its state; stored under an old pepper, it is stored anew under the newest."""
+    """Return the key with this secret in any state. A hash under an old pepper is replaced."""
     peppers = platform_settings().key_peppers
     with all_tenants_scope(BypassReason.KEY_LOOKUP):
         rows = ApiKey.objects.all_tenants().select_related("tenant")

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 def token(invitation: Invitation) -> str:
-    """What the mail's link ends in."""
+    """Return what the mail's link ends in."""
     return f"{invitation.pk}-{_proof(invitation)}"
 
 
@@ -31,7 +31,7 @@ def link(invitation: Invitation) -> str:
 
 
 def find(text: str) -> Invitation | None:
-    """The invitation a token belongs to, whether it is still open or not."""
+    """Return the invitation a token belongs to, whether it is still open or not."""
     number, _, proof = text.partition("-")
     if not number.isdecimal() or len(number) > 18:
         return None

@@ -87,7 +87,7 @@ class TenantView(GenericAPIView[Any]):
         return tenant_scope(self.access.tenant)
 
     def rows(self, model: type[M]) -> QuerySet[M]:
-        """The tenant's rows of this model; the scope must be open."""
+        """Return the tenant's rows of this model; the scope must be open."""
         found: QuerySet[M] = model.objects.for_tenant(self.access.tenant)  # type: ignore[attr-defined]
         return found
 
@@ -106,13 +106,13 @@ class TenantView(GenericAPIView[Any]):
         return row
 
     def page(self, rows: QuerySet[Any], out: type[BaseSerializer[Any]]) -> Response:
-        """A page of the rows; the scope must be open."""
+        """Return a page of the rows; the scope must be open."""
         found = self.paginate_queryset(rows)
         return self.get_paginated_response(out(found or [], many=True).data)
 
 
 def given(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = False) -> dict[str, Any]:
-    """What was sent, checked.
+    """Return what was sent, checked.
 
     Raises:
         ValidationError: naming each field that is wrong.

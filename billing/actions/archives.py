@@ -79,7 +79,7 @@ def do_restore(path: Path) -> Manifest:
 
 
 def _settled(month: date) -> list[int]:
-    """The periods that the month's events are in.
+    """Return the periods that the month's events are in.
 
     Raises:
         Conflict: something of it may still change, or is not invoiced.
@@ -99,7 +99,7 @@ def _settled(month: date) -> list[int]:
             raise Conflict(f"Not invoiced yet: {', '.join(late)}.")
         drafts = Invoice.objects.all_tenants().filter(period__in=periods, state=Invoice.State.DRAFT)
         if number := drafts.count():
-            raise Conflict(f"Drafts of invoices wait to be finalised: {number}.")
+            raise Conflict(f"Drafts of invoices wait to be finalized: {number}.")
         if running := open_before(cursor, ends):
             raise Conflict(f"Requests admitted in {label} may still run: {running} holds are open.")
         corrected = f"(SELECT max(made_at) FROM {adjustments_of(month)})"  # noqa: S608
@@ -159,7 +159,7 @@ def _archive_rows() -> Any:
 
 @contextmanager
 def _as_owner() -> Iterator[Any]:
-    """A transaction of the tables' owner."""
+    """Open a transaction as the tables' owner."""
     with transaction.atomic(using=OWNER, durable=True), connections[OWNER].cursor() as cursor:
         yield cursor
 

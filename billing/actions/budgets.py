@@ -109,7 +109,7 @@ def _check(budget: Budget) -> None:
     if budget.raise_until is not None and budget.raise_until.tzinfo is None:
         budget.raise_until = budget.raise_until.replace(tzinfo=UTC)
     if budget.rollover_cap and budget.period == Budget.Period.LIFETIME:
-        raise ActionRefused("A budget for good has no next period to roll over to.")
+        raise ActionRefused("A budget without a period has no next period to roll over to.")
     if budget.clamp and budget.unit == "requests":
         raise ActionRefused("No answer can be shortened to fit a number of requests.")
 

@@ -12,7 +12,7 @@ from tenants.models import Tenant
 
 @contextmanager
 def booking(tenant_id: int) -> Iterator[Tenant]:
-    """A transaction that moves the tenant's money, after any other that does.
+    """Open a transaction that changes the tenant's ledger, after any other such transaction.
 
     Unlike in `changing`, the tenant may be gone: its last invoice is still to be written and paid.
     """

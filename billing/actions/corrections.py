@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from billing.actions import credits
 from billing.actions.common import booking
 from billing.actions.drafts import notes_on, write
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import outstanding
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, dollars
 from billing.ledger import PostedEntry, post
@@ -45,7 +45,7 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
         write(note, lines)
         if note.taxable < note.subtotal:
             raise Conflict(f"Only {dollars(note.taxable)} of this invoice are left to give back.")
-        return do_finalise(note)
+        return do_finalize(note)
 
 
 def _credit(note: Invoice, position: int, description: str, cents: int) -> InvoiceLine:
@@ -61,7 +61,7 @@ def _credit(note: Invoice, position: int, description: str, cents: int) -> Invoi
 
 
 def do_void(invoice: Invoice, reason: str) -> Invoice:
-    """Take back an invoice of which nothing was paid or credited; it keeps its number, and may be drafted anew.
+    """Take back an invoice of which nothing was paid or credited; it keeps its number, and may be drafted again.
 
     Raises:
         Conflict: it is not open, or something was.

@@ -77,7 +77,7 @@ def _grant(grant: CreditGrant) -> None:
 
 
 def committed(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """The commitments that hold in the period, of one tenant or all."""
+    """Return the commitments that hold in the period, of one tenant or all."""
     rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
     held = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
     return held.order_by("pk")
@@ -113,7 +113,7 @@ def with_rest(grants: QuerySet[CreditGrant]) -> Any:
 
 
 def usable(tenant_id: int, period: Period) -> list[Any]:
-    """What the use of a period may burn, in order, each with its `rest`: every credit that was alive in the period."""
+    """Return the credits that were valid in the period, in the order of use, each with its `rest`."""
     alive = CreditGrant.objects.for_tenant(tenant_id).filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=period.starts_at), starts_at__lt=period.ends_at
     )
@@ -122,7 +122,7 @@ def usable(tenant_id: int, period: Period) -> list[Any]:
 
 
 def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
-    """How much of each grant, in order, so many cents burn. Whole cents; what is less stays."""
+    """Return how much of each grant, in order, the cents use. Fractions of a cent are carried forward."""
     burnt = []
     for grant in grants:
         part = min(cents, grant.rest // NANO_A_CENT)
@@ -133,7 +133,7 @@ def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
 
 
 def use(invoice: Invoice, burnt: Iterable[tuple[CreditGrant, int]]) -> None:
-    """Burn it for good."""
+    """Apply the credit permanently."""
     CreditUse.objects.all_tenants().bulk_create(
         CreditUse(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
         for grant, cents in burnt

@@ -62,7 +62,7 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
 
 
 def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
-    """Draft the period's invoices and corrections anew, for one tenant or all; what is finalised stays as it is.
+    """Draft the period's invoices and corrections again, for one tenant or all; what is finalized stays as it is.
 
     Raises:
         Conflict: usage of the period is archived.
@@ -88,7 +88,7 @@ def _committed(period: Period, tenant_id: int | None) -> list[int]:
 
 
 def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
-    """A tenant's drafts: the invoice, and a correction if something is given back."""
+    """Return a tenant's drafts: the invoice, and a correction if something is given back."""
     found = []
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
@@ -106,7 +106,7 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
 
 
 def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None:
-    """The draft of this kind to fill; None if there is a finalised one that stands."""
+    """Return the draft of this kind to fill; None if there is a finalized one that stands."""
     newest = Invoice.objects.for_tenant(tenant).filter(period=period, kind=kind).order_by("-revision").first()
     if newest is not None and newest.state == Invoice.State.DRAFT:
         draft = newest
@@ -121,13 +121,13 @@ def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None
 
 
 def _standing(tenant_id: int, month: str) -> Invoice | None:
-    """The invoice of that month."""
+    """Return the invoice of that month."""
     rows = Invoice.objects.for_tenant(tenant_id).filter(kind=Invoice.Kind.INVOICE, period__label=month)
     return rows.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).first()
 
 
 def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
-    """The line of a commitment's monthly fee."""
+    """Return the line of a commitment's monthly fee."""
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
@@ -141,7 +141,7 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
 
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     address(invoice)
-    with suppress(NoTaxRule):  # a draft may be without; finalising it will say so
+    with suppress(NoTaxRule):  # a draft may be without; finalizing it will say so
         total(invoice, lines)
     invoice.save()
     InvoiceLine.objects.all_tenants().bulk_create(lines)

@@ -15,7 +15,7 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
-from billing.invoicing.webhook_events import tell_finalised
+from billing.invoicing.webhook_events import tell_finalized
 from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
@@ -36,7 +36,7 @@ ON CONFLICT (entity_id, prefix, year) DO UPDATE SET last = billing_numberseries.
 """
 
 
-def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
+def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
     """Give a draft its number, burn credit, book it and store its PDF; from then on it never changes.
 
     Raises:
@@ -60,7 +60,7 @@ def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
             raise Conflict(str(exc)) from exc
         _issue(row, now)
         _fix(row, lines)
-        tell_finalised(row)
+        tell_finalized(row)
         credits.use(row, burnt)
         _book(row)
         audit.record("invoice.finalise", row, tenant_id=row.tenant_id, after=audit.described(row))
@@ -86,7 +86,7 @@ def _issue(invoice: Invoice, now: datetime) -> None:
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
-    """Save it for good, with its PDF."""
+    """Save the final invoice, with its PDF."""
     described = document.described(invoice, lines)
     invoice.sha256 = hashlib.sha256(document.encoded(described)).hexdigest()
     invoice.state = Invoice.State.OPEN
@@ -117,8 +117,7 @@ def _book(invoice: Invoice) -> None:
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
-    """What a note gives back pays its invoice; what that has been paid already becomes a deposit; and what was paid by
-    credit is credit again."""
+    """Apply a credit note to its invoice: excess payments become a deposit, and applied credit is restored."""
     owed = 0 if note.refers_to is None else outstanding(note.refers_to) * NANO_A_CENT
     part = min(owed, nano["total"])
     entries = [

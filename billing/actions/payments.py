@@ -34,12 +34,12 @@ class Received(NamedTuple):
 
 
 def outstanding(invoice: Invoice) -> int:
-    """What is still owed on it, in cents."""
+    """Return what is still owed on it, in cents."""
     return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // NANO_A_CENT
 
 
 def do_record_payment(received: Received) -> tuple[Payment, bool]:
-    """Book a payment and match it with open invoices, the named one first. (The payment, whether it is new.)
+    """Book a payment and match it with open invoices, the named one first. Return the payment and whether it is new.
 
     Raises:
         Conflict: it names no tenant or invoice of ours, or says otherwise than when it was recorded.
@@ -109,7 +109,7 @@ def _pay(invoice: Invoice, nano: int) -> None:
 
 
 def note_balance(invoice: Invoice) -> None:
-    """An invoice on which nothing is owed is paid, and open again if something is."""
+    """Mark an invoice as paid if nothing is owed, else as open."""
     owed = outstanding(invoice)
     state = {Invoice.State.OPEN: Invoice.State.PAID, Invoice.State.PAID: Invoice.State.OPEN}.get(
         Invoice.State(invoice.state)

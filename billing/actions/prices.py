@@ -66,7 +66,7 @@ def do_propose_prices(
 
 
 def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
-    """Put the draft's prices in force. `by` is another person than its author; None: whoever sits at the machine,
+    """Publish the draft's prices. `by` is another person than its author; None: the operator at the machine,
     who may also let prices begin in the past.
 
     Raises:
@@ -79,7 +79,7 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
             raise ActionRefused("Another person than the author publishes prices.")
         at = locked.effective_from or now
         if at < now and by is not None:
-            raise Conflict("The moment these prices were to begin has passed: propose them anew.")
+            raise Conflict("The moment these prices were to begin has passed: propose them again.")
         before = audit.described(locked)
         locked.effective_from, locked.number = at, _next_number(locked.book)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
@@ -105,7 +105,7 @@ def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
 
 
 def do_price_unpriced(proposal: Proposal, note: str) -> list[Kind]:
-    """Put those of the prices in force, on the list, whose model and tier never had any; returns them."""
+    """Publish the list prices of models and tiers that never had any, and return these prices."""
     with _changing():
         priced = set(_kinds(_book(PriceBook.LIST)))
         prices = tuple(price for price in proposal.prices if price.kind not in priced)
@@ -137,7 +137,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
 
 
 def sheets_to_be(version: PriceVersion) -> list[RateCard]:
-    """The sheets that publishing the draft would make, as of the moment its prices begin.
+    """Return the sheets that publishing the draft would make, as of the moment its prices begin.
 
     Raises:
         Conflict: it is no draft any more, or a later version is in its way.
@@ -154,7 +154,7 @@ def sheets_to_be(version: PriceVersion) -> list[RateCard]:
 
 @contextmanager
 def _changing() -> Iterator[datetime]:
-    """A transaction that alone changes prices; gives its time by the database's clock."""
+    """Open a transaction that changes prices exclusively, and yield the database's time."""
     with all_tenants_scope(BypassReason.PRICES), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         cursor.execute("SELECT clock_timestamp()")

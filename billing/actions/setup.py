@@ -51,7 +51,7 @@ def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
 
 
 def do_add_entity(**fields: Any) -> BillingEntity:
-    """A company that issues invoices.
+    """Create a billing entity.
 
     Raises:
         ActionRefused: its slug is taken, or its time zone unknown.
@@ -83,7 +83,7 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
 
 
 def do_add_tax_rule(**fields: Any) -> TaxRule:
-    """A rule for invoices of periods that end from `starts_on` on.
+    """Create a tax rule for invoices of periods that end from `starts_on` on.
 
     Raises:
         ActionRefused: a rate without need or need without a rate. Conflict: there is one for the same.
@@ -109,7 +109,7 @@ def do_end_tax_rule(rule: TaxRule, ends_on: date) -> TaxRule:
 
 
 def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
-    """What a dollar is worth from a day on, for invoices issued from then on.
+    """Set the exchange rate from a day on, for invoices issued from then on.
 
     Raises:
         ActionRefused: it is worth nothing. Conflict: that day has one.

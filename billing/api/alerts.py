@@ -82,7 +82,7 @@ class BudgetAlerts(TenantView):
 
     @extend_schema(operation_id="budget_alerts", parameters=[Query], responses=AlertOut(many=True))
     def get(self, request: Request, pk: int) -> Response:
-        """The thresholds this budget passed, newest first."""
+        """Return the thresholds this budget passed, newest first."""
         budget = self.find(Budget, pk)
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
@@ -96,7 +96,7 @@ class BudgetForecast(TenantView):
 
     @extend_schema(operation_id="budget_forecast", responses=ForecastOut)
     def get(self, request: Request, pk: int) -> Response:
-        """What a monthly budget's period under way will come to, day by day."""
+        """Return the forecast of a monthly budget's current period, by day."""
         budget, now = self.find(Budget, pk), datetime.now(UTC)
         with self.scope():
             rows = self.rows(Window).filter(period_end__gt=now, budget_id=budget.pk, period_start__lte=now)
@@ -111,6 +111,6 @@ class TenantForecast(TenantView):
 
     @extend_schema(operation_id="forecast", responses=ForecastOut)
     def get(self, request: Request) -> Response:
-        """What the month under way will cost, in nano-USD, day by day."""
+        """Return the forecast cost of the current month, in nano-USD, by day."""
         with self.scope():
             return _out(forecast_tenant(self.access.tenant.pk))

@@ -71,7 +71,7 @@ class BudgetOut(serializers.ModelSerializer[Budget]):
         read_only_fields = fields
 
     def get_window(self, budget: Budget) -> dict[str, Any] | None:
-        """The period under way; null until a request has needed it."""
+        """Return the period under way; null until a request has needed it."""
         found = self.context["windows"].get(budget.pk)
         return None if found is None else dict(WindowOut(found, context={"budget": budget}).data)
 
@@ -112,7 +112,7 @@ class BudgetChange(Strict):
         child=serializers.IntegerField(min_value=1, max_value=MAX_THRESHOLD_PERCENT),
         max_length=MAX_THRESHOLDS,
         required=False,
-        help_text="Alert at so many percent of the limit, once each in a period; 50, 80 and 100.",
+        help_text="Alert at these percentages of the limit, once each in a period; 50, 80 and 100.",
     )
     alert_forecast = serializers.BooleanField(
         required=False, help_text="Alert once in a month when its forecast passes the limit."
@@ -138,7 +138,7 @@ class BudgetQuery(Query):
 
 
 def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
-    """The budgets with their windows under way; the scope must be open."""
+    """Return the budgets with their windows under way; the scope must be open."""
     now = datetime.now(UTC)
     windows: dict[int, Window] = {}
     if budgets:
@@ -151,7 +151,7 @@ def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
 
 
 def _saved(view: TenantView, budget: Budget, status: int) -> Response:
-    """The budget, and once it is committed the gateways in which it has not taken effect."""
+    """Return the budget, and once it is committed the gateways in which it has not taken effect."""
     with view.scope():
         fields: dict[str, Any] = _out([budget])[0] | {"pending_gateways": None}
 

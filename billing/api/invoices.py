@@ -34,7 +34,7 @@ class _InvoiceView(TenantView):
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     def document(self, pk: int) -> tuple[Invoice, dict[str, Any]]:
-        """The invoice and what it says.
+        """Return the invoice and what it says.
 
         Raises:
             NotFound: there is none such.
@@ -81,7 +81,7 @@ class InvoiceDetail(_InvoiceView):
 class InvoicePdf(_InvoiceView):
     @extend_schema(operation_id="invoice_pdf", responses={(200, "application/pdf"): OpenApiTypes.BINARY})
     def get(self, request: Request, pk: int) -> HttpResponse:
-        """The PDF as it was sent: PDF/A-3 with the Factur-X XML attached."""
+        """Return the PDF as it was sent: PDF/A-3 with the Factur-X XML attached."""
         invoice = self.find(Invoice, pk)
         with self.scope():
             file = self.rows(InvoiceFile).filter(invoice=invoice).first()
@@ -96,7 +96,7 @@ class InvoicePdf(_InvoiceView):
 class InvoiceHtml(_InvoiceView):
     @extend_schema(operation_id="invoice_html", responses={(200, "text/html"): OpenApiTypes.STR})
     def get(self, request: Request, pk: int) -> HttpResponse:
-        """The invoice as a page."""
+        """Return the invoice as a page."""
         return HttpResponse(html(self.document(pk)[1]))
 
 
@@ -118,7 +118,7 @@ class InvoiceEvents(_InvoiceView):
 
     @extend_schema(operation_id="invoice_events", parameters=[s.LineQuery], responses=UsageEventOut(many=True))
     def get(self, request: Request, pk: int) -> Response:
-        """The usage events that a line, or all of it, is the sum of, newest first."""
+        """Return the usage events that a line, or all of it, is the sum of, newest first."""
         invoice = self.find(Invoice, pk)
         asked = s.LineQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)

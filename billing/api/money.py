@@ -35,7 +35,7 @@ class Profile(TenantView):
 
     @extend_schema(operation_id="billing_profile", parameters=[Query])
     def get(self, request: Request) -> Response:
-        """What the tenant's invoices say of it, and where they go."""
+        """Return the tenant's billing profile."""
         with all_tenants_scope(BypassReason.BILLING):
             rows = BillingProfile.objects.for_tenant(self.access.tenant).select_related("entity")
             found = rows.first()
@@ -95,7 +95,7 @@ class Ledger(TenantView):
 
     @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerOut(many=True))
     def get(self, request: Request) -> Response:
-        """The tenant's books, entry by entry, newest first."""
+        """Return the tenant's books, entry by entry, newest first."""
         _checked(Query, request)
         with self.scope():
             return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerOut)
@@ -109,7 +109,7 @@ class PaymentWebhook(APIView):
 
     @extend_schema(operation_id="payment_webhook", tags=["billing"], request=None, responses={204: None})
     def post(self, request: Request, provider: str) -> Response:
-        """A message of a payment provider, signed its way."""
+        """Receive a payment provider's message, in the provider's signature format."""
         known = by_webhook().get(provider)
         if known is None:
             raise exceptions.NotFound

@@ -15,7 +15,7 @@ from billing.actions import setup
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.credits import do_commit, do_grant_credit, with_rest
 from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.api import serializers as s
 from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Period, TaxRule
@@ -56,7 +56,7 @@ class Entities(_MoneyView):
 
     @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.EntityOut(many=True))
     def get(self, request: Request) -> Response:
-        """The companies that issue invoices."""
+        """Return the companies that issue invoices."""
         return self.page(BillingEntity.objects.all(), s.EntityOut)
 
     @extend_schema(
@@ -109,7 +109,7 @@ class ExchangeRates(_MoneyView):
 
     @extend_schema(operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateOut(many=True))
     def get(self, request: Request) -> Response:
-        """What a dollar is worth, for display."""
+        """Return what a dollar is worth, for display."""
         return self.page(ExchangeRate.objects.all(), s.ExchangeRateOut)
 
     @extend_schema(
@@ -120,7 +120,7 @@ class ExchangeRates(_MoneyView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """The rate from a day on."""
+        """Set the rate from a day on."""
         with self.scope():
             fields = given(s.ExchangeRateIn, request.data)
         return Response(s.ExchangeRateOut(setup.do_add_exchange_rate(**fields)).data, status=201)
@@ -132,7 +132,7 @@ class Periods(_MoneyView):
 
     @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.PeriodOut(many=True))
     def get(self, request: Request) -> Response:
-        """The months of every entity, and which are closed and invoiced."""
+        """Return the months of every entity, and which are closed and invoiced."""
         return self.page(Period.objects.select_related("entity"), s.PeriodOut)
 
 
@@ -153,12 +153,15 @@ class TenantInvoices(_MoneyView):
     serializer_class = s.InvoiceOut
 
     @extend_schema(
-        operation_id="operator_tenant_draft", parameters=[HEADER], request=s.DraftIn, responses=s.InvoiceOut(many=True)
+        operation_id="operator_tenant_draft",
+        parameters=[HEADER],
+        request=s.InvoiceDraftIn,
+        responses=s.InvoiceOut(many=True),
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Draft a tenant's invoice of a month anew."""
-        tenant, month = self.find(pk), given(s.DraftIn, request.data)["month"]
+        """Draft a tenant's invoice of a month again."""
+        tenant, month = self.find(pk), given(s.InvoiceDraftIn, request.data)["month"]
         with self.scope():
             periods = list(Period.objects.filter(label=month))
         drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]
@@ -238,14 +241,14 @@ FATES: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-o
 
 
 @extend_schema(tags=["operators"])
-class InvoiceFinalise(_MoneyView):
+class InvoiceFinalize(_MoneyView):
     serializer_class = s.InvoiceOut
 
     @extend_schema(operation_id="operator_invoice_finalise", parameters=[HEADER], request=None, responses=s.InvoiceOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Make a draft final."""
-        do_finalise(self.invoice(pk))
+        do_finalize(self.invoice(pk))
         return Response(s.InvoiceOut(self.invoice(pk)).data)
 
 

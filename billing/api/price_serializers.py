@@ -83,19 +83,19 @@ class KindIn(_Part):
         return Tier(value)
 
 
-class DraftIn(Strict):
+class PriceDraftIn(Strict):
     tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Its own prices.")
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
     effective_from = serializers.DateTimeField(required=False, help_text="Default: when it is published.")
     note = serializers.CharField(max_length=200, required=False)
 
 
-class ProposalIn(DraftIn):
+class ProposalIn(PriceDraftIn):
     prices = PriceIn(many=True, required=False)
     withdrawn = KindIn(many=True, required=False, help_text="What is to have no price any more.")
 
 
-class ImportIn(DraftIn):
+class ImportIn(PriceDraftIn):
     kind = serializers.ChoiceField(["json", "csv"])
     content = serializers.CharField(max_length=MAX_FILE_CHARACTERS, trim_whitespace=False, help_text="The file's text.")
     models = serializers.ListField(

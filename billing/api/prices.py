@@ -36,7 +36,7 @@ class Prices(TenantView):
 
     @extend_schema(operation_id="prices", parameters=[s.PricesQuery], responses=s.PriceOut(many=True))
     def get(self, request: Request) -> Response:
-        """What the tenant pays now: its own prices where it has them, else its price list's."""
+        """Return what the tenant pays now: its own prices where it has them, else its price list's."""
         asked = given(s.PricesQuery, request.query_params.dict())
         with self.scope():
             found = in_force(self.access.tenant.pk, datetime.now(UTC), asked.get("model"))
@@ -117,7 +117,7 @@ class PriceVersionOne(_BookView):
 
     @extend_schema(operation_id="operator_prices_one")
     def get(self, request: Request, pk: int) -> Response:
-        """A version with its prices."""
+        """Return a version with its prices."""
         return Response(s.VersionDetailOut(self.version(pk)).data)
 
 
@@ -130,7 +130,7 @@ class PricePreview(_BookView):
         operation_id="operator_prices_preview", parameters=[s.PreviewQuery], responses=s.ComparisonOut(many=True)
     )
     def get(self, request: Request, pk: int) -> Response:
-        """What the usage of a time, by default of last month, would have cost at the draft's prices."""
+        """Return what the usage of a time, by default of last month, would have cost at the draft's prices."""
         asked = given(s.PreviewQuery, request.query_params.dict())
         start, end = last_month()
         start, end = asked.get("from") or start, asked.get("to") or end

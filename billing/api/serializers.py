@@ -175,7 +175,7 @@ class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
         read_only_fields = fields
 
 
-class DraftIn(Strict):
+class InvoiceDraftIn(Strict):
     month = serializers.RegexField(_MONTH, help_text="For example 2026-11.")
 
 

@@ -27,7 +27,7 @@ from tenants.outbox.email_outbox import enqueue_mail
 from tenants.webhooks.outbox import enqueue
 
 ROLES = ("owner", "admin", "billing")
-AFTERWARDS = timedelta(hours=1)  # so long after its end a period is looked at: its last requests settle then
+AFTERWARDS = timedelta(hours=1)  # how long after its end a period is checked: its last requests settle then
 MILLIONTHS = 10**6
 # A hard budget refuses what does not fit, so its use seldom ends at its limit to the nano-dollar.
 HARD_IS_FULL_AT = 99
@@ -55,7 +55,7 @@ class BudgetStatus(NamedTuple):
 
 
 def standing(budget: Budget, window: Window, now: datetime) -> BudgetStatus:
-    """What was used of it, rounded up, and what may be used in all."""
+    """Return what was used of it, rounded up, and what may be used in all."""
     raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
     return BudgetStatus(-(-int(window.used) // MILLIONTHS), budget.amount + window.carried + raised)
 
@@ -148,7 +148,7 @@ def _mail(alerts: Sequence[BudgetAlert], window: Window) -> tuple[str, str]:
     else:
         subject = f"{budget.name}: the budget will not last"
         text = (
-            f"If use goes on as it did, the budget “{budget.name}” of {budget.tenant.name} comes to"
+            f"If use continues as it did, the budget “{budget.name}” of {budget.tenant.name} amounts to"
             f" {_text(alert.forecast, budget)} of {limit}. {used} are used."
         )
     if window.period_end is not None:
@@ -173,6 +173,6 @@ def _text(amount: int, budget: Budget) -> str:
 
 
 def alerts_of(tenant_id: int, budget_id: int | None = None) -> QuerySet[BudgetAlert]:
-    """The tenant's alerts, or one budget's, with their events and mails; the scope must be open."""
+    """Return the tenant's alerts, or one budget's, with their events and mails; the scope must be open."""
     rows = BudgetAlert.objects.for_tenant(tenant_id).select_related("event", "mail", "window", "budget").order_by("-pk")
     return rows.filter(Q() if budget_id is None else Q(budget_id=budget_id))

@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from billing.pricing.pricing import PriceIndex, RateCard, Tier, decode_rates
 
 LEASE_SECONDS = 15.0
-MARGIN_SECONDS = 1.0  # so long before its lease ends nothing is admitted from a slice any more
+MARGIN_SECONDS = 1.0  # before the lease's end, when admission from it stops
 SETTLING_SECONDS = 60.0  # for the end of a request that ran to its deadline to be settled
 REQUESTS_A_SLICE = 64
 DATABASE_SECONDS = 0.5
@@ -168,7 +168,7 @@ class BudgetLeaseStore:
     async def lease(
         self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, old: BudgetLease | None
     ) -> BudgetLease | list[InsufficientBudget]:
-        """A slice for at least `floor`, or what is short. What is left of the old slice goes back in the same step."""
+        """Lease at least `floor`, or return what is missing. The same step returns the rest of the old lease."""
         asked = time.monotonic()
         requests = 1 if asked < path.scarce_until else REQUESTS_A_SLICE
         rows = await self._ask(

@@ -51,7 +51,7 @@ class Forecast(NamedTuple):
 
 
 def forecast_window(budget: Budget, window: Window, now: datetime | None = None) -> Forecast | None:
-    """A budget's month under way; None for other periods, and with less than three days of use before."""
+    """Return a budget's month under way; None for other periods, and with less than three days of use before."""
     if budget.period != Budget.Period.MONTH or window.period_end is None:
         return None
     unit = Window.Unit(budget.unit)
@@ -60,7 +60,7 @@ def forecast_window(budget: Budget, window: Window, now: datetime | None = None)
 
 
 def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo | None = None) -> Forecast | None:
-    """What the tenant's month under way will cost, in nano-USD; None with less than three days of use before.
+    """Return what the tenant's month under way will cost, in nano-USD; None with less than three days of use before.
 
     `zone`: that of who bills the tenant, if it is known already.
     """
@@ -74,7 +74,7 @@ def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo 
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:
-    """The sums of what the budget bounds."""
+    """Return the sums of what the budget bounds."""
     rows = UsageRollup.objects.for_tenant(budget.tenant_id)
     if budget.member_id is not None:
         keys = ApiKey.objects.for_tenant(budget.tenant_id).filter(created_by_id=budget.member_id)
@@ -113,7 +113,7 @@ def _forecast(daily: Mapping[date, int], start: datetime, end: datetime, used: i
 
 
 def _gone_by(daily: Mapping[date, int], start: date, today: date, used: int) -> list[tuple[date, int]]:
-    """The sums up to the end of each day before today, counted back from what is used now."""
+    """Return the sums up to the end of each day before today, counted back from what is used now."""
     found, left = [], used - daily.get(today, 0)
     day = today - _DAY
     while day >= start:

@@ -22,7 +22,7 @@ _ALPHAS = (0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
 _USUAL_ALPHA = 0.3  # until there are days enough to choose by
 _MIN_DAYS_TO_CHOOSE = 10
 _WEEKS_FOR_WEEKDAYS = 2
-_SHRINKING = 0.25  # so many days' worth of "no different from the others" is in each weekday's factor
+_SHRINKING = 0.25  # days of "no different from the others" in each weekday's factor
 _MIN_WEEKDAY_SHARE = 0.25  # a weekday without use may still surprise by so much of an average day
 _UNKNOWN_WEEKDAYS = 0.2  # of what is to come: what weekdays may change as long as they are not known
 _Z = 1.2815515655446004  # the normal distribution's 90 % quantile
@@ -63,7 +63,7 @@ def fit(first: date, used: Sequence[int]) -> Fitted | None:
 
 
 def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> list[ProjectionPoint]:
-    """What may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
+    """Return what may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
 
     `rest_of_today`: the share of today that is still to come.
     """
@@ -116,7 +116,7 @@ def _floored(share: float) -> float:
 
 
 def _band(mean: float, error: float, freedom: int) -> tuple[float, float]:
-    """The middle 80 %."""
+    """Return the middle 80 %."""
     if mean < 0.5:  # less than the least there is
         return 0.0, max(mean, error * _student(freedom))
     width = math.log1p((error / mean) ** 2)

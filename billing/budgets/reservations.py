@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from django.db import connection
 
 from billing.metering.arrays import array
-from inference_worker.contract.messages import UsageEvent
+from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -38,15 +38,15 @@ class ReservationUse(NamedTuple):
         return ReservationUse(-self.femto, -self.tokens, -self.requests)
 
 
-def used_by(event: UsageEvent, cost_femto: int) -> ReservationUse:
-    """What counts of a leg. A failed one counts for nothing, nor does one that never ran."""
+def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
+    """Return what counts of a leg. A failed one counts for nothing, nor does one that never ran."""
     if event.verdict == "failed":
         return ReservationUse(0, 0, 0)
     tokens = event.usage.prompt + event.usage.output
     return ReservationUse(cost_femto, tokens, min(tokens, 1))
 
 
-def over_its_hold(event: UsageEvent, cost_femto: int) -> str | None:
+def over_its_hold(event: ExecutionUsage, cost_femto: int) -> str | None:
     """How a leg used more than was held for it, which admission makes impossible; None: it did not.
 
     Where no budget bounds it, its hold is no part of any window, but says all the same what it can come to.
@@ -62,7 +62,7 @@ def over_its_hold(event: UsageEvent, cost_femto: int) -> str | None:
     return None
 
 
-def settle(cursor: Any, legs: Iterable[tuple[UsageEvent, int]]) -> set[int]:
+def settle(cursor: Any, legs: Iterable[tuple[ExecutionUsage, int]]) -> set[int]:
     """Move the windows of new legs, each with its cost. Returns the slices whose holds had gone back before: their legs
     are late, and have moved nothing."""
     sums: dict[tuple[int, int], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Whether an invoice is what its usage says: worked out anew from events and prices, and compared byte for byte."""
+"""Whether an invoice is what its usage says: recomputed from events and prices, and compared byte for byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND verdict <
 
 
 class InvoiceCheckResult(NamedTuple):
-    """What a look at a finalised invoice found."""
+    """What a look at a finalized invoice found."""
 
     events: int
     unrated: int  # events that have no price and are not failed ones: none, or something is wrong
@@ -34,7 +34,7 @@ class InvoiceCheckResult(NamedTuple):
 
 
 def check(invoice: Invoice) -> InvoiceCheckResult:
-    """Recompute a finalised invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
+    """Recompute a finalized invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
 
     Raises:
         Conflict: its usage is archived.
@@ -61,7 +61,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
 
 
 def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:
-    """The invoice's document with lines, counts and sums made of usage and prices.
+    """Return the invoice's document with lines, counts and sums made of usage and prices.
 
     What was decided when it was issued (number, dates, parties, fees, credits, which tax) is taken from it.
     """

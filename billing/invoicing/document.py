@@ -30,7 +30,7 @@ _LINE = (
 
 
 def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
-    """All that a finalised invoice fixes. Amounts of cents are numbers; of femto-USD, which may be large, texts."""
+    """All that a finalized invoice fixes. Amounts of cents are numbers; of femto-USD, which may be large, texts."""
     period, refers_to = invoice.period, invoice.refers_to
     return {
         "number": invoice.number,
@@ -84,7 +84,7 @@ def _instant(moment: datetime | None) -> str | None:
 
 
 def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What HTML and PDF show, as texts."""
+    """Return what HTML and PDF show, as texts."""
     zone = ZoneInfo(document["period"]["time_zone"])
     given_back = document["kind"] != "invoice"
     return {

@@ -22,7 +22,7 @@ from tenants.outbox.email_rendering import letter
 log = structlog.get_logger(__name__)
 REMIND_AFTER = (1, 8, 15)  # days past due
 MAX_ATTEMPTS = 12
-# Whoever claims a mail has some minutes to send it, twice as many after each attempt, before another tries.
+# A process that claims a mail has some minutes to send it, twice as many after each attempt, before another tries.
 _CLAIM = """
 UPDATE billing_invoicemail SET claimed_at = %(now)s, attempts = attempts + 1
 WHERE id = (

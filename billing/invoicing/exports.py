@@ -18,7 +18,7 @@ _COLUMNS = (
 
 
 def html(document: Mapping[str, Any]) -> str:
-    """A page that stands alone; its style is a static file."""
+    """Return a page that stands alone; its style is a static file."""
     return render_to_string("billing/invoice.html", {"it": in_words(document)})
 
 

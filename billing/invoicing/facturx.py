@@ -24,7 +24,7 @@ _NO_VAT = "O"  # such an invoice must not name VAT ids or rates
 
 
 def xml(document: Mapping[str, Any]) -> bytes:
-    """The document of `billing.invoicing.document.described` as Factur-X XML."""
+    """Return the document of `billing.invoicing.document.described` as Factur-X XML."""
     root = Element(_name("rsm:CrossIndustryInvoice"))
     context = _add(_add(root, "rsm:ExchangedDocumentContext"), "ram:GuidelineSpecifiedDocumentContextParameter")
     _add(context, "ram:ID", _GUIDELINE)

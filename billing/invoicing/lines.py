@@ -83,7 +83,7 @@ class UsageLine(NamedTuple):
 
 
 def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
-    """What each tenant, or one, is billed for in the period, in the order of lines."""
+    """Return what each tenant, or one, is billed for in the period, in the order of lines."""
     asked: dict[str, Any] = {
         "period": period.pk,
         "starts_at": period.starts_at,
@@ -107,19 +107,19 @@ class Count(NamedTuple):
 
 
 def counted(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
-    """The counts of each tenant, or of one."""
+    """Return the counts of each tenant, or of one."""
     with connection.cursor() as cursor:
         cursor.execute(_COUNT, [period.pk, tenant_id, tenant_id])
         return {tenant: Count(events, int(saved)) for tenant, events, saved in cursor.fetchall()}
 
 
 def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
-    """An invoice's lines, in their order."""
+    """Return an invoice's lines, in their order."""
     return InvoiceLine.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).order_by("position")
 
 
 def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent]:
-    """The events that a line is the sum of, or all that the invoice is."""
+    """Return the events that a line is the sum of, or all that the invoice is."""
     rows = UsageEvent.objects.for_tenant(invoice.tenant_id).filter(invoice_period=invoice.period_id)
     if line is None:
         return rows
@@ -130,14 +130,14 @@ def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent
 
 
 def wanted(kind: str, uses: Iterable[UsageLine]) -> list[UsageLine]:
-    """The uses that stand on a document of this kind."""
+    """Return the uses that stand on a document of this kind."""
     if kind == Invoice.Kind.INVOICE:
         return [use for use in uses if use.femto >= 0 and use.tokens]
     return [use for use in uses if use.femto < 0] if kind == Invoice.Kind.CORRECTION else []
 
 
 def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
-    """The line of an invoice, or of a credit note, where what is given back is positive."""
+    """Return the line of an invoice, or of a credit note, where what is given back is positive."""
     sign = -1 if invoice.gives_back else 1
     return InvoiceLine(
         invoice=invoice,

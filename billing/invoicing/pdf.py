@@ -30,7 +30,7 @@ _PROPERTIES = {
 
 
 def rendered(document: Mapping[str, Any]) -> bytes:
-    """The PDF of a finalised invoice."""
+    """Return the PDF of a finalized invoice."""
     made = _typeset(json.dumps(in_words(document)), facturx.xml(document).decode(), document["issued_at"])
     with pikepdf.open(io.BytesIO(made)) as file:
         metadata = file.Root.Metadata

@@ -1,4 +1,4 @@
-"""What the month under way comes to until now: an invoice as it would be drafted, of which nothing is written."""
+"""What the month under way amounts to until now: an invoice as it would be drafted, of which nothing is written."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 def period_at(tenant: Tenant, at: datetime) -> Period | None:
-    """The month of that instant, of whoever bills the tenant; None while nothing was used in it by anybody."""
+    """Return the billing period of that time, or None if it has no usage yet."""
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
     entity = profile.entity if profile else BillingEntity.objects.filter(slug="default").first()
     return Period.objects.select_related("entity").filter(entity=entity, starts_at__lte=at, ends_at__gt=at).first()
 
 
 def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] | None:
-    """The invoice of the month under way, unsaved, and its lines; None if there is no month yet."""
+    """Return the invoice of the month under way, unsaved, and its lines; None if there is no month yet."""
     with all_tenants_scope(BypassReason.BILLING):
         period = period_at(tenant, now)
         if period is None:
@@ -45,7 +45,7 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
 
 
 def _usable(period: Period, tenant_id: int) -> list[Any]:
-    """What the month may burn, with the credit of commitments that only its draft will grant."""
+    """Return what the month may burn, with the credit of commitments that only its draft will grant."""
     grants = credits.usable(tenant_id, period)
     granted = set(
         CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)

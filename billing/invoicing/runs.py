@@ -1,4 +1,4 @@
-"""Invoicing a month: close it, draft, finalise. Whatever is interrupted is taken up by the next run."""
+"""Invoicing a month: close it, draft, finalize. Whatever is interrupted is taken up by the next run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import structlog
 
 from billing.actions.drafts import close_after, do_close_period, do_draft
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.models import BillingEntity, Period
 from billing.periods import default_entity, ensure_periods
 from tenants.actions import Conflict
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 class InvoiceRunReport:
     """What a run did: numbers given, and what was left and why."""
 
-    finalised: list[str] = field(default_factory=list)
+    finalized: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -43,7 +43,7 @@ def invoice_months(
         left = len(report.left)
         for draft in drafts:
             try:
-                report.finalised.append(str(do_finalise(draft, now)))
+                report.finalized.append(str(do_finalize(draft, now)))
             except Exception as exc:  # noqa: BLE001  (one tenant's fault must not hold up the others)
                 _leave(report, f"{draft.tenant.slug} {period.label}", exc)
         if tenant is None and len(report.left) == left:

@@ -1,4 +1,4 @@
-"""Which tax an invoice carries, and what it comes to."""
+"""Which tax an invoice carries, and what it amounts to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoTaxRule(Exception):
 
 
 def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any]:
-    """The category, rate and words of the rule for a buyer on a day. An entity without any rule charges no tax.
+    """Return the category, rate and words of the rule for a buyer on a day. An entity without any rule charges no tax.
 
     Raises:
         NoTaxRule: see there.
@@ -53,5 +53,5 @@ def _precision(rule: TaxRule) -> tuple[object, ...]:
 
 
 def taxed(rule: Mapping[str, Any], base: int) -> dict[str, Any]:
-    """An invoice's tax: the rule with its base and amount, in cents."""
+    """Return an invoice's tax: the rule with its base and amount, in cents."""
     return {**rule, "base": base, "tax": tax(base, rule["rate_ppm"])}

@@ -8,21 +8,21 @@ from billing.models import Invoice, LedgerEntry
 from tenants.webhooks.outbox import enqueue
 
 
-def tell_finalised(invoice: Invoice) -> None:
-    """That it was issued: an invoice or a credit note."""
+def tell_finalized(invoice: Invoice) -> None:
+    """Emit the event of an issued invoice or credit note."""
     kind = "credit_note.finalised" if invoice.gives_back else "invoice.finalised"
     enqueue(invoice.tenant_id, kind, f"invoice:{invoice.pk}:finalised", _described(invoice))
 
 
 def tell_paid(invoice: Invoice) -> None:
-    """That nothing is owed on it any more: once for each time that this came about, since a refund opens it again."""
+    """Emit the event of a paid invoice, once for each time, since a refund opens it again."""
     entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
     last = entries.aggregate(last=Max("pk"))["last"]
     enqueue(invoice.tenant_id, "invoice.paid", f"invoice:{invoice.pk}:paid:{last}", _described(invoice))
 
 
 def tell_past_due(invoice: Invoice, number: int, owed_cents: int) -> None:
-    """That it is past due, for the `number`th time."""
+    """Emit the event of the `number`th reminder."""
     told = _described(invoice) | {"owed_cents": owed_cents, "reminder": number}
     enqueue(invoice.tenant_id, "invoice.past_due", f"invoice:{invoice.pk}:past_due:{number}", told)
 

@@ -92,7 +92,7 @@ def write(cursor: Any, month: date, folder: Path) -> Manifest:
 
 
 def read(path: Path) -> Manifest:
-    """The manifest at that path, once its files were read whole and found to be as it says.
+    """Read the manifest at that path and verify its files.
 
     Raises:
         ArchiveDamagedError: they are not, or one is missing.
@@ -112,19 +112,19 @@ def read(path: Path) -> Manifest:
 
 
 def contents(path: Path) -> Iterator[bytes]:
-    """A part's CSV, in pieces."""
+    """Yield a part's CSV, in pieces."""
     with gzip.open(path, "rb") as file:
         while piece := file.read(_CHUNK):
             yield piece
 
 
 def events_of(month: date) -> str:
-    """A table of the month's events."""
+    """Return a table of the month's events."""
     return partition_name(month)
 
 
 def adjustments_of(month: date) -> str:
-    """A relation of what corrects the month's events."""
+    """Return a relation of what corrects the month's events."""
     first, after = (f"'{day:%Y-%m-%d} 00:00:00+00'" for day in (month, shifted(month, 1)))
     return f"(SELECT * FROM billing_adjustment WHERE admitted_at >= {first} AND admitted_at < {after}) AS adjustment"  # noqa: S608  (dates)
 
@@ -137,7 +137,7 @@ def summed(cursor: Any, relation: str) -> tuple[int, dict[str, str]]:
 
 
 def digest(cursor: Any, relation: str, columns: list[str]) -> str:
-    """The SHA-256 of rows in the database, written as a part is."""
+    """Return the SHA-256 of rows in the database, written as a part is."""
     hashed = hashlib.sha256()
     for piece in _copied(cursor, relation, columns):
         hashed.update(piece)
@@ -175,7 +175,7 @@ def _write_part(cursor: Any, relation: str, columns: list[str], folder: Path, na
 
 
 def _read_part(path: Path, columns: list[str]) -> Part:
-    """What a file holds, by reading it whole."""
+    """Return what a file holds, by reading it whole."""
     hashed, rows, sums = hashlib.sha256(), 0, [0] * len(SUMS)
     reader = csv_tables.read_rows(_lines(path, hashed))
     if (heading := next(reader, None)) != columns:

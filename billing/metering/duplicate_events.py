@@ -21,7 +21,7 @@ from billing.models.usage import ANSWER_HITS
 from billing.periods import stamps
 from billing.pricing.pricing import Rated
 from billing.pricing.rating import tokens
-from inference_worker.contract.messages import UsageEvent
+from inference_worker.contract.messages import ExecutionUsage
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class RepeatedEvent(NamedTuple):
     """A message of a leg that has an event already."""
 
     key: LegKey
-    event: UsageEvent
+    event: ExecutionUsage
     rated: Rated
 
 
@@ -110,7 +110,7 @@ def _repeats(leg: SettledExecution, arrival: RepeatedEvent) -> bool:
     return arrival.event.verdict == leg.verdict and _sums(arrival.event, arrival.rated) == leg.event_sums
 
 
-def reverse_late(cursor: Any, key: LegKey, event: UsageEvent, rated: Rated) -> None:
+def reverse_late(cursor: Any, key: LegKey, event: ExecutionUsage, rated: Rated) -> None:
     """Nobody pays for a leg that its windows have no room for any more: its hold went back before it was told."""
     change = tuple(-amount for amount in _sums(event, rated))
     _write(cursor, key, event, LATE, change, rated.price_ids, event.billing_context.slice_id)
@@ -119,7 +119,7 @@ def reverse_late(cursor: Any, key: LegKey, event: UsageEvent, rated: Rated) -> N
 def _write(
     cursor: Any,
     key: LegKey,
-    event: UsageEvent,
+    event: ExecutionUsage,
     verdict: str,
     change: tuple[int, ...],
     price_ids: list[int | None] | None,
@@ -157,7 +157,7 @@ def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, SettledExecutio
     return legs
 
 
-def _sums(event: UsageEvent, rated: Rated) -> tuple[int, ...]:
+def _sums(event: ExecutionUsage, rated: Rated) -> tuple[int, ...]:
     return (*tokens(event), rated.cost_femto, rated.saved_femto)
 
 
@@ -166,7 +166,7 @@ def _tokens(sums: Sequence[int]) -> int:
 
 
 def _priced(first: list[int | None] | None, second: list[int | None] | None) -> list[int | None] | None:
-    """The price of each component that either has."""
+    """Return the price of each component that either has."""
     if first is None or second is None:
         return first or second
     return [one if one is not None else other for one, other in zip(first, second, strict=True)]

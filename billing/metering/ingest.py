@@ -28,7 +28,7 @@ from billing.models import UsageQuarantine
 from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate
-from inference_worker.contract.messages import UsageEvent, decode_usage
+from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -92,7 +92,7 @@ RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
 
 
 class UsageMessage(NamedTuple):
-    """One entry of the stream. `payload` is None if it was deleted while it was pending: whoever did had settled it."""
+    """One entry of the stream. `payload` is None if it was deleted after its settlement."""
 
     stream_id: str
     payload: bytes | None
@@ -102,7 +102,7 @@ class UsageRow(NamedTuple):
     """A decoded message, what it costs, and its values in the order of the columns, but for the last."""
 
     message: UsageMessage
-    event: UsageEvent
+    event: ExecutionUsage
     rated: Rated
     values: tuple[Any, ...]
 
@@ -140,8 +140,8 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
     return outcome
 
 
-def _rate(decoded: Sequence[tuple[UsageMessage, UsageEvent, datetime]], outcome: SettleResult) -> list[UsageRow]:
-    """What each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
+def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], outcome: SettleResult) -> list[UsageRow]:
+    """Return what each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
@@ -155,7 +155,7 @@ def _rate(decoded: Sequence[tuple[UsageMessage, UsageEvent, datetime]], outcome:
 
 def _decode(
     message: UsageMessage, payload: bytes, latest: int, outcome: SettleResult
-) -> tuple[UsageEvent, datetime] | None:
+) -> tuple[ExecutionUsage, datetime] | None:
     try:
         event = decode_usage(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: text that is no UTF-8
@@ -171,7 +171,7 @@ def _decode(
         return None
 
 
-def _values(event: UsageEvent, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
+def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
     billing_context, usage = event.billing_context, event.usage
     return (
         admitted_at,
@@ -268,7 +268,7 @@ def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
 
 
 def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> list[UsageRow]:
-    """The rows that are meant: of those with one key the first."""
+    """Return the rows that are meant: of those with one key the first."""
     found = []
     for row in rows:
         billing_context = row.event.billing_context
@@ -315,6 +315,6 @@ def _is_unplaceable(fault: Exception) -> bool:
 
 
 def _explain(fault: Exception) -> str:
-    """The constraint or the fault's first line; the lines after it would repeat the row."""
+    """Return the constraint or the fault's first line; the lines after it would repeat the row."""
     diag = getattr(fault.__cause__, "diag", None)
     return getattr(diag, "constraint_name", None) or str(fault).partition("\n")[0]

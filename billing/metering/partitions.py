@@ -1,4 +1,4 @@
-"""Monthly partitions of the usage table: made ahead of time, by whoever comes first."""
+"""Monthly partitions of the usage table: created ahead of time, by the first process that runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MONTHS_AHEAD = 3
 
 
 def month_of(moment: datetime) -> date:
-    """The first day of the UTC month that `moment` lies in."""
+    """Return the first day of the UTC month that `moment` lies in."""
     return moment.astimezone(UTC).date().replace(day=1)
 
 
 def shifted(month: date, months: int) -> date:
-    """The first day of the month so many months later."""
+    """Return the first day of the month that is `months` later."""
     years, index = divmod(month.year * 12 + month.month - 1 + months, 12)
     return date(years, index + 1, 1)
 

@@ -1,6 +1,6 @@
 """Compares windows, slices, events and journals; repairs windows, and only by rows that say so.
 
-Each step of a hold's life is one transaction, so there is nothing to find unless a fault of ours or a hand in the
+Each step of a hold's life is one transaction, so there is nothing to find unless an internal error or a hand in the
 database made it. Then it is found within minutes and stands in a report on the operators' first screen.
 """
 
@@ -116,7 +116,7 @@ class ReconciliationStatus(NamedTuple):
     """How the books stand, for operators: the newest report, and what lies in quarantine now."""
 
     report: Reconciliation | None  # None: it has never run
-    is_late: bool  # nobody has compared for so long that something is wrong with the beat
+    is_late: bool  # the last comparison is too old: something is wrong with the beat
     quarantine: dict[str, int]  # messages that nobody has looked at, by reason
 
     @property
@@ -125,7 +125,7 @@ class ReconciliationStatus(NamedTuple):
 
 
 def standing() -> ReconciliationStatus:
-    """The last report, and the quarantine as it is now. The scope must allow all tenants' rows."""
+    """Return the last report, and the quarantine as it is now. The scope must allow all tenants' rows."""
     report = Reconciliation.objects.first()
     open_ = UsageQuarantine.objects.filter(resolved_at__isnull=True)
     counts = dict(open_.values_list("reason").annotate(number=Count("pk")).order_by("reason"))
@@ -139,7 +139,7 @@ def _differing(cursor: Any, since: datetime, only: int | None = None) -> list[tu
 
 
 def _correct(window_id: int, since: datetime) -> dict[str, Any] | None:
-    """Make a window agree with its slices. None: it does by now."""
+    """Make a window agree with its slices. None: it already agrees."""
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         cursor.execute(_LOCK, [window_id])
         found = _differing(cursor, since, window_id)

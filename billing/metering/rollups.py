@@ -1,4 +1,4 @@
-"""Sums of usage by hour and day, made anew from the events for every hour that something was settled in."""
+"""Sums of usage by hour and day, made again from the events for every hour that something was settled in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 MARGIN = timedelta(seconds=5)  # what was settled so lately is not in the rollups yet: it may not have committed
-OVERLAP = timedelta(minutes=10)  # hours touched so long before the last run are made again: no commit takes longer
+OVERLAP = timedelta(minutes=10)  # hours touched within it before the last run are made again: no commit takes longer
 _LOCK = 0x726F6C6C  # any number that is nobody else's advisory lock
 
 _COLUMNS = ", ".join((*GROUPED, *SUMMED))
@@ -71,7 +71,7 @@ def build() -> Built:
 
 
 def _ranges(starts: Iterable[datetime], length: timedelta) -> Iterator[tuple[datetime, datetime]]:
-    """The spans that begin at `starts`, those that touch together. Half-open."""
+    """Yield the spans that begin at `starts`, those that touch together. Half-open."""
     first = end = None
     for start in starts:
         if start != end:

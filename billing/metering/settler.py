@@ -32,16 +32,17 @@ log = structlog.get_logger(__name__)
 BATCH = 1000
 BLOCK_MS = 500  # bounds how long a stop waits when nothing comes
 PACE_SECONDS = 0.05  # least time from one small batch to the next: a row shows this late, and commits stay few
-CLAIM_IDLE_MS = 30_000  # a consumer that has sat on messages so long is dead or stuck
+CLAIM_IDLE_MS = 30_000  # a consumer with messages that are pending for longer is dead or stuck
 CLAIM_SECONDS = 10.0
 REPORT_SECONDS = 1.0
 PARTITIONS_SECONDS = 3600.0
-FORGET_IDLE_MS = 3_600_000  # a consumer with nothing pending that has not asked for so long is forgotten
+FORGET_IDLE_MS = 3_600_000  # a consumer with nothing pending and no read for longer is removed
 MAX_BACKOFF_SECONDS = 5.0
 
 
 def connect(url: str) -> redis.Redis:
-    """A connection to the broker that fails rather than repeats: a read done twice would leave messages pending."""
+    """Return a connection to the broker that fails rather than repeats: a read done twice would leave messages
+    pending."""
     return redis.Redis.from_url(
         url,
         socket_timeout=5,

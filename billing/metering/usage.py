@@ -55,7 +55,7 @@ class UsageReport:
         return UsageEvent.objects.for_tenant(self.tenant_id).filter(**self._times("admitted_at"), **given)
 
     def changes(self) -> QuerySet[UsageChange]:
-        """What the rollups do not hold yet, and whole what lies in hours that the times cut."""
+        """Return what the rollups do not hold yet, and whole what lies in hours that the times cut."""
         first, last = self._hours()
         late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
         cut = Q()
@@ -67,7 +67,7 @@ class UsageReport:
         return rows.filter(**self._times("admitted_at"), **self._given())
 
     def rollups(self, *, by_hour: bool) -> QuerySet[UsageRollup]:
-        """The rollups of all whole hours in the times, those of a day together unless `by_hour`."""
+        """Return the rollups of all whole hours in the times, those of a day together unless `by_hour`."""
         first, last = self._hours()
         rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(start__gte=first, start__lt=last, **self._given())
         hours, days = Q(bucket=UsageRollup.Bucket.HOUR), Q(bucket=UsageRollup.Bucket.DAY)
@@ -104,7 +104,7 @@ def this_month(now: datetime | None = None, zone: tzinfo = UTC) -> tuple[datetim
 def sums(
     question: UsageReport, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None, zone: tzinfo = UTC
 ) -> list[dict[str, Any]]:
-    """What the question's usage adds up to, one dict for each group and bucket, oldest first.
+    """Return what the question's usage adds up to, one dict for each group and bucket, oldest first.
 
     Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, and SUMMED. A failed leg's tokens are in no sum:
     nobody pays for them. The question's verdict and request are not looked at. Buckets are by the clocks of `zone`: an
@@ -156,12 +156,13 @@ def _grouped(
 
 
 def total(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """The sum over all rows of what `sums` counts."""
+    """Return the sum over all rows of what `sums` counts."""
     return {name: sum(row[name] for row in rows) for name in SUMMED}
 
 
 def instant(text: str, zone: tzinfo = UTC) -> datetime:
-    """A date (its first instant) or a date and time with its offset from UTC (`Z` or +hh:mm); without one by `zone`.
+    """Return a date (its first instant) or a date and time with its offset from UTC (`Z` or +hh:mm); without one by
+    `zone`.
 
     Raises:
         ValueError: it is neither, or lies beyond any use of ours.
@@ -173,7 +174,7 @@ def instant(text: str, zone: tzinfo = UTC) -> datetime:
 
 
 def span(start: datetime | None, end: datetime | None, zone: tzinfo = UTC) -> tuple[datetime, datetime]:
-    """The times asked for, completed: until now, from the beginning of the end's month by the clocks of `zone`.
+    """Return the times asked for, completed: until now, from the beginning of the end's month by the clocks of `zone`.
 
     Raises:
         ValueError: the start is not before the end.

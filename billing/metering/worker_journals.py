@@ -20,7 +20,7 @@ from billing.metering.arrays import array, text_array
 from billing.metering.partitions import existing_partitions, month_of, partition_name
 from billing.models import UsageQuarantine
 from inference_worker.contract.journal import journalled
-from inference_worker.contract.messages import UsageEvent
+from inference_worker.contract.messages import ExecutionUsage
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
     return [Unsettled(worker, tenant_id, *sums) for (worker, tenant_id), sums in sorted(found.items())]
 
 
-def _without_row(told: Sequence[tuple[UsageEvent, bytes]]) -> list[UsageEvent]:
+def _without_row(told: Sequence[tuple[ExecutionUsage, bytes]]) -> list[ExecutionUsage]:
     if not told:
         return []
     keys = [(_admitted(event), event.billing_context.request_id, event.billing_context.leg) for event, _ in told]
@@ -81,5 +81,5 @@ def _without_row(told: Sequence[tuple[UsageEvent, bytes]]) -> list[UsageEvent]:
     return [event for event, payload in missing if hashlib.sha256(payload).digest() not in looked_at]
 
 
-def _admitted(event: UsageEvent) -> datetime:
+def _admitted(event: ExecutionUsage) -> datetime:
     return EPOCH + timedelta(microseconds=event.billing_context.admitted_at)

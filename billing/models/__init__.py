@@ -28,7 +28,7 @@ from billing.models.ledger import (
 )
 from billing.models.prices import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
 from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
-from billing.models.usage import MAX_TOKENS, TOKEN_CLASSES, UsageEvent, UsageQuarantine, Verdict
+from billing.models.usage import MAX_TOKENS, TOKEN_CLASSES, ExecutionOutcome, UsageEvent, UsageQuarantine
 
 __all__ = [
     "ADDRESS",
@@ -50,6 +50,7 @@ __all__ = [
     "CreditUse",
     "EarlyRelease",
     "ExchangeRate",
+    "ExecutionOutcome",
     "Invoice",
     "InvoiceFile",
     "InvoiceLine",
@@ -72,6 +73,5 @@ __all__ = [
     "UsageEvent",
     "UsageQuarantine",
     "UsageRollup",
-    "Verdict",
     "Window",
 ]

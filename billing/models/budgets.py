@@ -21,7 +21,7 @@ def usual_thresholds() -> list[int]:
 
 
 class Budget(models.Model):
-    """A limit for each day or month, or for good. Its windows (billing.models.holds) count what it lets pass.
+    """A limit for each day or month, or without a period. Its windows (billing.models.holds) count what it lets pass.
 
     Of project, key and member at most one is named; none: the whole tenant. A member's budget counts the keys they
     made. Amounts are whole nano-USD, tokens or requests.

@@ -35,7 +35,7 @@ class Party(models.Model):
         return self.name
 
     def party(self) -> dict[str, str]:
-        """What an invoice keeps of it."""
+        """Return what an invoice keeps of it."""
         return {name: getattr(self, name) for name in ADDRESS}
 
 
@@ -55,7 +55,7 @@ class BillingEntity(Party):
 
 
 class BillingProfile(Party):
-    """What a tenant's invoices say of it, and where they go. The entity stays the same for good."""
+    """What a tenant's invoices say of it, and where they go. The entity never changes."""
 
     AUDITED: ClassVar = (*ADDRESS, "emails", "po_number", "currency")
 
@@ -151,7 +151,7 @@ class Period(models.Model):
 
 
 class NumberSeries(models.Model):
-    """The last number given; counted up in the transaction that finalises, so that a rollback leaves no hole."""
+    """The last number given; counted up in the transaction that finalizes, so that a rollback leaves no hole."""
 
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     prefix = models.CharField(max_length=16)
@@ -291,7 +291,7 @@ class InvoiceFile(models.Model):
 
 
 class InvoiceMail(models.Model):
-    """A mail that an invoice gives rise to: sent at least once, by whoever claims it."""
+    """A mail that an invoice gives rise to: sent at least once, by the process that claims it."""
 
     class Kind(models.TextChoices):
         ISSUED = "issued"

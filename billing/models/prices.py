@@ -11,7 +11,7 @@ from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, RateCard, 
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
 
-DEAREST = 10**18  # nano-USD per million tokens; more is a slip of the pen
+MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; more is a slip of the pen
 
 
 class PriceBook(models.Model):
@@ -105,7 +105,7 @@ class Price(models.Model):
     class Meta:
         indexes: ClassVar = [models.Index(fields=["model", "tier"], name="price_model")]
         constraints: ClassVar = [
-            models.CheckConstraint(name="price_whole", condition=Q(nano_per_million__range=(0, DEAREST))),
+            models.CheckConstraint(name="price_whole", condition=Q(nano_per_million__range=(0, MAX_NANO_PER_MILLION))),
             models.CheckConstraint(
                 name="price_ranges",
                 condition=Q(from_tokens__gte=0, from_tokens__lt=F("until_tokens"))
@@ -121,7 +121,7 @@ class Price(models.Model):
 class CompiledSheet(models.Model):
     """The prices of a model and tier for one tenant or all, from an instant on. Only ever added to.
 
-    Its id is the price version that an admission pins. Ids commit in their order, so whoever has read up to one misses
+    Its id is the price version that an admission pins. Ids commit in their order, so a reader of all up to one misses
     none before it.
     """
 

@@ -68,7 +68,7 @@ class UsageChange(_Grouped, _Summed):
 
 
 class UsageRollup(_Grouped, _Summed):
-    """All changes admitted in an hour or a day and settled before `RollupState.settled_before`; can be made anew."""
+    """All changes admitted in an hour or a day and settled before `RollupState.settled_before`; can be made again."""
 
     class Bucket(models.TextChoices):
         HOUR = "hour"

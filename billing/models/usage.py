@@ -16,7 +16,7 @@ ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached 
 TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
 
-class Verdict(models.TextChoices):
+class ExecutionOutcome(models.TextChoices):
     """How a leg ended. A failed one is never billed."""
 
     COMPLETED = "completed"
@@ -44,7 +44,7 @@ class UsageEvent(models.Model):
     NOTE: (request_id, leg) is what must be unique, and it is, though PostgreSQL wants the partition column in the key:
     the gateway stamps `admitted_at` once, when it admits the leg, and the stamp travels in the leg's envelope through
     every attempt, replay and redelivery. So a leg has one `admitted_at`, and the key tells legs apart as
-    (request_id, leg) alone would. Whoever makes an envelope anew for a leg that has one breaks this.
+    (request_id, leg) alone would. A second billing context for a leg breaks this.
 
     Ids of tenant, project and key are no foreign keys: events outlive what they name.
     """
@@ -58,7 +58,7 @@ class UsageEvent(models.Model):
     key_id = models.BigIntegerField()
     model = models.CharField(max_length=128)
     attempt = models.IntegerField()
-    verdict = models.CharField(max_length=16, choices=Verdict)
+    verdict = models.CharField(max_length=16, choices=ExecutionOutcome)
     finish_reason = models.CharField(max_length=64)
     uncached = models.IntegerField()
     cache_read = models.IntegerField()
@@ -116,7 +116,7 @@ class UsageEvent(models.Model):
                     cost_femto__gte=0,
                 ),
             ),
-            models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=Verdict.values)),
+            models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=ExecutionOutcome.values)),
             models.CheckConstraint(name="billing_usage_hold", condition=Q(hold__isnull=True) | Q(hold__gte=0)),
             models.CheckConstraint(
                 name="billing_usage_ids",

@@ -28,7 +28,7 @@ class Provider(Protocol):
     name: str
 
     def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
-        """The payments that a message tells of, none if it is about something else.
+        """Return the payments that a message tells of, none if it is about something else.
 
         Raises:
             NotGenuine, Unreadable: see there.

@@ -24,7 +24,7 @@ _COLUMNS = {"reference", "amount", "received_on"}
 
 
 class FileDrop:
-    """A provider whose messages are files. Whoever may write the folder is believed."""
+    """A provider whose messages are files. Every process that may write to the folder is trusted."""
 
     name = "file"
 

@@ -12,7 +12,7 @@ import msgspec
 from django.db.models import Q
 
 from billing.models import BookAssignment, CompiledSheet, Price, PriceBook
-from billing.models.prices import DEAREST
+from billing.models.prices import MAX_NANO_PER_MILLION
 from billing.pricing.pricing import COMPONENTS, MINUTES_A_DAY, NO_END, Component, Rate, Tier, encode_rates
 
 MAX_NAME_LENGTH = 128
@@ -52,7 +52,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def nano_per_million(usd_per_million: str | Decimal) -> int:
-    """A price in USD per million tokens as whole nano-USD.
+    """Return a price in USD per million tokens as whole nano-USD.
 
     Raises:
         ValueError: it is no number, negative, not whole, or beyond any use.
@@ -65,13 +65,13 @@ def nano_per_million(usd_per_million: str | Decimal) -> int:
         raise ValueError(f"{usd_per_million!r} is no number") from None
     if exact != whole:
         raise ValueError(f"{usd_per_million} is not a whole number of nano-USD")
-    if not 0 <= whole <= DEAREST:
+    if not 0 <= whole <= MAX_NANO_PER_MILLION:
         raise ValueError(f"{usd_per_million} is out of range")
     return whole
 
 
 def parse(body: Mapping[str, Any]) -> Proposal:
-    """The proposal that a version's body holds.
+    """Return the proposal that a version's body holds.
 
     Raises:
         ValueError: it holds none; the message says why.
@@ -93,7 +93,7 @@ def parse(body: Mapping[str, Any]) -> Proposal:
 def _check(price: NewPrice) -> None:
     if not 0 < len(price.model) <= MAX_NAME_LENGTH:
         raise ValueError(f"want a model's name of 1 to {MAX_NAME_LENGTH} characters, not {price.model!r}")
-    if not 0 <= price.nano_per_million <= DEAREST:
+    if not 0 <= price.nano_per_million <= MAX_NANO_PER_MILLION:
         raise ValueError(f"{price.model}: {price.component} is out of range")
     if not 0 <= price.from_tokens < price.until_tokens <= NO_END:
         raise ValueError(f"{price.model}: a band of prompt lengths starts before it ends")
@@ -116,7 +116,7 @@ def _check_overlap(prices: Sequence[NewPrice]) -> None:
 
 
 def compile_sheets(book: PriceBook, tenant_id: int | None, kinds: Iterable[Kind], at: datetime) -> int:
-    """Write anew, for whomever it concerns, what the models and tiers cost from `at` on; returns how many sheets.
+    """Write again, for whomever it concerns, what the models and tiers cost from `at` on; returns how many sheets.
 
     For the caller that holds the price book's lock, inside `system(…)`.
     """
@@ -138,7 +138,7 @@ def compile_sheets(book: PriceBook, tenant_id: int | None, kinds: Iterable[Kind]
 
 
 def _prices(kinds: set[Kind], at: datetime) -> dict[tuple[int | None, int, Kind], list[Price]]:
-    """Rows in force at `at` or later, by whose they are, book and kind."""
+    """Rows active at `at` or later, by whose they are, book and kind."""
     found: dict[tuple[int | None, int, Kind], list[Price]] = defaultdict(list)
     rows = Price.objects.filter(Q(effective_until__isnull=True) | Q(effective_until__gt=at), model__in=_models(kinds))
     for row in rows:
@@ -167,7 +167,7 @@ def _owners(
     books: Mapping[int, int],
     listed: int,
 ) -> list[int | None]:
-    """Whose sheets change. NOTE: whoever has another book needs a sheet, if an empty one, of all that is on the list:
+    """Whose sheets change. NOTE: a tenant with another book needs a sheet, if an empty one, of all that is on the list:
     without one the list's would count."""
     if tenant_id is not None:
         return [tenant_id]
@@ -206,7 +206,8 @@ def _covers(one: Rate, other: Rate) -> bool:
 
 
 def in_force(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:
-    """What the tenant pays at that moment, of one model or all; the tenant's scope, or everybody's, must be open."""
+    """Return what the tenant pays at that moment, of one model or all; the tenant's scope, or everybody's, must be
+    open."""
     rows = CompiledSheet.objects.filter(Q(tenant_id=tenant_id) | Q(tenant_id=None), effective_from__lte=at)
     if model is not None:
         rows = rows.filter(model=model)

@@ -55,7 +55,7 @@ class Imported:
 
 
 def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[str] | None = None) -> Imported:
-    """The public price file: USD per token, by model.
+    """Return the public price file: USD per token, by model.
 
     Classes of cached tokens without a price of their own get, written out, that of uncached ones. A model that says
     what writing to its cache costs, but not for an hour, gets no price for that: such a request is refused.
@@ -98,7 +98,7 @@ def _read_model(model: str, fields: Mapping[str, Any], imported: Imported) -> No
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields, those of `tiered_pricing` under the names that other models give to prices by prompt length."""
+    """Yield the fields, those of `tiered_pricing` under the names that other models give to prices by prompt length."""
     for tier in fields.get("tiered_pricing") or ():
         start = int(tier.get("range", [0])[0])
         if start % 1000 == 0:
@@ -140,7 +140,7 @@ def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:
 
 
 def read_csv(lines: Iterable[str]) -> Proposal:
-    """A CSV with the columns of CSV_COLUMNS; of those after the fourth, any may be missing or empty.
+    """Return a CSV with the columns of CSV_COLUMNS; of those after the fourth, any may be missing or empty.
 
     `usd_per_million` is a decimal; a band of prompt lengths and a window of the UTC day (up to `24:00`) are half-open.
 
@@ -177,7 +177,7 @@ def _csv_price(row: Mapping[str, str | None]) -> NewPrice:
 
 
 def minute(text: str) -> int:
-    """A time of day, `00:00` to `24:00`, as a minute.
+    """Return a time of day, `00:00` to `24:00`, as a minute.
 
     Raises:
         ValueError: it is none.

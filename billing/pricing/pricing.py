@@ -1,4 +1,4 @@
-"""What tokens cost: compiled prices, the hold that bounds a request, and the lines it comes to. Free of Django.
+"""What tokens cost: compiled prices, the hold that bounds a request, and the lines it amounts to. Free of Django.
 
 A price is a whole number of nano-USD per million tokens, so tokens times price is a whole number of femto-USD. Nothing
 here divides but to round a hold up to whole nano-USD, and nothing here is a float.
@@ -63,7 +63,7 @@ class RateCard(msgspec.Struct, frozen=True):
     """All prices of a model in a service tier, for one tenant or for all: what an admission pins and settling reads."""
 
     version: int  # the sheet's id, which stands on each usage event priced by it
-    tenant_id: int | None  # None: whoever has no sheet of their own
+    tenant_id: int | None  # None: every tenant without a sheet of its own
     model: str
     tier: Tier
     effective_from: int  # microseconds since 1970, UTC; until the next sheet of the same
@@ -87,7 +87,7 @@ decode_rates = msgspec.msgpack.Decoder(tuple[Rate, ...]).decode
 
 
 def prices(sheet: RateCard, prompt_tokens: int, at: int) -> dict[Component, Rate]:
-    """The rate of each component for a prompt of that length, admitted at that microsecond."""
+    """Return the rate of each component for a prompt of that length, admitted at that microsecond."""
     minute = at // 60_000_000 % MINUTES_A_DAY
     found: dict[Component, Rate] = {}
     for rate in sheet.rates:
@@ -110,7 +110,8 @@ def hold_nano(
     writes_5m: bool = False,
     writes_1h: bool = False,
 ) -> int:
-    """What the request may cost at most, in nano-USD, rounded up. `writes_…`: it may write to the prefix cache so.
+    """Return what the request may cost at most, in nano-USD, rounded up. `writes_…`: it may write to the prefix cache
+    so.
 
     Raises:
         UnknownPriceError: a component it may use has no price.
@@ -132,7 +133,8 @@ def affordable_output(
     writes_5m: bool = False,
     writes_1h: bool = False,
 ) -> int:
-    """The largest `max_output` whose hold is within `money` nano-USD; below 1 if not even the prompt and one token is.
+    """Return the largest `max_output` whose hold is within `money` nano-USD; below 1 if not even the prompt and one
+    token is.
 
     Raises:
         UnknownPriceError: a component it may use has no price.
@@ -155,7 +157,7 @@ class Rater:
         self._found: dict[tuple[int, int], list[tuple[int, int, int] | None]] = {}
 
     def rate(self, counts: Sequence[int], at: int) -> Rated:
-        """What so many tokens of each component (in the order of COMPONENTS) cost, admitted at that microsecond.
+        """Return the cost of the tokens of each component (in the order of COMPONENTS), admitted at that microsecond.
 
         Raises:
             UnknownPriceError: a component used has no price.
@@ -188,7 +190,7 @@ class Rater:
 
 
 def rate(sheet: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
-    """What one leg's tokens cost.
+    """Return what one leg's tokens cost.
 
     Raises:
         UnknownPriceError: a component used has no price.
@@ -235,7 +237,7 @@ class PriceIndex:
             self.newest = max(self.newest, sheet.version)
 
     def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
-        """The sheet in force at that microsecond: of the tier, or, where that has none, of the standard tier.
+        """Return the sheet active at that microsecond: of the tier, or, where that has none, of the standard tier.
 
         In each the tenant's own comes before everybody's. None: there is no price.
         """

@@ -1,4 +1,4 @@
-"""What each leg cost, by the sheet its admission pinned: worked out once, when its event is settled."""
+"""What each leg cost, by the sheet its admission pinned: computed once, when its event is settled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from billing.models import CompiledSheet
 from billing.pricing.pricing import Rated, Rater, UnknownPriceError
-from inference_worker.contract.messages import UsageEvent
+from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -32,8 +32,8 @@ def raters(versions: Iterable[int]) -> dict[int, Rater]:
     return known
 
 
-def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:
-    """What each event costs. One that has no price is told by a fault in its place.
+def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
+    """Return what each event costs. One that has no price is told by a fault in its place.
 
     A failed leg costs nothing, nor does one that was admitted before there were prices.
     """
@@ -43,7 +43,7 @@ def rate(events: Sequence[UsageEvent]) -> list[Rated | UnknownPriceError]:
     return [_rate(event, known) for event in events]
 
 
-def _rate(event: UsageEvent, known: dict[int, Rater]) -> Rated | UnknownPriceError:
+def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPriceError:
     version = event.billing_context.price_version
     if version is None or event.verdict == "failed":
         return FREE
@@ -56,8 +56,8 @@ def _rate(event: UsageEvent, known: dict[int, Rater]) -> Rated | UnknownPriceErr
         return exc
 
 
-def tokens(event: UsageEvent) -> tuple[int, ...]:
-    """The event's tokens by what they are priced as, in the order of COMPONENTS."""
+def tokens(event: ExecutionUsage) -> tuple[int, ...]:
+    """Return the event's tokens by what they are priced as, in the order of COMPONENTS."""
     usage = event.usage
     return (
         usage.uncached,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from billing.actions.prices import sheets_to_be
 from billing.metering.partitions import month_of
-from billing.models import CompiledSheet, PriceVersion, UsageEvent, Verdict
+from billing.models import CompiledSheet, ExecutionOutcome, PriceVersion, UsageEvent
 from billing.pricing.pricing import COMPONENTS, Component, PriceIndex, RateCard, Tier, UnknownPriceError, rate
 from billing.pricing.rating import raters
 from tenants.isolation.db_roles import BypassReason
@@ -31,7 +31,7 @@ class Comparison:
 
 
 def last_month(now: datetime | None = None) -> tuple[datetime, datetime]:
-    """The UTC month before this one, half-open."""
+    """Return the UTC month before this one, half-open."""
     end = datetime.combine(month_of(now or datetime.now(UTC)), datetime.min.time(), UTC)
     return datetime.combine(month_of(end - timedelta(days=1)), datetime.min.time(), UTC), end
 
@@ -74,7 +74,7 @@ def _legs(
     rows = (
         UsageEvent.objects.all_tenants()
         .filter(admitted_at__gte=start, admitted_at__lt=end, model__in=models, price_version__isnull=False)
-        .exclude(verdict=Verdict.FAILED)
+        .exclude(verdict=ExecutionOutcome.FAILED)
         .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
     )
     for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):

@@ -20,7 +20,7 @@ from tenants.outbox.email_rendering import letter
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """Log-in by password. Nobody signs up: people are invited."""
+    """Login by password. Nobody signs up: people are invited."""
 
     error_messages: ClassVar = {
         **DefaultAccountAdapter.error_messages,
@@ -60,7 +60,7 @@ class AccountAdapter(DefaultAccountAdapter):
     def send_notification_mail(
         self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
     ) -> None:
-        """Called for each change of a password or second factor, which is what the audit log wants to know."""
+        """Write an audit entry for each change of a password or second factor."""
         audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
         super().send_notification_mail(template_prefix, user, context, email)
 
@@ -76,24 +76,24 @@ class AccountAdapter(DefaultAccountAdapter):
             plain.to,
             button="Set a new password",
             home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
-            why="You get this because of your log-in at Millrace.",
+            why="You get this because of your login at Millrace.",
             headers=plain.extra_headers,
         )
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """The ASGI server has put the address there, from X-Forwarded-For if the proxy is a trusted one."""
+        """Return the client's address as set by the ASGI server, from X-Forwarded-For behind a trusted proxy."""
         return str(request.META.get("REMOTE_ADDR", ""))
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
-    """Log-in by OpenID Connect, for people who are known by their verified address already."""
+    """Login by OpenID Connect, for people who are known by their verified address already."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
 
 
 class LogInForm(LoginForm):
-    """Log-in by e-mail address, in the console's words."""
+    """Login by e-mail address, in the console's words."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

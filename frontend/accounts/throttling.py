@@ -47,11 +47,11 @@ def attempt(request: HttpRequest, step: str, email: str) -> Iterator[Attempt]:
     """
     try:
         counted = throttle().begin(step, email, request.META.get("REMOTE_ADDR", ""), device_of(request, email))
-    except Throttled as refusal:
-        setattr(request, _WAIT, max(refusal.seconds, getattr(request, _WAIT, 0)))
+    except Throttled as exc:
+        setattr(request, _WAIT, max(exc.seconds, getattr(request, _WAIT, 0)))
         raise ValidationError(
-            f"Too many failed attempts. Try again in {in_words(refusal.seconds)}.", code="too_many_login_attempts"
-        ) from refusal
+            f"Too many failed attempts. Try again in {in_words(exc.seconds)}.", code="too_many_login_attempts"
+        ) from exc
     yield counted
 
 

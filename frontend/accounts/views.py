@@ -30,7 +30,7 @@ from tenants.reauthentication import has_totp
 
 
 class LogIn(LoginView):
-    """The log-in page; whoever is logged in already goes on."""
+    """The login page. A user who is already logged in is redirected."""
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         chosen = platform_settings()
@@ -47,7 +47,7 @@ class LogOut(LogoutView):
 
 
 class JoinForm(forms.Form):
-    """What somebody who is new here says of themselves, besides the address the invitation went to."""
+    """The data that a new user enters, in addition to the address of the invitation."""
 
     name = forms.CharField(label="Your name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
     password = forms.CharField(
@@ -106,9 +106,9 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
 @never_cache
 @login_required
 def account(request: HttpRequest) -> HttpResponse:
-    """One's own log-in: password and second factor."""
+    """One's own login: password and second factor."""
     user = signed_in(request)
-    context = {"shell": person_shell(request, "Your log-in"), "totp": has_totp(user)}
+    context = {"shell": person_shell(request, "Your login"), "totp": has_totp(user)}
     return render(request, "frontend/account.html", context)
 
 

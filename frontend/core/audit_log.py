@@ -81,7 +81,7 @@ class Detail:
 
 
 def fields(visit: PageContext) -> AuditFilters:
-    """The filters as they were asked for."""
+    """Return the filters as they were asked for."""
     query = visit.query
     _, fault = _times(visit)
     names = ("verb", "actor", "object", "tenant", "from", "to")
@@ -99,7 +99,7 @@ def fields(visit: PageContext) -> AuditFilters:
 
 
 def log(visit: PageContext, one: str) -> AuditLogPanel:
-    """A page of entries, newest first; `one` names the address of a single entry. In the visit's scope."""
+    """Return a page of entries, newest first; `one` names the address of a single entry. In the visit's scope."""
     rows = _entries(visit).filter(**{_TEXTS[n]: v for n in _TEXTS if (v := _text(visit, n))}, **_times(visit)[0])
     slug = _text(visit, "tenant")
     if visit.access is None and slug:
@@ -192,7 +192,7 @@ def _number(visit: PageContext, name: str) -> int | None:
 
 
 def _times(visit: PageContext) -> tuple[dict[str, datetime], str]:
-    """What the days asked for mean, in UTC, and what is wrong with them."""
+    """Return what the days asked for mean, in UTC, and what is wrong with them."""
     found: dict[str, datetime] = {}
     for name, lookup, more in (("from", "at__gte", timedelta()), ("to", "at__lt", timedelta(days=1))):
         if text := visit.query.get(name, ""):

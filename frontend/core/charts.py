@@ -19,7 +19,7 @@ class Series:
     """One line of a chart. Values: femto-USD, tokens, microseconds ("ms"), hundredths ("decimal",
     "percent"); None: a gap.
 
-    `kind` names its colour in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
+    `kind` names its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
     `total` stands in the legend, unless the series has no place there, like the edges of a band.
     """
 
@@ -98,7 +98,7 @@ class Chart:
 
 
 def told(value: int | None, unit: Unit) -> str:
-    """A value in words, exact."""
+    """Return a value in words, exact."""
     if value is None:
         return "–"
     if unit == "usd":
@@ -111,7 +111,7 @@ def told(value: int | None, unit: Unit) -> str:
 
 
 def _drawn(value: int | None, unit: Unit) -> float | int | None:
-    """A value as a number of what the axis counts. Good enough to draw; the table has the exact one."""
+    """Return a value as a number of what the axis counts. Good enough to draw; the table has the exact one."""
     if value is None:
         return None
     if unit == "usd":
@@ -122,5 +122,5 @@ def _drawn(value: int | None, unit: Unit) -> float | int | None:
 
 
 def total(values: Sequence[int | None]) -> str:
-    """What a legend says of a series that adds up."""
+    """Return what a legend says of a series that adds up."""
     return compact(sum(value or 0 for value in values))

@@ -46,7 +46,7 @@ Finder = Callable[[PageContext, str], Iterable[Hit]]
 
 
 def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """API keys by name or prefix."""
+    """Yield API keys by name or prefix."""
     if not visit.may(Permission.KEYS_READ):
         return
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
@@ -55,7 +55,7 @@ def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
 
 
 def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """A request by its whole id, as callers have it from `x-request-id`."""
+    """Yield a request by its whole id, as callers have it from `x-request-id`."""
     if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
         for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
             yield Hit(
@@ -89,7 +89,7 @@ def find_users(visit: PageContext, typed: str) -> Iterable[Hit]:
 
 
 def find_models(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """The models that are served, by name: how busy each is."""
+    """Yield the models that are served, by name: how busy each is."""
     for spec in platform_settings().models:
         if typed.lower() in spec.name:
             yield Hit(spec.name, f"{reverse('operator-fleet')}?model={spec.name}", "models", "fleet")
@@ -102,7 +102,7 @@ def find_prices(visit: PageContext, typed: str) -> Iterable[Hit]:
         yield Hit(model, f"{reverse('operator-prices')}?{urlencode({'q': model})}", "prices", "prices")
 
 
-# What can be found besides screens, asked in the visit's scope once something is typed. A screen adds its finder here.
+# Finders of things other than screens, called in the visit's scope once something is typed. Screens add finders.
 TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "Invoices": find_invoices}
 OPERATOR: dict[str, Finder] = {
     "Models": find_models,

@@ -45,7 +45,7 @@ class DateRange:
 
 
 def span_of(visit: PageContext) -> DateRange:
-    """The span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
+    """Return the span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
     name = visit.query.get("range", "month")
     start: datetime | None = None
     zone: tzinfo = UTC
@@ -56,8 +56,8 @@ def span_of(visit: PageContext) -> DateRange:
     elif name == "custom":
         try:
             start, end = _dates(visit)
-        except ValueError as wrong:
-            fault = str(wrong)
+        except ValueError as exc:
+            fault = str(exc)
     else:
         name = "month"
     if start is None:
@@ -70,7 +70,7 @@ def span_of(visit: PageContext) -> DateRange:
 
 
 def zone_billed(visit: PageContext) -> ZoneInfo:
-    """The clocks of who bills the tenant."""
+    """Return the clocks of who bills the tenant."""
     return visit.once("billing zone", lambda: billing_zone(visit.tenant.pk))
 
 
@@ -80,7 +80,7 @@ def month_of(visit: PageContext) -> tuple[datetime, datetime]:
 
 
 def days_of(start: datetime, end: datetime) -> list[datetime]:
-    """The UTC days from start to end, of which the first and the last may lie there in part."""
+    """Return the UTC days from start to end, of which the first and the last may lie there in part."""
     first = start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return [first + i * _DAY for i in range(-(-(end - first) // _DAY))]
 
@@ -95,8 +95,8 @@ def _dates(visit: PageContext) -> tuple[datetime, datetime]:
     try:
         start = instant(visit.query.get("from", ""))
         end = instant(visit.query.get("to", "")) + _DAY
-    except ValueError as wrong:
-        raise ValueError("Give both days as year-month-day.") from wrong
+    except ValueError as exc:
+        raise ValueError("Give both days as year-month-day.") from exc
     if start >= end:
         raise ValueError("The first day is after the last.")
     if end - start > _MAX_RANGE:

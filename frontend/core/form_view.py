@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def posted(visit: PageContext) -> QueryDict | None:
-    """What was sent, for a form; None if it is only to be shown."""
+    """Return what was sent, for a form; None if it is only to be shown."""
     return visit.request.POST if visit.request.method == "POST" else None
 
 
@@ -34,7 +34,7 @@ def ask(
     breadcrumbs: Iterable[Breadcrumb] = (),
     **given: Any,
 ) -> HttpResponse:
-    """The form; once it is sent and `verb` has taken its clean data, on to `then`, or `back`, with what `said` gives.
+    """Show the form. When it is sent and `verb` succeeds, redirect to `then` or `back` with the message of `said`.
 
     `given` goes to the template: `effect`, `danger`.
     """

@@ -32,7 +32,7 @@ class Gauge:
 
 
 def percent(part: int, whole: int) -> str:
-    """A width for SVG, from 0 to 100, with two places."""
+    """Return a width for SVG, from 0 to 100, with two places."""
     if whole <= 0:
         return "0"
     hundredths = min(max(part, 0) * 10_000 // whole, 10_000)

@@ -28,7 +28,7 @@ class Viewing:
 
 
 def viewing(request: HttpRequest) -> Viewing | None:
-    """What this session views now."""
+    """Return what this session views now."""
     kept = request.session.get(_KEY)
     if kept is None:
         return None

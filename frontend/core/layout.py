@@ -24,7 +24,7 @@ class Breadcrumb:
 
 @dataclass(frozen=True)
 class Shell:
-    """What base.html shows besides the page itself."""
+    """The parts of base.html around the page."""
 
     title: str
     heading: str
@@ -45,7 +45,7 @@ class Shell:
 
 
 def signed_in(request: HttpRequest) -> User:
-    """The person behind a request that `login_required` let through."""
+    """Return the person behind a request that `login_required` let through."""
     user = request.user
     if not isinstance(user, User):
         raise TypeError("this page is for people who are logged in")
@@ -60,7 +60,7 @@ def initials(name: str) -> str:
 
 
 def shell_for(visit: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...] = ()) -> Shell:
-    """The frame of this visit's page."""
+    """Return the frame of this visit's page."""
     if visit.access is None:
         return _shell(
             visit.request,
@@ -90,7 +90,7 @@ def shell_for(visit: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...
 
 
 def person_shell(request: HttpRequest, title: str) -> Shell:
-    """The frame of a page that belongs to no tenant."""
+    """Return the frame of a page that belongs to no tenant."""
     return _shell(
         request,
         signed_in(request),

@@ -25,7 +25,7 @@ class Metering:
 
 
 def metering(now: datetime) -> Metering:
-    """What the settler last said of itself. Without the broker the page still loads: then nobody knows."""
+    """Return the settler's last report. Without Valkey the page still loads, and the status is unknown."""
     try:
         with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
             payload = broker.get(status.STATUS_KEY)

@@ -58,7 +58,7 @@ TENANT = (
         ),
     ),
     NavigationGroup(
-        "Organisation",
+        "Organization",
         (
             NavigationEntry("Members", "members", "members", "m", Permission.MEMBERS_READ),
             NavigationEntry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
@@ -120,7 +120,7 @@ class Section:
 
 
 def sections(visit: PageContext) -> tuple[Section, ...]:
-    """The sidebar of this visit."""
+    """Return the sidebar of this visit."""
     groups = OPERATOR if visit.access is None else TENANT
     found = (Section(group.label, tuple(_links(visit, group))) for group in groups)
     return tuple(section for section in found if section.links)

@@ -14,7 +14,7 @@ _SMALLEST = 10**9  # amounts below a cent are shown to the millionth of a dollar
 
 @dataclass(frozen=True, order=True)
 class Money:
-    """An amount in femto-USD. Sums of these are exact; how many digits to show is said by whoever shows it."""
+    """An amount in femto-USD. Sums of these are exact; the caller chooses the number of digits."""
 
     femto: int
 
@@ -72,7 +72,7 @@ def compact(value: int) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A part of the whole in percent with one place, cut: 60.4%. A dash if there is no whole."""
+    """Return a part of the whole in percent with one place, cut: 60.4%. A dash if there is no whole."""
     if whole <= 0:
         return "–"
     tenths = part * 1000 // whole
@@ -80,7 +80,7 @@ def share(part: int, whole: int) -> str:
 
 
 def duration(microseconds: int) -> str:
-    """A time in the unit it is best read in: 184 ms, 2.31 s."""
+    """Return a time in the unit it is best read in: 184 ms, 2.31 s."""
     milliseconds = microseconds // 1000
     if milliseconds < 1000:
         return f"{milliseconds} ms"

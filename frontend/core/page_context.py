@@ -73,18 +73,18 @@ class PageContext:
         return permission is None or self.access is None or permission in self.access.permissions
 
     def scope(self) -> AbstractContextManager[None]:
-        """A transaction that sees the tenant's rows; on operators' pages, everybody's."""
+        """Open a transaction that sees the tenant's rows; on operator pages, the rows of all tenants."""
         return all_tenants_scope(BypassReason.OPERATOR) if self.access is None else tenant_scope(self.access.tenant)
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What `find` gives, asked once for all panels of this page."""
+        """Return the result of `find`, which is called once for all panels of this page."""
         if key not in self.known:
             self.known[key] = find()
         found: T = self.known[key]
         return found
 
     def url(self, name: str, *arguments: Any) -> str:
-        """The address of another of this tenant's, or the operator's, pages."""
+        """Return the address of another of this tenant's, or the operator's, pages."""
         return reverse(name, args=arguments if self.access is None else (self.access.tenant.slug, *arguments))
 
     def link(self, name: str, *arguments: Any) -> str:
@@ -101,7 +101,7 @@ View = Callable[[PageContext], HttpResponse]
 def tenant_page(
     needs: Permission = Permission.TENANT_READ, *, methods: tuple[str, ...] = READ, step_up: bool | None = None
 ) -> Callable[[View], Callable[..., HttpResponse]]:
-    """A view below /t/<slug>/. Another's tenant is not found; a role that lacks `needs` is refused.
+    """Decorate a view below /t/<slug>/. Another's tenant is not found; a role that lacks `needs` is refused.
 
     An operator is asked to begin to view the tenant first, and then only reads (`frontend.core.impersonation`).
 
@@ -131,7 +131,7 @@ def tenant_page(
 def operator_page(
     *, methods: tuple[str, ...] = READ, step_up: bool = False
 ) -> Callable[[View], Callable[..., HttpResponse]]:
-    """A view below /operator/, which nobody but operators is told exists. `step_up`: as for `tenant_page`."""
+    """Decorate a view below /operator/, which only operators can see. `step_up`: as for `tenant_page`."""
 
     def decorate(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
@@ -157,7 +157,7 @@ class _ViewFirst(Exception):
 
 
 def _reading(request: HttpRequest, access: Access) -> Access:
-    """An operator's access: to the tenant they view, to read."""
+    """Return an operator's access: to the tenant they view, to read."""
     if request.method not in READ:
         raise PermissionDenied
     found = viewing(request)
@@ -180,8 +180,8 @@ def _run(
         return leave_for(request, redirect_to_login(page_of(request)))
     try:
         visit = enter(user)
-    except _ViewFirst as asked:
-        return leave_for(request, HttpResponseRedirect(asked.url))
+    except _ViewFirst as exc:
+        return leave_for(request, HttpResponseRedirect(exc.url))
     if not visit.may(needs):
         raise PermissionDenied
     if request.method not in methods:
@@ -205,7 +205,7 @@ def prove(request: HttpRequest, user: User) -> HttpResponse:
 
 
 def leave_for(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:
-    """A redirect that leaves the page also if only a part of it asked."""
+    """Return a redirect that leaves the page also if only a part of it asked."""
     if request.headers.get("HX-Request") != "true":
         return answer
     return HttpResponse(status=200, headers={"HX-Redirect": answer.url})

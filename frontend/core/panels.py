@@ -55,7 +55,7 @@ class Panels:
         return {panel.name: self._shown(visit, panel, first=True) for panel in seen}
 
     def refresh(self, visit: PageContext) -> HttpResponse:
-        """The answer to one panel's asking for itself."""
+        """Return the answer to one panel's asking for itself."""
         panel = self._panels.get(visit.arguments["panel"])
         if panel is None or not visit.may(panel.needs):
             raise Http404
@@ -63,7 +63,7 @@ class Panels:
         return HttpResponse(shown.body, status=500 if shown.failed else 200, headers={"X-Panel": panel.name})
 
     def tenant_url(self, prefix: str, needs: Permission = Permission.TENANT_READ) -> URLPattern:
-        """The address of a tenant's panels; `prefix` is that of the screen: "t/<slug:slug>/usage/"."""
+        """Return the address of a tenant's panels; `prefix` is that of the screen: "t/<slug:slug>/usage/"."""
         return path(f"{prefix}panels/<slug:panel>", tenant_page(needs)(self.refresh), name=self.route)
 
     def operator_url(self, prefix: str) -> URLPattern:
@@ -85,7 +85,7 @@ class Panels:
 
 
 def render(visit: PageContext, panel: Panel) -> SafeString:
-    """The panel's inside. A transaction of its own, so that one that fails leaves the others theirs."""
+    """Render the panel in its own transaction, so that a failure leaves the other panels intact."""
     with visit.scope():
         model = panel.build(visit)
     return render_to_string(panel.template, {"panel": model, "visit": visit}, visit.request)

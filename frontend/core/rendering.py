@@ -29,7 +29,7 @@ def show(
     status: int = 200,
     **context: Any,
 ) -> HttpResponse:
-    """The page, or, for a dialog or drawer that asks, only its inside.
+    """Return the page, or, for a dialog or drawer that asks, only its inside.
 
     The template extends `layout` and finds `visit`, `shell`, `title`, and by name what else is given.
     `breadcrumbs` stand between the tenant and the page's title.
@@ -53,7 +53,8 @@ class Carried(Generic[T]):
 
 
 def carry_out(form: forms.Form, verb: Callable[[dict[str, Any]], T]) -> Carried[T] | None:
-    """What the verb gives for the form's clean data; None if the form, or the verb, refuses, which the form then says.
+    """Return what the verb gives for the form's clean data; None if the form, or the verb, refuses, which the form
+    then says.
 
     The verb opens the scope it needs, and writes the audit row.
     """
@@ -67,7 +68,7 @@ def carry_out(form: forms.Form, verb: Callable[[dict[str, Any]], T]) -> Carried[
 
 
 def refused(visit: PageContext, template: str, title: str, form: forms.Form, **context: Any) -> HttpResponse:
-    """The form again, with what is wrong with it."""
+    """Return the form again, with what is wrong with it."""
     return show(visit, template, title, status=422, form=form, **context)
 
 

@@ -11,7 +11,7 @@ COOKIE = "zone"
 
 
 def zone_named(name: str) -> tzinfo | None:
-    """The zone of that IANA name; None: there is none."""
+    """Return the zone of that IANA name; None: there is none."""
     if name == "UTC":
         return UTC
     try:
@@ -21,7 +21,7 @@ def zone_named(name: str) -> tzinfo | None:
 
 
 def zone_of(request: HttpRequest) -> tzinfo:
-    """What the person chose; UTC if they did not."""
+    """Return what the person chose; UTC if they did not."""
     return zone_named(request.COOKIES.get(COOKIE, "UTC")) or UTC
 
 

@@ -22,7 +22,7 @@ register = template.Library()
 
 @register.filter
 def money(amount: Money | None, how: str = "") -> str:
-    """An amount with its cents dimmed, its exact value behind it. "less": what is taken off."""
+    """Return an amount with its cents dimmed, its exact value behind it. "less": what is taken off."""
     if amount is None:
         return "–"
     if how == "less":
@@ -61,7 +61,10 @@ def duration(microseconds: int | None) -> str:
 
 @register.filter
 def when(at: datetime | None, form: str = "minute") -> str:
-    """An instant in the person's zone: "day", "minute" or "second"; UTC behind it. The year only if it is another."""
+    """Return an instant in the person's zone: "day", "minute" or "second"; UTC behind it.
+
+    The year only if it is another.
+    """
     if at is None:
         return "–"
     here = timezone.localtime(at)
@@ -82,20 +85,23 @@ def clock(at: datetime) -> str:
 
 @register.filter
 def day(of: date) -> str:
-    """A calendar day, which no zone moves."""
+    """Return a calendar day, which no zone moves."""
     return format_html('<time datetime="{}">{}</time>', of.isoformat(), f"{of.day} {of:%b %Y}")
 
 
 @register.simple_tag
 def icon(name: str, kind: str = "") -> SafeString:
-    """A symbol of icons.svg, hidden from assistive technology: words stand beside it, or in a label."""
+    """Return a symbol of icons.svg, hidden from assistive technology: words stand beside it, or in a label."""
     address = static("frontend/vendor/icons.svg")
     return format_html('<svg class="icon {}" aria-hidden="true"><use href="{}#{}"/></svg>', kind, address, name)
 
 
 @register.simple_tag
 def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
-    """A small bar. `kind`: a colour's name, or nothing for one that warns near its limit. The number stands beside."""
+    """Return a small bar.
+
+    `kind`: a color's name, or nothing for one that warns near its limit. The number stands beside.
+    """
     width = gauges.percent(part, whole)
     return format_html(
         '<svg class="meter {}" aria-hidden="true"><rect class="rail" width="100%" height="100%" rx="3"/>'
@@ -108,7 +114,7 @@ def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def panel(context: Any, name: str, kind: str = "card") -> SafeString:
-    """A panel by its name; nothing if the person may not see it. `kind`: its classes, like "card span-8"."""
+    """Return a panel by its name; nothing if the person may not see it. `kind`: its classes, like "card span-8"."""
     shown: RenderedPanel | None = context["panels"].get(name)
     if shown is None:
         return SafeString("")
@@ -117,17 +123,18 @@ def panel(context: Any, name: str, kind: str = "card") -> SafeString:
 
 @register.simple_tag
 def chart(of: Chart) -> SafeString:
-    """The drawing, its legend, and its table twin."""
+    """Return the drawing, its legend, and its table twin."""
     return render_to_string("frontend/parts/chart.html", {"chart": of})
 
 
 @register.simple_tag
 def code(text: str, label: str) -> SafeString:
-    """A block of code with a button that copies it."""
+    """Return a block of code with a button that copies it."""
     return render_to_string("frontend/parts/code.html", {"text": text, "label": label})
 
 
 @register.simple_tag
 def opens(place: str, url: str) -> SafeString:
-    """The attributes of a link that opens its page in the "dialog" or the "drawer"; without scripts, it is a link."""
+    """Return the attributes of a link that opens its page in the "dialog" or the "drawer"; without scripts, it is a
+    link."""
     return format_html('href="{}" hx-get="{}" hx-target="#{}" hx-swap="innerHTML"', url, url, place)

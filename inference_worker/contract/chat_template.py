@@ -136,7 +136,7 @@ class ChatTemplate:
         self.takes_tools = "tools" in named  # else it would leave them out, without a word
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_prompt: bool) -> str:
-        """The prompt's text.
+        """Return the prompt's text.
 
         Raises:
             ChatTemplateError: the template refused the messages, or ran over its bounds.

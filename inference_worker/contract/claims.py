@@ -4,7 +4,7 @@
 `gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void` (the usage
 event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it made: see
 shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its caller
-believes, so a doorbell, an end or a failure that comes twice, late or from a replica given up for dead changes nothing.
+believes, so a wakeup, an end or a failure that comes twice, late or from a replica given up for dead changes nothing.
 A usage event is written by the same script that ends the leg: there is no moment at which one is done and the other is
 not.
 """
@@ -23,7 +23,7 @@ redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', 
 return {claim[6], redis.call('ZCARD', 'pins:' .. (claim[5] or ''))}
 """
 
-# Nobody pays for what the leg wrote: its pins end, but for those whose time another leg has begun anew since.
+# Nobody pays for what the leg wrote: its pins end, but for those whose time another leg has begun again since.
 _UNPIN = """
 local function unpin(claim)
     local made = redis.call('HMGET', claim, 'pinned', 'tenant')

@@ -71,7 +71,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class EngineProfile:
     """What a worker is tuned for: fields as in `EngineConfig`."""
 
     step_tokens: int
@@ -79,10 +79,10 @@ class Profile:
     max_batch: int
 
 
-PROFILES: dict[ProfileName, Profile] = {
-    "latency": Profile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
-    "balanced": Profile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
-    "throughput": Profile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
+PROFILES: dict[ProfileName, EngineProfile] = {
+    "latency": EngineProfile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
+    "balanced": EngineProfile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
+    "throughput": EngineProfile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
 }
 
 
@@ -122,7 +122,7 @@ class EngineConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file `path`; untrusted, so its size is bounded.
+    """Return the JSON object in the file `path`; untrusted, so its size is bounded.
 
     Raises:
         ModelError: missing, too large, or not a JSON object.
@@ -172,7 +172,7 @@ class ConfigReader:
         return names[0]
 
     def dtype(self) -> str:
-        """The checkpoint's own."""
+        """Return the checkpoint's own."""
         name = self._raw.get("dtype", self._raw.get("torch_dtype", "float32"))
         if name not in ("bfloat16", "float16", "float32"):
             raise self.fault(f"dtype {name!r} is not supported")
@@ -191,7 +191,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> Mod
     if (activation := raw.get("hidden_act", "silu")) != "silu":
         raise read.fault(f"hidden_act {activation!r} is not supported; want silu")
     if "quantization_config" in raw:
-        raise read.fault("quantised checkpoints are not supported yet; use a plain or a GGUF one")
+        raise read.fault("quantized checkpoints are not supported yet; use a plain or a GGUF one")
     hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads", most=4096)
     kv_heads = read.integer("num_key_value_heads", default=heads, most=4096)
     head_dim = read.integer("head_dim", default=max(hidden // heads, 1), most=4096)

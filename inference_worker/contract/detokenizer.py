@@ -14,7 +14,7 @@ class TokenText(Protocol):
         """UTF-8 of one token where a text is its tokens' bytes in a row; None where it is not so simple."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Return the text of `ids`, special tokens left out."""
 
     @property
     def is_byte_level(self) -> bool:
@@ -34,7 +34,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TokenText, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._ids: list[int] = []  # the window of the slow way: a token's text can depend on its neighbours
+        self._ids: list[int] = []  # the window of the slow way: a token's text can depend on its neighbors
         self._read = 0  # of the window, the tokens whose text is out
         self._stop = tuple(s for s in stop if s)
         self._held = ""
@@ -42,7 +42,7 @@ class Detokenizer:
         self.stopped_by: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """The text that became certain with this token. After a stop string was met, the empty text.
+        """Return the text that became certain with this token. After a stop string was met, the empty text.
 
         A stop string counts if `may_stop` holds where its last character becomes certain.
         """
@@ -55,7 +55,7 @@ class Detokenizer:
         return self._release(self._utf8.decode(raw) if raw else "")
 
     def flush(self) -> str:
-        """What was held back: the answer is over, so it was no stop string and no half character."""
+        """Return what was held back: the answer is over, so it was no stop string and no half character."""
         if self.stopped_by is not None:
             return ""
         if self._utf8 is not None:

@@ -36,7 +36,7 @@ class EncoderConfig:
     layer_norm_eps: float
     max_model_len: int  # tokens of one input
     pooling: Pooling
-    normalise: bool  # vectors have the length 1
+    normalize: bool  # vectors have the length 1
     shorter: tuple[int, ...]  # numbers of dimensions to which vectors may be cut
     dtype: str  # the checkpoint's own: "bfloat16", "float16" or "float32"
 
@@ -61,7 +61,7 @@ class EncoderConfig:
             raise read.fault(f"{hidden} values over {heads} heads is not a possible attention")
         positions = read.integer("max_position_embeddings")
         first = _padding_token(raw) + 1 if _COUNTS_FROM_PADDING[architecture] else 0
-        pooling, normalise = _pooling(folder)
+        pooling, normalize = _pooling(folder)
         return cls(
             architecture=architecture,
             vocab_size=read.integer("vocab_size"),
@@ -75,14 +75,14 @@ class EncoderConfig:
             layer_norm_eps=read.number("layer_norm_eps", 1e-12),
             max_model_len=min(positions - first, _max_seq_length(folder) or positions),
             pooling=pooling,
-            normalise=normalise,
+            normalize=normalize,
             shorter=_shorter(raw, hidden),
             dtype=read.dtype(),
         )
 
 
 def read_model_config(folder: Path) -> ModelConfig | EncoderConfig:
-    """What the model directory `folder` holds: a decoder, which answers, or an encoder, which embeds.
+    """Return what the model directory `folder` holds: a decoder, which answers, or an encoder, which embeds.
 
     Raises:
         ModelError: neither that this engine serves.
@@ -108,7 +108,7 @@ def _max_seq_length(folder: Path) -> int | None:
 
 
 def _pooling(folder: Path) -> tuple[Pooling, bool]:
-    """How hidden states become a vector, and whether it is then normalised; as sentence-transformers, without a word
+    """How hidden states become a vector, and whether it is then normalized; as sentence-transformers, without a word
     about it the mean."""
     path = folder / "modules.json"
     if not path.exists():

@@ -70,7 +70,7 @@ def unknown_names(environ: Mapping[str, str], *classes: type[Any]) -> list[str]:
 
 
 def read(var: EnvVar, environ: Mapping[str, str]) -> Any:
-    """The value of one variable; ValueError says what is wrong with it."""
+    """Return the value of one variable; ValueError says what is wrong with it."""
     text = environ.get(var.name)
     if text is None and (path := environ.get(f"{var.name}_FILE")):
         text = Path(path).read_text(encoding="utf-8").strip()

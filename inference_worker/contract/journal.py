@@ -4,7 +4,7 @@ A directory of segments. Each is created with its full size, and one more is kep
 running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
 
 A record is a usage event (`U`), the word that the broker has taken one (`C`, with its key), or that one must not be
-settled (`D`, likewise). A segment is deleted once the settler has acknowledged everything in it; what is left when a
+settled (`D`). A segment is deleted once the settler has acknowledged everything in it; what is left when a
 worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from inference_worker.contract.messages import UsageEvent, decode_usage, encode
+from inference_worker.contract.messages import ExecutionUsage, decode_usage, encode
 
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
@@ -59,7 +59,7 @@ def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
         return True  # no journal was ever opened here
 
 
-def leg_key(event: UsageEvent) -> LegKey:
+def leg_key(event: ExecutionUsage) -> LegKey:
     return (event.billing_context.request_id, event.billing_context.leg, event.attempt)
 
 
@@ -68,7 +68,7 @@ class Segment:
     """One file of the journal, and what of it is not settled yet."""
 
     path: Path
-    events: dict[LegKey, UsageEvent] = field(default_factory=dict)
+    events: dict[LegKey, ExecutionUsage] = field(default_factory=dict)
     stream_ids: dict[LegKey, str] = field(default_factory=dict)  # broker's id of each event it has taken
 
 
@@ -113,7 +113,7 @@ class Journal:
             if self._spare is None:
                 self._spare = self._create_segment()
 
-    def append(self, events: Iterable[UsageEvent]) -> None:
+    def append(self, events: Iterable[ExecutionUsage]) -> None:
         """Write the events and wait until they are on disk.
 
         Raises:
@@ -155,7 +155,7 @@ class Journal:
             segment.path.unlink(missing_ok=True)
             self.segments.remove(segment)
 
-    def open_events(self) -> list[tuple[UsageEvent, str | None]]:
+    def open_events(self) -> list[tuple[ExecutionUsage, str | None]]:
         """Events not known to be settled, oldest first, with their stream ids where the broker had taken them."""
         return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
 
@@ -237,14 +237,14 @@ def _sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def journalled(folder: Path) -> list[tuple[UsageEvent, bytes]]:
+def journalled(folder: Path) -> list[tuple[ExecutionUsage, bytes]]:
     """Events in a worker's journal, and as they are sent; the worker may go on writing meanwhile.
 
     Raises:
         OSError: it cannot be read.
         msgspec.MsgspecError, ValueError: another version wrote it, or it is damaged.
     """
-    found: dict[LegKey, tuple[UsageEvent, bytes]] = {}
+    found: dict[LegKey, tuple[ExecutionUsage, bytes]] = {}
     for path in sorted(folder.glob("*.journal")):
         with contextlib.suppress(FileNotFoundError):  # all of it was settled just now
             for kind, payload in _records(path.read_bytes()):

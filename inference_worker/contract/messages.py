@@ -1,7 +1,7 @@
 """The words gateway, worker and settler exchange over the broker: msgpack, never pickle.
 
 The worker sends a gateway `StreamEvent`s on the stream `gw:<gateway>`, and keeps them, in order, in the list
-`req:<request>:<attempt>` for whoever resumes. Event `seq` n of an attempt is element n of its list.
+`req:<request>:<attempt>` for readers that resume. Event `seq` n of an attempt is element n of its list.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ def beat_key(replica_id: str) -> str:
 
 
 def worker_of(replica_id: str) -> str:
-    """The name of the worker whose start made the replica: what a cordon goes by, so that it outlives a restart."""
+    """Return the name of the worker whose start made the replica: what a cordon goes by, so that it outlives a
+    restart."""
     return replica_id.rpartition(".")[0] or replica_id
 
 
 def trace_id(traceparent: str) -> str:
-    """The trace that a `traceparent` belongs to; empty for an empty one."""
+    """Return the trace that a `traceparent` belongs to; empty for an empty one."""
     return traceparent[3:35]
 
 
@@ -88,7 +89,7 @@ class BillingContext(msgspec.Struct, frozen=True):
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:
-        """What every log line about the leg names."""
+        """Return what every log line about the leg names."""
         return {
             "request_id": self.request_id,
             "leg": self.leg,
@@ -116,7 +117,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     warm_on: tuple[str, ...] = ()  # replicas that computed a prompt with this one's start lately
 
 
-class UsageEvent(msgspec.Struct, frozen=True):
+class ExecutionUsage(msgspec.Struct, frozen=True):
     """What a leg used; settled exactly once by (request_id, leg)."""
 
     billing_context: BillingContext
@@ -244,7 +245,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(InferenceJob).decode
-decode_usage = msgspec.msgpack.Decoder(UsageEvent).decode
+decode_usage = msgspec.msgpack.Decoder(ExecutionUsage).decode
 decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
 decode_events = msgspec.msgpack.Decoder(list[StreamEvent]).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode

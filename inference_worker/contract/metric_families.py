@@ -1,4 +1,4 @@
-"""What the engine counts, by name: the catalogue that worker and gateway share. Free of torch and of Prometheus.
+"""What the engine counts, by name: the catalog that worker and gateway share. Free of torch and of Prometheus.
 
 Where vLLM counts the same thing its name is taken, so that dashboards made for it work; the names with `millrace_` are
 what it lacks. The names are those of Prometheus' text, a counter's without its `_total`. docs/metrics.md explains them.
@@ -55,7 +55,7 @@ _STEP_TOKENS = tuple(2**i for i in range(15))
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its help, the label it has besides model and replica, and, of a histogram, the buckets' bounds."""
+    """One metric: its help, its label in addition to model and replica, and, of a histogram, the buckets' bounds."""
 
     name: str
     help: str

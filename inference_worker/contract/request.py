@@ -166,7 +166,7 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids, if they were asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with the first output, if asked for
     cache: CacheReport | None = None  # set with the request's last output
-    pins: Mapping[bytes, int] = field(default_factory=dict)  # hashes whose time has begun anew with this request -> s
+    pins: Mapping[bytes, int] = field(default_factory=dict)  # hashes whose time has begun again with this request -> s
     vectors: bytes = b""  # of a request to embed: float32, little-endian, one vector after another in the inputs' order
 
     @property

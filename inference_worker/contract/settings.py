@@ -100,7 +100,7 @@ class SharedSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings(SharedSettings):
-    """What a worker reads besides."""
+    """The settings that only a worker reads."""
 
     worker_model: str = env.env(
         "MILLRACE_WORKER_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first"
@@ -167,5 +167,5 @@ class WorkerSettings(SharedSettings):
 
 @cache
 def worker_settings() -> WorkerSettings:
-    """This process' settings, read once."""
+    """Return this process' settings, read once."""
     return env.load(WorkerSettings)

@@ -73,13 +73,16 @@ class Tokenizer:
             raise ModelError(f"{folder}: {exc}") from None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. `add_special_tokens` puts a beginning-of-text token first, where the model wants one."""
+        """Return the ids of `text`.
+
+        `add_special_tokens` puts a beginning-of-text token first, where the model wants one.
+        """
         # A batch of one: `encode` by itself keeps every other thread waiting, for seconds if the text is long.
         (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         return str(self._core.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def to_json(self) -> str:
@@ -92,7 +95,7 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt's text for `messages`, by the model's own template.
+        """Return the prompt's text for `messages`, by the model's own template.
 
         Raises:
             ChatTemplateError: there is no template, or it cannot render these messages.
@@ -107,7 +110,7 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The prompt's ids for `messages`; raises as `render_chat` does."""
+        """Return the prompt's ids for `messages`; raises as `render_chat` does."""
         return self.encode(self.render_chat(messages, tools, add_generation_prompt), add_special_tokens=False)
 
     @property
@@ -116,7 +119,7 @@ class Tokenizer:
         return self._chat is not None and self._chat.takes_tools
 
     def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
-        """A detokenizer for one request that ends before the first of the strings `stop`."""
+        """Return a detokenizer for one request that ends before the first of the strings `stop`."""
         return Detokenizer(self, stop)
 
     @property
@@ -159,7 +162,8 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins byte-level BPE writes for the 256 bytes: a byte that is visible stands for itself."""
+    """Return the printable stand-ins byte-level BPE writes for the 256 bytes: a byte that is visible stands for
+    itself."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(others)}

@@ -10,7 +10,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def pick_device(name: DeviceName) -> torch.device:
-    """The device of that name.
+    """Return the device of that name.
 
     Raises:
         ValueError: it is not there.
@@ -23,7 +23,7 @@ def pick_device(name: DeviceName) -> torch.device:
 
 
 def pick_dtype(name: DTypeName, device: torch.device) -> torch.dtype:
-    """The numbers to compute in; by default those of 16 bits, where the device is fast with them."""
+    """Return the numbers to compute in; by default those of 16 bits, where the device is fast with them."""
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

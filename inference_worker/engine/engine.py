@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time. Single-threaded: whoever calls it owns it."""
+"""The engine: requests in, tokens out, one step at a time. Single-threaded: only one thread may call it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LLMEngine:
 
     With a runner that runs ahead, a step is scheduled and launched before the one before it has come back: its decodes
     take tokens that are still in flight. What a step computed for a request that has ended meanwhile is dropped, and
-    not billed. Blocks may be given out anew at once all the same, since the device does one step after the other.
+    not billed. Blocks may be given out again at once all the same, since the device does one step after the other.
     """
 
     def __init__(
@@ -189,11 +189,11 @@ class LLMEngine:
         )
 
     def recent_requests(self) -> list[EngineRequestRecord]:
-        """The last requests that ended, oldest first. May be called from any thread."""
+        """Return the last requests that ended, oldest first. May be called from any thread."""
         return self.metrics.requests()
 
     def recent_steps(self) -> list[StepRecord]:
-        """The last steps, oldest first. May be called from any thread."""
+        """Return the last steps, oldest first. May be called from any thread."""
         return self.metrics.steps()
 
     def check_integrity(self) -> None:

@@ -11,7 +11,7 @@ from inference_worker.engine.scheduling.sequence import Sequence
 def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogprobs]) -> None:
     """Keep what a step found of the prompt tokens after `start`, until the first output takes it along.
 
-    By position: what is computed anew after a preemption replaces what was found before.
+    By position: what is computed again after a preemption replaces what was found before.
     """
     seq.prompt_logprobs[start : start + len(found)] = found
 
@@ -70,5 +70,5 @@ def end(
 
 
 def fail(seq: Sequence, code: str, message: str) -> RequestOutput:
-    """The last output of a request that could not be served."""
+    """Return the last output of a request that could not be served."""
     return RequestOutput(seq.request_id, usage=seq.usage(), error=RequestFault(code, message))

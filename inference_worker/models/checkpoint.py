@@ -11,7 +11,7 @@ MAX_WEIGHT_FILES = 1024
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model directory `folder`, by its index if it has one.
+    """Return the safetensors files of the model directory `folder`, by its index if it has one.
 
     Raises:
         ModelError: there are none, or the index names a file outside the directory.

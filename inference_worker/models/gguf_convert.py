@@ -257,7 +257,7 @@ def _unpermute(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.floa
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of `values` in bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
+    """Return the bits of `values` in bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)

@@ -61,11 +61,11 @@ class GGUFFile:
         self._file.close()
 
     def header(self) -> bytes:
-        """The bytes before the tensors' data."""
+        """Return the bytes before the tensors' data."""
         return self._map[: self.header_bytes]
 
     def rows(self, tensor: GGUFTensor, rows_at_once: int) -> Iterator[npt.NDArray[np.float32]]:
-        """The tensor's numbers as float32 [rows, columns], some rows at a time, so that memory stays bounded."""
+        """Yield the tensor's numbers as float32 [rows, columns], some rows at a time, so that memory stays bounded."""
         columns = tensor.shape[-1]
         rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
         row_bytes = tensor.size // max(rows, 1)

@@ -42,7 +42,7 @@ class Weights:
             file.__exit__(kind, fault, trace)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`.
+        """Return the tensor `name`.
 
         Raises:
             ModelError: it is missing, has another shape, or no floating-point numbers.

@@ -29,7 +29,7 @@ __all__ = ["ModelError", "ensure_model"]
 
 
 def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = None) -> Path:
-    """The Hugging Face directory of the model `spec`, made from its GGUF file first where it has to be.
+    """Return the Hugging Face directory of the model `spec`, made from its GGUF file first where it has to be.
 
     Safe to call from several processes at once: one converts, the others wait for it.
 
@@ -55,7 +55,7 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
 
 
 def embedded_source(name: str) -> Path:
-    """The GGUF file or the model directory inside an embedded model's package; the package is not imported.
+    """Return the GGUF file or the model directory inside an embedded model's package; the package is not imported.
 
     Raises:
         ModelError: the package is not installed.
@@ -114,7 +114,7 @@ def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path
 
 
 def _slug(file: GGUFFile) -> str:
-    """A folder name that changes when the file's content or the converter does."""
+    """Return a folder name that changes when the file's content or the converter does."""
     stem = re.sub(r"[^a-z0-9._-]+", "-", file.path.stem.lower()).strip("-.")[:64] or "model"
     digest = hashlib.blake2b(file.header(), digest_size=6)
     digest.update(f"{CONVERTER_VERSION}:{file.path.stat().st_size}".encode())

@@ -1,4 +1,4 @@
-"""The worker's Celery app: doorbells in, one resident engine behind them. No Django.
+"""The worker's Celery app: wakeups in, one resident engine behind them. No Django.
 
 Start it with `python -m inference_worker`.
 """
@@ -18,10 +18,10 @@ from kombu import Exchange, Queue
 from inference_worker.contract.logs import configure_logging
 from inference_worker.contract.messages import replica_queue
 from inference_worker.contract.settings import WorkerSettings, worker_settings
-from inference_worker.worker.worker import Doorbell, Worker, new_replica_id
+from inference_worker.worker.worker import Wakeup, Worker, new_replica_id
 
 GENERATE = "millrace.generate"
-DOORBELL_THREADS = 256  # each waits for its legs to end; waiting threads cost a step nothing (measured)
+WAKEUP_THREADS = 256  # each waits for its legs to end; waiting threads cost a step nothing (measured)
 
 
 def make_app(settings: WorkerSettings) -> Celery:
@@ -39,7 +39,7 @@ def make_app(settings: WorkerSettings) -> Celery:
         broker_connection_retry_on_startup=True,
         # Valkey refuses writes while it cannot write its log to a full disk. That passes, like a broken connection.
         broker_channel_error_retry=True,
-        # A doorbell is acknowledged when its legs have ended: none may be delivered again before that.
+        # A wakeup is acknowledged when its legs have ended: none may be delivered again before that.
         broker_transport_options={
             "visibility_timeout": settings.request_timeout_seconds + 300,
             "socket_keepalive": True,
@@ -62,9 +62,9 @@ _resident: list[Worker] = []  # the process' one worker, once its model is loade
 
 
 @app.task(name=GENERATE)
-def generate(doorbells: list[Doorbell]) -> None:
+def generate(wakeups: list[Wakeup]) -> None:
     """Serve the legs a gateway rang for: (request id, leg, attempt) each."""
-    _resident[0].serve([(str(request), int(leg), int(attempt)) for request, leg, attempt in doorbells])
+    _resident[0].serve([(str(request), int(leg), int(attempt)) for request, leg, attempt in wakeups])
 
 
 @signals.setup_logging.connect
@@ -100,6 +100,6 @@ def _close(**_: Any) -> None:
 
 
 def _stop_when_broken(worker: Worker) -> None:
-    """An engine that failed is replaced by a new process: whoever started this one starts the next."""
+    """Stop the process after an engine failure. The parent process starts a new one."""
     worker.broken.wait()
     os.kill(os.getpid(), signal.SIGTERM)

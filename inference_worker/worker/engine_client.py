@@ -222,8 +222,8 @@ class ResidentEngine:
                 continue
             try:
                 self._engine.add_request(_engine_request(live))
-            except RequestRejected as rejected:
-                outputs.append((live, RequestFault(rejected.code, rejected.message, rejected.param)))
+            except RequestRejected as exc:
+                outputs.append((live, RequestFault(exc.code, exc.message, exc.param)))
         ended = {live.engine_id for live, _ in outputs}
         for live, instead in cancelled:
             begun = live.first_token_at is not None

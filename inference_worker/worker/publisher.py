@@ -25,12 +25,12 @@ from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     Finished,
     Released,
     StreamEvent,
     Tokens,
-    UsageEvent,
     Vectors,
     claim_key,
     encode,
@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills from the request logs
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
-VECTORS_SECONDS = 60  # vectors are kept so long at most: they are large, and a caller has them whole or sends again
+VECTORS_SECONDS = 60  # vectors are stored no longer: they are large, and a caller that missed them sends again
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")  # not missed where the prefix is cached
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 _Item = Sequence[Delivery] | Claimed | None
@@ -66,8 +66,8 @@ class _OutputBatch:
     by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
     logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
     pins: list[tuple[ActiveJob, Mapping[bytes, int]]] = field(default_factory=list)
-    ends: list[tuple[ActiveJob, End, UsageEvent]] = field(default_factory=list)
-    failures: list[tuple[ActiveJob, Failed, UsageEvent]] = field(default_factory=list)
+    ends: list[tuple[ActiveJob, End, ExecutionUsage]] = field(default_factory=list)
+    failures: list[tuple[ActiveJob, Failed, ExecutionUsage]] = field(default_factory=list)
     handed_over: list[ActiveJob] = field(default_factory=list)
 
 
@@ -203,10 +203,10 @@ class Publisher:
 
     def _usage(
         self, live: ActiveJob, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
-    ) -> UsageEvent:
+    ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
-        return UsageEvent(
+        return ExecutionUsage(
             billing_context=live.job.billing_context,
             attempt=live.attempt,
             verdict=verdict,
@@ -307,7 +307,7 @@ class Publisher:
             request_log(billing_context.request_id, live.attempt),
         ]
 
-    def _finish_args(self, end: End, usage: UsageEvent, live: ActiveJob | None = None) -> list[Any]:
+    def _finish_args(self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None) -> list[Any]:
         embedded = live is not None and live.job.input_lengths
         seconds = min(VECTORS_SECONDS, self._keep_seconds) if embedded else self._keep_seconds
         return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
@@ -322,13 +322,13 @@ class Publisher:
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
-        """What an earlier process of this name left. An end the broker had taken is sent again if the broker lost it;
-        one it had not taken was never told to anybody, so that leg failed."""
+        """Replay the journal of an earlier process of this name. An end the broker had taken is sent again if the
+        broker lost it; one it had not taken was never told to anybody, so that leg failed."""
         for usage, stream_id in self._journal.open_events():
             key = leg_key(usage)
             if stream_id is None:
                 billing_context = usage.billing_context
-                failed = UsageEvent(
+                failed = ExecutionUsage(
                     billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_where(usage)
                 )
                 keys = [claim_key(billing_context.request_id, billing_context.leg), USAGE_STREAM]
@@ -358,7 +358,7 @@ class Publisher:
                 self._journal.confirm(leg_key(usage), new_id.decode())
         self._resend = False
 
-    def _end_of(self, usage: UsageEvent) -> End:
+    def _end_of(self, usage: ExecutionUsage) -> End:
         billing_context = usage.billing_context
         seq = self._broker.llen(request_log(billing_context.request_id, usage.attempt))
         reason = (
@@ -384,13 +384,14 @@ class Publisher:
             log.warning("broker_unreachable", error=str(exc))
 
     def _restarted(self) -> bool:
-        """Whether the broker is another process than at the last look. The client connects anew by itself, so this
+        """Whether the broker is another process than at the last look. The client connects again by itself, so this
         may be all there is to see of a crash that took its last second."""
         known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
         return known is not None and known != self._run_id
 
     def _settled_watermark(self) -> tuple[int, int]:
-        """The usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged one."""
+        """Return the usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged
+        one."""
         try:
             groups = self._broker.xinfo_groups(USAGE_STREAM)
         except redis.ResponseError:  # no stream yet
@@ -425,7 +426,7 @@ def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
     return output.logprobs[:-1] if ended_by_token else output.logprobs
 
 
-def _log_end(usage: UsageEvent) -> None:
+def _log_end(usage: ExecutionUsage) -> None:
     log.info(
         "leg_ended",
         **usage.billing_context.log_fields(),
@@ -440,7 +441,7 @@ def _log_end(usage: UsageEvent) -> None:
     )
 
 
-def _where(usage: UsageEvent) -> tuple[str, int]:
+def _where(usage: ExecutionUsage) -> tuple[str, int]:
     return usage.replica_id, usage.block_size
 
 

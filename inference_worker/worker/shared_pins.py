@@ -45,7 +45,7 @@ return {redis.call('ZCARD', KEYS[1]), table.concat(found)}
 )
 
 # KEYS claim, pins; ARGV attempt, how many hashes are pinned for five minutes, these, and those pinned for an hour.
-# Begins the time of each anew. The claim keeps those that were not there: another attempt, or a failure, ends them.
+# Begins the time of each again. The claim keeps those that were not there: another attempt, or a failure, ends them.
 PIN = (
     """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'pinned')
@@ -104,13 +104,13 @@ class SharedPins:
 
 
 def pin_keys(live: ActiveJob) -> list[str]:
-    """The keys of the script PIN."""
+    """Return the keys of the script PIN."""
     billing_context = live.job.billing_context
     return [claim_key(billing_context.request_id, billing_context.leg), pins_key(billing_context.tenant_id)]
 
 
 def pin_args(live: ActiveJob, pins: Mapping[bytes, int]) -> list[int | bytes]:
-    """The arguments of the script PIN, for `pins`: hash -> seconds."""
+    """Return the arguments of the script PIN, for `pins`: hash -> seconds."""
     short = [block for block, seconds in pins.items() if seconds <= 300]
     long = [block for block, seconds in pins.items() if seconds > 300]
     return [live.attempt, len(short), *short, *long]

@@ -1,6 +1,6 @@
 """A worker process: one resident engine, what it owes the gateways, and how it stops.
 
-Celery's tasks are doorbells (tasks.py): they claim legs here and block until those have ended.
+Celery's tasks are wakeups (tasks.py): they claim legs here and block until those have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from inference_worker.contract import claims
-from inference_worker.contract.config import PROFILES, EngineConfig, Profile
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.exits import take_over
@@ -39,11 +39,11 @@ from inference_worker.worker.shared_pins import SharedPins
 log = structlog.get_logger(__name__)
 
 CLAIM_AGAIN_SECONDS = 0.2
-Doorbell = tuple[str, int, int]  # request id, leg, attempt
+Wakeup = tuple[str, int, int]  # request id, leg, attempt
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec:
-    """The one of MILLRACE_MODELS that this worker serves."""
+    """Return the one of MILLRACE_MODELS that this worker serves."""
     by_name = {spec.name: spec for spec in settings.models}
     name = settings.worker_model or settings.models[0].name
     if name not in by_name:
@@ -55,8 +55,8 @@ def worker_name(settings: WorkerSettings) -> str:
     return settings.worker_name or f"{model_spec(settings).name}-0"
 
 
-def step_limits(settings: WorkerSettings) -> Profile:
-    """What a step may hold: the profile's limits, but for those that are set one by one.
+def step_limits(settings: WorkerSettings) -> EngineProfile:
+    """Return what a step may hold: the profile's limits, but for those that are set one by one.
 
     A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
     """
@@ -67,22 +67,22 @@ def step_limits(settings: WorkerSettings) -> Profile:
         raise SystemExit(
             f"MILLRACE_MAX_NUM_BATCHED_TOKENS: {step_tokens} is less than MILLRACE_MAX_NUM_SEQS ({max_batch})"
         )
-    return Profile(step_tokens, settings.long_prefill_token_threshold or profile.long_prompt_tokens, max_batch)
+    return EngineProfile(step_tokens, settings.long_prefill_token_threshold or profile.long_prompt_tokens, max_batch)
 
 
 def new_replica_id(settings: WorkerSettings) -> str:
-    """The worker's name and a part of this start's own: a restarted worker is another replica."""
+    """Return the worker's name and a part of this start's own: a restarted worker is another replica."""
     return f"{worker_name(settings)}.{secrets.token_hex(4)}"
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for threads of one process; short outages are ridden out, longer ones raise."""
+    """Return a client for threads of one process; short outages are ridden out, longer ones raise."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
 
 
 def describe_machine(config: EngineConfig) -> Machine:
-    """What an engine made from `config` runs on, and as what."""
+    """Return what an engine made from `config` runs on, and as what."""
     device = pick_device(config.device)
     longest = read_model_config(config.model_dir).max_model_len
     return Machine(
@@ -96,7 +96,7 @@ def describe_machine(config: EngineConfig) -> Machine:
 
 
 def make_engine(config: EngineConfig) -> Engine:
-    """The engine for what the model's directory holds."""
+    """Return the engine for what the model's directory holds."""
     embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
     return EmbeddingEngine(config) if embeds else LLMEngine(config)
 
@@ -124,7 +124,7 @@ class Worker:
             block_size=settings.block_size,
             log_seconds=settings.request_timeout_seconds + settings.stream_retention_seconds,
             keep_seconds=settings.stream_retention_seconds,
-            on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process goes on
+            on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
         started = time.monotonic()
         self._config = self._engine_config()
@@ -135,9 +135,9 @@ class Worker:
         self.broken = threading.Event()
         self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
 
-    def serve(self, doorbells: Sequence[Doorbell]) -> None:
-        """Claim what the doorbells name, and return when all that was claimed has ended."""
-        claimed = [live for doorbell in doorbells if (live := self._claim(doorbell)) is not None]
+    def serve(self, wakeups: Sequence[Wakeup]) -> None:
+        """Claim what the wakeups name, and return when all that was claimed has ended."""
+        claimed = [live for wakeup in wakeups if (live := self._claim(wakeup)) is not None]
         for live in claimed:
             live.ended.wait()
 
@@ -157,15 +157,15 @@ class Worker:
             )
 
     def close(self) -> None:
-        """Stop for good; call after `drain`."""
+        """Stop permanently; call after `drain`."""
         while self.engine.live() and not self.broken.is_set():
             time.sleep(0.02)
         self.engine.close()
         self._publisher.close()
         self._control.close()
 
-    def _claim(self, doorbell: Doorbell) -> ActiveJob | None:
-        request_id, leg, attempt = doorbell
+    def _claim(self, wakeup: Wakeup) -> ActiveJob | None:
+        request_id, leg, attempt = wakeup
         if self._draining.is_set() or self._disk_low():
             return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
         claimed = self._ask_for_job(claim_key(request_id, leg), attempt)

@@ -1,6 +1,6 @@
 """The Triton kernels for CUDA GPUs: attention over a paged KV cache, and the small operations around it.
 
-The functions here check their arguments' shapes, launch on the current stream, never synchronise, and can be captured
+The functions here check their arguments' shapes, launch on the current stream, never synchronize, and can be captured
 in a CUDA graph. Importing this package needs Triton; importing `kernels` does not.
 """
 

@@ -55,7 +55,7 @@ def _decode_kernel(
     direct: tl.constexpr,
 ) -> None:
     """One program: one sequence, one KV head, one split."""
-    # The KV head varies fastest: programs that run together read neighbouring rows of the same pages.
+    # The KV head varies fastest: programs that run together read neighboring rows of the same pages.
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     seq = tl.program_id(2).to(tl.int64)
@@ -142,7 +142,7 @@ class DecodePlan:
     """How the keys of each sequence are split. Part of the key under which a CUDA graph is kept.
 
     `num_splits`: programs a sequence and KV head. `split_tokens`: keys a split, counted from position 0, so a row's
-    result does not depend on its neighbours (batch-invariant); 0 shares each sequence evenly over `num_splits`.
+    result does not depend on its neighbors (batch-invariant); 0 shares each sequence evenly over `num_splits`.
     """
 
     num_splits: int

@@ -45,7 +45,7 @@ def prefill_config(max_query_len: int, group: int, head_dim: int) -> PrefillConf
 def _find_sequence(
     query_start_ptr: tl.tensor, num_seqs: tl.tensor, tile: tl.tensor, tile_tokens: tl.constexpr
 ) -> tl.tensor:
-    """The sequence that owns a tile.
+    """Return the sequence that owns a tile.
 
     Sequence i's tiles begin at query_start[i] // tile_tokens + i: enough for each, whatever the lengths.
     """

@@ -78,7 +78,7 @@ def rope_write_cache(
 
     Args:
         query: [num_tokens, num_heads, head_dim]; the row stride is free (a view into a fused projection's output).
-        key, value: [num_tokens, num_kv_heads, head_dim], likewise.
+        key, value: [num_tokens, num_kv_heads, head_dim], in the same layout.
         cos, sin: float32 [max_positions, head_dim / 2], contiguous.
         positions: integer [num_tokens], each below max_positions.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.

@@ -10,7 +10,7 @@ import triton.language as tl
 def _readable(start: tl.tensor, seq_len: tl.tensor, tile_keys: tl.constexpr) -> tl.tensor:
     """Positions of a tile's keys; past the sequence's end, the last key's.
 
-    So no load needs a mask, and nothing uninitialised is read from the cache (a NaN there would survive a weight of 0).
+    So no load needs a mask, and nothing uninitialized is read from the cache (a NaN there would survive a weight of 0).
     """
     return tl.minimum(start + tl.arange(0, tile_keys), tl.maximum(seq_len - 1, 0))
 
@@ -19,7 +19,7 @@ def _readable(start: tl.tensor, seq_len: tl.tensor, tile_keys: tl.constexpr) -> 
 def tile_blocks(
     table_ptr: tl.tensor, start: tl.tensor, seq_len: tl.tensor, block_size: tl.constexpr, tile_keys: tl.constexpr
 ) -> tl.tensor:
-    """The cache block of each key start … start + tile_keys − 1.
+    """Return the cache block of each key start … start + tile_keys − 1.
 
     Load them one tile ahead: then the loads of keys and values wait for no other load, and the compiler pipelines them
     as deep as `num_stages` says (with the table's load before them in the same step it keeps one tile only).

@@ -36,7 +36,7 @@ class Conflict(ActionRefused):
 
 @contextmanager
 def changing(tenant: Tenant | int) -> Iterator[Tenant]:
-    """A transaction that changes the tenant, after any other that does; gives its row as it is now.
+    """Open a transaction that changes the tenant, after any other such transaction, and yield its current row.
 
     So a verb reads what it decides by (roles, versions, snapshots) once, and no two of one tenant wait in a circle.
 

@@ -32,7 +32,7 @@ def do_create_api_key(
     expires_at: datetime | None = None,
     created_by: User | None = None,
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which cannot be had again.
+    """Create a key and return it with its secret, which cannot be shown again.
 
     Raises:
         ActionRefused: an unknown scope, no network, or an expiry in the past.
@@ -73,7 +73,7 @@ def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
 
 
 def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | None = None) -> tuple[ApiKey, str]:
-    """A new key that may do what this one may, which expires after the overlap, or when it would have if that is
+    """Create a key with the same rights; the old one expires after the overlap, or when it would have if that is
     sooner. The new key does not expire by itself, unless the old one did: then as long after now.
 
     Raises:
@@ -111,7 +111,7 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
 
 
 def do_revoke_api_key(key: ApiKey) -> bool:
-    """Revoke the key for good. False if it was revoked before."""
+    """Revoke the key permanently. False if it was revoked before."""
     now = datetime.now(UTC)
     with changing(key.tenant_id) as tenant:
         rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk)
@@ -209,7 +209,7 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("The expiry lies in the past.")
     if key.allowed_addresses is not None:
         try:
-            key.allowed_addresses = list(ip_allowlist.normalised(key.allowed_addresses))
+            key.allowed_addresses = list(ip_allowlist.normalized(key.allowed_addresses))
         except ValueError as exc:
             raise ActionRefused(f"Allowed addresses: {exc}.") from exc
     if key.pk is not None:

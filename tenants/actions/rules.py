@@ -68,7 +68,7 @@ def do_remove_limits(limits: LimitSet) -> bool:
 def do_publish_policy(
     tenant: Tenant, name: str, body: Mapping[str, Any], *, created_by: User | None = None
 ) -> RoutingPolicy:
-    """A new version of what the logical model `name` means, from now on.
+    """Publish a new version of what the logical model `name` means, from now on.
 
     Raises:
         ActionRefused: the body is no policy.

@@ -36,7 +36,7 @@ NOTED_EVERY = timedelta(hours=1)
 
 
 def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo: bool = False) -> Tenant:
-    """A tenant with its first project, `default`.
+    """Create a tenant with its first project, `default`.
 
     Raises:
         ActionRefused: the slug is taken, or no slug.
@@ -63,7 +63,7 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
 
 
 def do_keep_content(tenant: Tenant, days: int) -> bool:
-    """Keep prompts and answers for so many days; 0: keep none, and remove those that are kept. False if it was so.
+    """Store prompts and answers for a number of days; 0: keep none, and remove those that are kept. False if it was so.
 
     Raises:
         ActionRefused: it is no possible number of days.
@@ -154,7 +154,7 @@ def do_note_api_access(tenant: Tenant, request: str) -> None:
 
 
 def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
-    """A project of the tenant.
+    """Create a project of the tenant.
 
     Raises:
         ActionRefused: the slug is taken, or no slug.
@@ -200,7 +200,7 @@ def _project(project: Project) -> Project:
 
 
 def _new_id() -> int:
-    """The id of a tenant to be: its scope must be open before its row can be written."""
+    """Return the id of the next tenant: its scope must be open before its row can be written."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT nextval(pg_get_serial_sequence('tenants_tenant', 'id'))")
         return int(cursor.fetchone()[0])

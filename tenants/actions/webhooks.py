@@ -18,7 +18,7 @@ from tenants.webhooks.signing import secret_of
 from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 
 State = WebhookDelivery.State
-OVERLAP = timedelta(hours=24)  # both secrets are valid for so long after a rotation
+OVERLAP = timedelta(hours=24)  # both secrets are valid after a rotation
 MAX_ENDPOINTS = 20
 CHANGEABLE = ("url", "description", "kinds", "active")
 
@@ -26,7 +26,7 @@ CHANGEABLE = ("url", "description", "kinds", "active")
 def do_create_endpoint(
     tenant: Tenant, url: str, *, description: str = "", kinds: list[str] | None = None
 ) -> tuple[WebhookEndpoint, str]:
-    """Send the tenant's events there from now on. (The endpoint, its secret: shown now and never again.)
+    """Create a webhook endpoint. Return it with its secret, which is never shown again.
 
     Raises:
         ActionRefused: the URL may not be called, or there is no such kind. Conflict: they have very many.

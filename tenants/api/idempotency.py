@@ -1,7 +1,7 @@
 """`Idempotency-Key`: the same POST twice is done once, and answered twice with the same body.
 
 The first call writes a row that says it runs, commits, and then does its work and stores the answer in one transaction.
-So whoever comes while it runs is told to wait; after a crash in between nothing was done, and after `STALE` the row may
+So a second call is rejected while it runs; after a crash in between nothing was done, and after `STALE` the row may
 be taken over. Refusals are not kept: asked again, they are decided again. An answer may hold a new key's secret, so it
 is stored encrypted by what the caller sent, of which only a hash is kept.
 """
@@ -51,7 +51,7 @@ class StillRunning(StateConflict):
 
 
 def idempotent(handler: H) -> H:
-    """Decorates the `post` of a view that has a `scope()`.
+    """Make the `post` of a view that has a `scope()` idempotent.
 
     What must not happen in the transaction, since it may take seconds, is done by the view's `prepare`, if it has one.
     """
@@ -135,6 +135,6 @@ class _IdempotentRequest:
         return response
 
     def forget(self) -> None:
-        """It came to nothing, and may be tried again."""
+        """Forget the failed call, so that it may be repeated."""
         with self._view.scope():
             IdempotentAnswer._base_manager.filter(status=None, **self._named).delete()

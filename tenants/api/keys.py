@@ -27,7 +27,7 @@ class _KeyView(TenantView):
     serializer_class = s.KeyOut
 
     def require_for(self, request: Request, scopes: Iterable[str]) -> None:
-        """A key that may manage is handed out by who may hand out such."""
+        """Require the permission to grant the scopes."""
         if "manage" in scopes:
             self.require(request, Permission.KEYS_MANAGE)
 
@@ -41,7 +41,7 @@ class Keys(_KeyView):
 
     @extend_schema(operation_id="keys", parameters=[s.KeyQuery], responses=s.KeyOut(many=True))
     def get(self, request: Request) -> Response:
-        """The tenant's keys, newest first."""
+        """Return the tenant's keys, newest first."""
         asked = s.KeyQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         filters = asked.filters()
@@ -56,7 +56,7 @@ class Keys(_KeyView):
     @extend_schema(operation_id="keys_create", parameters=[HEADER], request=s.KeyIn, responses={201: s.NewKeyOut})
     @idempotent
     def post(self, request: Request) -> Response:
-        """A new key. Its secret is in the answer, and nowhere else."""
+        """Create a key. Its secret is only in this response."""
         fields = given(s.KeyIn, request.data)
         self.require_for(request, fields.get("scopes", ()))
         project = self._project(fields.pop("project_id", None))
@@ -94,7 +94,7 @@ class KeyDetail(_KeyView):
 
     @extend_schema(operation_id="key_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke it for good. It stops working, and its running requests end, within a second."""
+        """Revoke it permanently. It stops working, and its running requests end, within a second."""
         actions.do_revoke_api_key(self.find(ApiKey, pk))
         return Response(status=204)
 
@@ -106,7 +106,7 @@ class KeyRotate(_KeyView):
     @extend_schema(operation_id="key_rotate", parameters=[HEADER], request=s.RotateIn, responses={201: s.NewKeyOut})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """A new key that may do the same; this one goes on working for some hours."""
+        """Create a key with the same rights; the old one works for some more hours."""
         key = self.find(ApiKey, pk)
         fields = given(s.RotateIn, request.data)
         if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may renew itself

@@ -81,7 +81,7 @@ class Tenants(OperatorView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """A new tenant, with an invitation to its owner."""
+        """Create a tenant, with an invitation to its owner."""
         fields = given(s.TenantIn, request.data)
         owner = fields.pop("owner_email", None)
         tenant = actions.do_create_tenant(**fields)
@@ -127,7 +127,7 @@ class Models(OperatorView):
 
     @extend_schema(operation_id="operator_models", responses=s.ModelOut(many=True))
     def get(self, request: Request) -> Response:
-        """The models this platform serves."""
+        """Return the models this platform serves."""
         serving = [worker["model"] for worker in _workers() if worker["state"] == "ready"]
         models = platform_settings().models
         rows = [{"name": m.name, "origin": m.source, "workers": serving.count(m.name)} for m in models]
@@ -141,7 +141,7 @@ class Workers(OperatorView):
 
     @extend_schema(operation_id="operator_workers", responses=s.WorkerOut(many=True))
     def get(self, request: Request) -> Response:
-        """The replicas on the board, as they last described themselves."""
+        """Return the replicas with their last heartbeats."""
         return Response(s.WorkerOut(_workers(), many=True).data)
 
 
@@ -162,7 +162,7 @@ def _workers() -> list[dict[str, Any]]:
         try:
             beat = decode_heartbeat(payload)
         except msgspec.MsgspecError:
-            continue  # of another version, which may run beside this one while a deploy goes on
+            continue  # of another version, which may run beside this one while a deploy continues
         state = "draining" if beat.draining else "ready" if beat.ready else "starting"
         found.append(
             {

@@ -16,7 +16,7 @@ class NewestFirst(CursorPagination):
     max_page_size = 200
 
     def decode_cursor(self, request: Request) -> Cursor | None:
-        """The cursor, if it is one of ours: a made-up one is a bad parameter like any other."""
+        """Return the cursor, if it is one of ours: a made-up one is a bad parameter like any other."""
         try:
             cursor = super().decode_cursor(request)
             if cursor and cursor.position is not None:

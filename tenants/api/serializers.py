@@ -46,7 +46,7 @@ class Query(Strict):
     limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Rows on a page; 50.")
 
     def filters(self) -> dict[str, Any]:
-        """What to filter rows by: field names as they are here, unless `names` says otherwise."""
+        """Return what to filter rows by: field names as they are here, unless `names` says otherwise."""
         names: Mapping[str, str] = getattr(self, "names", {})
         return {
             names.get(name, name): value

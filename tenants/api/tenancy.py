@@ -32,7 +32,7 @@ class TenantDetail(TenantView):
 
     @extend_schema(operation_id="tenant", parameters=[s.Query])
     def get(self, request: Request) -> Response:
-        """The tenant itself."""
+        """Return the tenant."""
         return Response(described(self.access.tenant))
 
     @extend_schema(operation_id="tenant_update", request=s.TenantChange)
@@ -73,7 +73,7 @@ class Projects(TenantView):
 
     @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectOut(many=True))
     def get(self, request: Request) -> Response:
-        """The tenant's projects, newest first."""
+        """Return the tenant's projects, newest first."""
         asked = s.ProjectQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         with self.scope():
@@ -84,7 +84,7 @@ class Projects(TenantView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """A new project."""
+        """Create a project."""
         project = actions.do_create_project(self.access.tenant, **given(s.ProjectIn, request.data))
         return Response(s.ProjectOut(project).data, status=201)
 

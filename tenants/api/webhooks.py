@@ -70,7 +70,7 @@ class EventOut(serializers.ModelSerializer[WebhookEvent]):
         read_only_fields = fields
 
 
-class EventQuery(Query):
+class WebhookEventQuery(Query):
     kind = serializers.ChoiceField(list(KINDS), required=False)
 
 
@@ -173,7 +173,7 @@ class EndpointRotate(TenantView):
     @extend_schema(operation_id="webhook_rotate", parameters=[HEADER], request=None, responses=SecretOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """A new secret. What is sent within a day is signed with both."""
+        """Rotate the secret. Events of the next day are signed with both secrets."""
         return Response({"secret": verbs.do_rotate_webhook_secret(self.find(WebhookEndpoint, pk))})
 
 
@@ -196,10 +196,10 @@ class Events(TenantView):
     serializer_class = EventOut
     permissions: ClassVar = {"GET": READ}
 
-    @extend_schema(operation_id="webhook_events", parameters=[EventQuery], responses=EventOut(many=True))
+    @extend_schema(operation_id="webhook_events", parameters=[WebhookEventQuery], responses=EventOut(many=True))
     def get(self, request: Request) -> Response:
-        """What happened in the last 90 days, newest first, whether it was sent anywhere or not."""
-        asked = EventQuery(data=request.query_params.dict())
+        """Return the events of the last 90 days, newest first, whether or not they were sent."""
+        asked = WebhookEventQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         with self.scope():
             return self.page(self.rows(WebhookEvent).filter(**asked.filters()), EventOut)
@@ -222,7 +222,7 @@ class Deliveries(TenantView):
 
     @extend_schema(operation_id="webhook_deliveries", parameters=[DeliveryQuery], responses=DeliveryOut(many=True))
     def get(self, request: Request) -> Response:
-        """What was sent where, and each try, newest first."""
+        """Return the deliveries with their attempts, newest first."""
         asked = DeliveryQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         with self.scope():

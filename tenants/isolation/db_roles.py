@@ -29,7 +29,7 @@ class BypassReason(StrEnum):
     KEY_LOOKUP = "a key is found by its hash; whose it is, is what is asked"
     MEMBERSHIPS = "which tenants a person is a member of"
     OPERATOR = "operators see every tenant"
-    PERSON = "a person's own log-in concerns no tenant"
+    PERSON = "a person's own login concerns no tenant"
     PRICES = "prices are published for every tenant; their preview reads everybody's usage"
     SETTLER = "the settler writes every tenant's usage"
     WEBHOOKS = "webhooks and mails of every tenant are sent"
@@ -55,6 +55,6 @@ GRANT_SQL = "GRANT millrace_app, millrace_system TO {owner} WITH INHERIT FALSE, 
 
 
 def as_role(url: str, role: str) -> str:
-    """The database URL as a libpq connection string whose sessions start in `role`."""
+    """Return the database URL as a libpq connection string whose sessions start in `role`."""
     options = str(conninfo_to_dict(url).get("options") or "")
     return make_conninfo(url, options=f"{options} -c role={role}".strip())

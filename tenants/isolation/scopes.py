@@ -39,7 +39,10 @@ _scope: ContextVar[TenantScope | None] = ContextVar("scope", default=None)
 
 @contextmanager
 def tenant_scope(tenant: Tenant | int) -> Iterator[None]:
-    """A transaction that sees this tenant's rows and no others, also by raw SQL. Scopes nest; the inner one counts."""
+    """Open a transaction that sees this tenant's rows and no others, also by raw SQL.
+
+    Scopes nest; the inner one counts.
+    """
     tenant_id = tenant if isinstance(tenant, int) else tenant.pk
     with _opened(TenantScope(tenant_id, None), durable=False):
         yield
@@ -47,7 +50,7 @@ def tenant_scope(tenant: Tenant | int) -> Iterator[None]:
 
 @contextmanager
 def all_tenants_scope(use: BypassReason, *, durable: bool = False) -> Iterator[None]:
-    """A transaction that sees every tenant's rows. `durable`: it must be the outermost one, so that its end commits."""
+    """Open a transaction that sees every tenant's rows. With `durable`, it must be the outermost one."""
     with _opened(TenantScope(None, use), durable=durable):
         yield
 
@@ -59,7 +62,7 @@ def _opened(scope: TenantScope, *, durable: bool) -> Iterator[None]:
     token = _scope.set(scope)
     try:
         # NOTE: on a fault the transaction or savepoint is rolled back, and with it both settings; without one they end
-        # with the transaction, unless another scope, or none, goes on in it.
+        # with the transaction, unless another scope, or none, continues in it.
         with transaction.atomic(durable=durable):
             if scope != outer or not nested:
                 _enter(scope)
@@ -102,7 +105,7 @@ class TenantManager(models.Manager[M]):
         return super().get_queryset()
 
     def create(self, **fields: Any) -> M:
-        """A row of the tenant named by `tenant` or `tenant_id`."""
+        """Create a row of the tenant named by `tenant` or `tenant_id`."""
         tenant = fields.get("tenant_id") or getattr(fields.get("tenant"), "pk", None)
         if tenant is None:
             raise UnscopedQueryError(f"{self.model.__name__}: a row belongs to a tenant")

@@ -7,7 +7,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 
-def normalised(networks: Iterable[str]) -> tuple[str, ...]:
+def normalized(networks: Iterable[str]) -> tuple[str, ...]:
     """Addresses and networks as CIDR, each once, in the order given.
 
     Raises:

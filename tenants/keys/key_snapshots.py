@@ -36,7 +36,7 @@ Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
 
 def recompile(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -> None:
-    """Write the snapshots of the key, or of all the tenant's keys, anew, and a row of the change log."""
+    """Write the snapshots of the key, or of all the tenant's keys, again, and a row of the change log."""
     keys = ApiKey.objects.for_tenant(tenant).order_by("pk")
     if key is not None:
         keys = keys.filter(pk=key.pk)
@@ -58,7 +58,7 @@ def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:
     compiled = [
         (bytes(key.key_hash), _snapshot(tenant, key, limits, policies, versions.get(key.pk, 0) + 1)) for key in keys
     ]
-    rows.delete()  # and not updated: a hash that was made anew is another row
+    rows.delete()  # and not updated: a hash that was made again is another row
     KeySnapshot.objects.for_tenant(tenant).bulk_create(
         [
             KeySnapshot(

@@ -1,6 +1,6 @@
 """Tickets: a person's leave to use one API key from a browser for some minutes, without its secret. Free of Django.
 
-The console gives one to whoever may use the key, and a gateway takes it, once, as a WebSocket's first message. What
+The console gives one to a user who may use the key, and a gateway takes it, once, as a WebSocket's first message. What
 the socket asks is then the key's: its limits and budgets, its usage. A ticket says who it was given to, is signed, and
 opens nothing but that socket.
 """
@@ -49,14 +49,14 @@ _decode = msgspec.msgpack.Decoder(PlaygroundToken).decode
 
 
 def give(secret: str, *, key_id: int, tenant_id: int, user_id: int, now: datetime, generation: int = 0) -> str:
-    """A fresh ticket as text, signed with the platform's secret."""
+    """Return a fresh ticket as text, signed with the platform's secret."""
     given_at = int(now.timestamp()) * 1_000_000 + now.microsecond
     body = _encode(PlaygroundToken(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16), generation))
     return base64.urlsafe_b64encode(_sign(secret, body) + body).decode()
 
 
 def read(secret: str, text: str) -> PlaygroundToken | None:
-    """The ticket, if it is one of ours. Whether it may still be taken is for the caller to ask."""
+    """Return the ticket, if it is one of ours. Whether it may still be taken is for the caller to ask."""
     if len(text) > MAX_TOKEN_LENGTH:
         return None
     try:

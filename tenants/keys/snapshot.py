@@ -44,7 +44,7 @@ class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     concurrency: int | None = None  # requests at once
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    long_queue: int | None = None  # prompts from so many tokens on are long jobs, which wait in a queue of their own
+    long_queue: int | None = None  # long jobs: prompts with at least this many tokens, with their own queue
     long_cap: int | None = None  # long jobs at once
 
 
@@ -54,7 +54,7 @@ class LimitSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     sets: tuple[LimitSetSnapshot, ...] = ()
 
     def of(self, *models: str) -> list[LimitSetSnapshot]:
-        """The sets that apply to a request for a model, under any of its names."""
+        """Return the sets that apply to a request for a model, under any of its names."""
         return [each for each in self.sets if not each.model or each.model in models]
 
 
@@ -83,17 +83,17 @@ decode = msgspec.msgpack.Decoder(ApiKeySnapshot).decode
 
 
 def new_secret() -> str:
-    """A fresh API key: 256 random bits, shown once to its owner and never stored."""
+    """Return a fresh API key: 256 random bits, shown once to its owner and never stored."""
     return KEY_START + secrets.token_urlsafe(32)
 
 
 def hash_key(secret: str, pepper: str) -> bytes:
-    """What is stored of a key, and found by. With 256 random bits a salt or a slow hash would add nothing."""
+    """Return what is stored of a key, and found by. With 256 random bits a salt or a slow hash would add nothing."""
     return with_pepper(_digest(secret), pepper)
 
 
 def with_pepper(digest: bytes, pepper: str) -> bytes:
-    """A key's SHA-256, mixed with a secret that is not in the database: who reads the one cannot try keys with it."""
+    """Return a key's SHA-256 mixed with a secret that is not in the database, so a database dump cannot test keys."""
     return hmac.digest(pepper.encode(), digest, "sha256")
 
 
@@ -113,7 +113,7 @@ def _digest(secret: str) -> bytes:
 
 
 def visible_prefix(secret: str) -> str:
-    """What may be shown of a key to tell it from others."""
+    """Return what may be shown of a key to tell it from others."""
     return secret[:_VISIBLE]
 
 

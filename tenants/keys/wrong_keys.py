@@ -84,5 +84,5 @@ class WrongKeyThrottle:
 
 @cache
 def process_throttle() -> WrongKeyThrottle:
-    """The throttle of this process."""
+    """Return the throttle of this process."""
     return WrongKeyThrottle(platform_settings().wrong_keys_per_minute)

@@ -26,7 +26,7 @@ def start_of(tenant_id: int, set_id: int) -> str:
 
 
 def remaining(held: bytes | None, limit: int, period: tuple[int, int], now_ms: int) -> int:
-    """What a bucket leaves at that time."""
+    """Return what a bucket leaves at that time."""
     if held is None:
         return limit
     ticks, tick = period

@@ -24,7 +24,7 @@ class UserManager(BaseUserManager["User"]):
         return user
 
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> User:
-        """An operator: sees every tenant, and Django's admin."""
+        """Create an operator, who sees every tenant and the break-glass admin."""
         return self.create_user(email, password, is_staff=True, is_superuser=True, **fields)
 
     def get_by_natural_key(self, username: str | None) -> User:
@@ -100,7 +100,7 @@ class Membership(models.Model):
 
 
 class Invitation(models.Model):
-    """An open seat for whoever reads the mail sent to `email`. The token is made of the row and a secret of the
+    """An open seat for the reader of the mail sent to `email`. The token is made of the row and a secret of the
     platform (`tenants.invitations`), so that the table alone lets nobody in."""
 
     AUDITED: ClassVar = ("email", "role", "expires_at", "accepted_at", "revoked_at")

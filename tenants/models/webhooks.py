@@ -14,12 +14,12 @@ from tenants.models.tenancy import Tenant
 
 
 def new_uid() -> str:
-    """An event's name to the outside: the same in every try, by which a receiver knows it again."""
+    """Return an event's name to the outside: the same in every try, by which a receiver knows it again."""
     return f"evt_{secrets.token_hex(16)}"
 
 
 def new_nonce() -> str:
-    """What an endpoint's secret is made of, together with the platform's own."""
+    """Return what an endpoint's secret is made of, together with the platform's own."""
     return secrets.token_hex(16)
 
 
@@ -73,7 +73,7 @@ class WebhookEvent(models.Model):
 
 
 class WebhookDelivery(models.Model):
-    """An event on its way to an endpoint. Due when pending and `next_at` is past; whoever sends it has a lease."""
+    """An event on its way to an endpoint. Due when pending and `next_at` is past; its sender has a lease."""
 
     class State(models.TextChoices):
         PENDING = "pending"

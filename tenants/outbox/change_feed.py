@@ -7,11 +7,11 @@ Every change writes a row of `tenants_changelog` in its own transaction. A gatew
 
 and drops what it holds of each `ChangeEvent`'s key, or of all keys of its tenant, and reads those snapshots again from
 Postgres (not from Valkey, whose copies may not have been replaced yet). After `RETENTION_SECONDS` without a successful
-poll it begins anew with an empty cache. The connection's role is `tenants.isolation.db_roles.SYSTEM`, in autocommit
+poll it begins again with an empty cache. The connection's role is `tenants.isolation.db_roles.SYSTEM`, in autocommit
 mode.
 
 NOTE: neither ids nor times of rows are in the order in which their transactions end: one that began earlier may commit
-later, and whoever followed ids would miss its row for ever. So each row has its transaction's number, and a poll asks
+later, and a reader of ids would miss its row for ever. So each row has its transaction's number, and a poll asks
 for all rows of transactions that were not over at the poll before: `horizon` is the oldest one then running. No row can
 come to light below it. Rows above it come again until the horizon passes them; `Cursor` gives out each only once.
 A transaction that runs for long holds the horizon back, never the rows.
@@ -78,7 +78,7 @@ class Cursor:
         self._given: dict[int, int] = {}  # id -> transaction, of rows at or above the horizon
 
     def take(self, rows: Iterable[Any]) -> list[ChangeEvent]:
-        """The changes among POLL's rows that were not given out before, and the step to the next poll."""
+        """Return the changes among POLL's rows that were not given out before, and the step to the next poll."""
         found, horizon = [], self.horizon
         for row_id, xid, kind, tenant_id, key_id in rows:
             if row_id is None:

@@ -23,7 +23,7 @@ from tenants.outbox.email_rendering import letter
 
 log = structlog.get_logger(__name__)
 NOBODY = "No member has one of the roles it is for."
-# Whoever claims a mail has some minutes to send it, twice as many after each try, before another tries.
+# A process that claims a mail has some minutes to send it, twice as many after each try, before another tries.
 _CLAIM = """
 UPDATE tenants_mail SET claimed_at = %(now)s, tries = tries + 1
 WHERE id = (
@@ -57,19 +57,19 @@ def send_mails(now: datetime | None = None) -> int:
 
 
 def reason(fault: OSError | smtplib.SMTPException) -> str:
-    """What a tenant may read of it: the server's own words name servers and log-ins."""
+    """Return what a tenant may read of it: the server's own message names servers and logins."""
     match fault:
         case smtplib.SMTPRecipientsRefused():
             return "The mail server refused the addresses."
         case smtplib.SMTPAuthenticationError():
-            return "The mail server refused the platform’s log-in."
+            return "The mail server refused the platform’s login."
         case smtplib.SMTPResponseException():
             return f"The mail server answered {fault.smtp_code}."
     return "The mail server could not be reached."
 
 
 def _note(pk: int, *, only_unsent: bool = False, **fields: object) -> None:
-    """`only_unsent`: not if whoever took the mail over, as this took too long, has sent it by now."""
+    """`only_unsent`: not if the process that took over the late mail has already sent it."""
     with all_tenants_scope(BypassReason.WEBHOOKS):
         mail = Mail.objects.all_tenants().filter(pk=pk)
         (mail.filter(sent_at=None) if only_unsent else mail).update(**fields)

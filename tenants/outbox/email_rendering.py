@@ -33,8 +33,8 @@ def letter(
     why: str = "You get this as a member of a tenant on Millrace.",
     headers: Mapping[str, str] | None = None,
 ) -> EmailMultiAlternatives:
-    """The mail, to be sent. `button`: what its buttons say. `home`: where they may lead, if not to the platform's own
-    address. `why`: for whom it is, in small print."""
+    """Return the mail, to be sent. `button`: what its buttons say. `home`: where they may lead, if not to the
+    platform's own address. `why`: for whom it is, in small print."""
     subject = " ".join(subject.split())  # a line end would begin another header
     home = home or platform_settings().base_url
     paragraphs = [_paragraph(part, home, button) for part in text.strip().split("\n\n") if part.strip()]

@@ -105,7 +105,7 @@ class _Short(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
-    """The policy a JSON body describes.
+    """Return the policy a JSON body describes.
 
     Raises:
         ValueError: it describes none; the message names the place.
@@ -123,7 +123,7 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
 
 
 def decide(policy: Policy, facts: RoutingFacts) -> Decision | None:
-    """What the policy says of a request; None: no rule holds for it."""
+    """Return what the policy says of a request; None: no rule holds for it."""
     for number, rule in enumerate(policy.rules):
         if holds(rule.when, facts):
             first, draw = _draw(rule, facts.request_id)

@@ -35,7 +35,7 @@ def enqueue(tenant_id: int, kind: str, key: str, payload: Mapping[str, Any]) -> 
 
 
 def secrets_of(endpoint: WebhookEndpoint, now: datetime) -> list[str]:
-    """The secrets that sign for the endpoint: its own and, for a day after a rotation, the one before."""
+    """Return the secrets that sign for the endpoint: its own and, for a day after a rotation, the one before."""
     nonces = [endpoint.nonce]
     if endpoint.old_until is not None and endpoint.old_until > now:
         nonces.append(endpoint.old_nonce)

@@ -95,7 +95,7 @@ def _since(began: float) -> int:
 
 
 def _said(fault: Exception, *, over: bool) -> str:
-    """What the tenant is told of a fault."""
+    """Return the error message for the tenant."""
     if isinstance(fault, TargetRefused):
         return str(fault)
     if over or isinstance(fault, TimeoutError):

@@ -25,7 +25,7 @@ State = WebhookDelivery.State
 WAITS = (30, 120, 600, 1800, 7200, 21600, 50400)  # seconds after each try but the last; 23 hours in all
 JITTER = 0.2  # of each wait, more or less, so that what failed together does not come back together
 LEASE = timedelta(minutes=2)  # a sender is done by then: looking a name up may take half a minute, the rest 10 s
-GIVE_UP_AFTER = timedelta(days=3)  # without one success, an endpoint is disabled when a delivery fails for good
+GIVE_UP_AFTER = timedelta(days=3)  # without one success, an endpoint is disabled when a delivery fails permanently
 SENDERS = 8  # at once, over all processes
 GONE = 410
 _LOCK = 0x77656268  # any number that is nobody else's advisory lock
@@ -80,7 +80,7 @@ def send_all() -> int:
 
 
 def body_of(event: WebhookEvent) -> bytes:
-    """What is sent: the same bytes in every try."""
+    """Return what is sent: the same bytes in every try."""
     told = {"type": event.kind, "timestamp": event.at.isoformat(), "data": event.payload}
     return json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -155,7 +155,7 @@ def _note(claimed: _Claimed, answer: WebhookResponse, now: datetime) -> bool:
 
 def _why(answer: WebhookResponse) -> str:
     if answer.status == GONE:
-        return "It said that it is gone for good (410)."
+        return "The server reported that the endpoint is permanently gone (410)."
     return f"For {GIVE_UP_AFTER.days} days nothing arrived. {answer.error}"[:200]
 
 

@@ -15,13 +15,13 @@ PREFIX = "whsec_"
 
 
 def secret_of(platform_key: str, endpoint_id: int, nonce: str) -> str:
-    """The secret of an endpoint, as its owner is shown it once."""
+    """Return the secret of an endpoint, as its owner is shown it once."""
     made = hmac.digest(platform_key.encode(), f"webhooks:{endpoint_id}:{nonce}".encode(), hashlib.sha256)
     return PREFIX + base64.b64encode(made).decode()
 
 
 def signature(secrets: Iterable[str], uid: str, at: int, body: bytes) -> str:
-    """The header `webhook-signature`: one signature for each secret that is valid. `at`: seconds since 1970."""
+    """Return the header `webhook-signature`: one signature for each secret that is valid. `at`: seconds since 1970."""
     signed = f"{uid}.{at}.".encode() + body
     keys = (base64.b64decode(secret.removeprefix(PREFIX)) for secret in secrets)
     return " ".join(f"v1,{base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()}" for key in keys)

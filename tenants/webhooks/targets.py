@@ -1,6 +1,6 @@
 """Which addresses webhooks may go to: public ones alone. Free of Django.
 
-A tenant names the host, so without this they could have the platform call its own database, its neighbours, or a
+A tenant names the host, so without this they could have the platform call its own database, its neighbors, or a
 cloud's metadata service. Hosts that the operator names may lie inside and speak plain http.
 """
 
@@ -114,7 +114,7 @@ def _look_up(target: WebhookTarget) -> list[str]:
 
 
 def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str]:
-    """The host's addresses as they are now; connect to one of these and do not ask for the name again.
+    """Return the host's addresses as they are now; connect to one of these and do not ask for the name again.
 
     Raises:
         TargetRefused: it has none, or one of them is not public.
@@ -148,7 +148,7 @@ def _is_localhost(host: str) -> bool:
 
 
 def _literal(host: str) -> IPv4Address | IPv6Address | None:
-    """The address, if the host is given as one, also in the odd forms that resolvers take (127.1, 0x7f000001)."""
+    """Return the address if the host is one, also in forms that resolvers accept (127.1, 0x7f000001)."""
     host = host.rstrip(".")  # of a name that is complete
     try:
         return ip_address(host)

@@ -152,10 +152,10 @@ async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) 
     assert await desk.two.answer(taken[0], 200, ANSWER)
     assert not await desk.two.answer(taken[0], 200, b'{"text": "twice"}')
     await desk.two.put_back(taken[1], 0, losses=1)
-    (anew,) = await desk.only(desk.one)
-    assert not anew.taken_over
-    assert anew.losses == 1
-    assert anew.request_id != lost.request_id
+    (again,) = await desk.only(desk.one)
+    assert not again.taken_over
+    assert again.losses == 1
+    assert again.request_id != lost.request_id
 
 
 async def test_what_is_put_back_waits(desk: Desk) -> None:

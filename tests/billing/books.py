@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connection
 
 from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.models import Adjustment, CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
 from billing.pricing.pricing import COMPONENTS, Component, Rate, encode_rates
@@ -137,11 +137,11 @@ def over(month: Period) -> datetime:
 
 
 def invoiced(tenant: Tenant, at: datetime) -> Invoice:
-    """Close the month and finalise the tenant's invoice of it."""
+    """Close the month and finalize the tenant's invoice of it."""
     month = period(at)
     do_close_period(month, now=over(month))
     (draft,) = [row for row in do_draft(month, tenant) if row.kind == Invoice.Kind.INVOICE]
-    return do_finalise(draft, now=month.ends_at)
+    return do_finalize(draft, now=month.ends_at)
 
 
 LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}

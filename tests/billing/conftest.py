@@ -16,7 +16,7 @@ import pytest
 import redis
 from django.db import connection
 
-from inference_worker.contract.messages import USAGE_STREAM, BillingContext, UsageEvent, encode
+from inference_worker.contract.messages import USAGE_STREAM, BillingContext, ExecutionUsage, encode
 from inference_worker.contract.request import TokenUsage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
         cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")
 
 
-def make_event(**changes: Any) -> UsageEvent:
+def make_event(**changes: Any) -> ExecutionUsage:
     """A plausible event; `changes` name fields of the event, its envelope or its token usage. `at` is a datetime."""
     at = changes.pop("at", datetime.now(UTC))
     usage = {name: changes.pop(name) for name in TokenUsage.__dataclass_fields__ if name in changes}
@@ -65,11 +65,11 @@ def make_event(**changes: Any) -> UsageEvent:
         "block_size": 32,
     }
     counts = TokenUsage(**({"uncached": 10, "cache_read": 64, "output": 7} | usage))
-    return UsageEvent(billing_context=BillingContext(**billing_context), usage=counts, **(fields | changes))
+    return ExecutionUsage(billing_context=BillingContext(**billing_context), usage=counts, **(fields | changes))
 
 
 @pytest.fixture
-def event() -> Callable[..., UsageEvent]:
+def event() -> Callable[..., ExecutionUsage]:
     return make_event
 
 
@@ -77,7 +77,7 @@ def event() -> Callable[..., UsageEvent]:
 def send(broker: redis.Redis) -> Callable[..., None]:
     """Puts events, or raw bytes, on the stream as a worker does."""
 
-    def send(*events: UsageEvent | bytes) -> None:
+    def send(*events: ExecutionUsage | bytes) -> None:
         pipe = broker.pipeline(transaction=False)
         for item in events:
             pipe.xadd(USAGE_STREAM, {"e": item if isinstance(item, bytes) else encode(item)})

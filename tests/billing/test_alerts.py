@@ -250,7 +250,7 @@ def test_checkers_at_once_alert_once(monkeypatch):
     ("fault", "why"),
     [
         (OSError("10.0.0.7 is down"), "The mail server could not be reached."),
-        (SMTPAuthenticationError(535, b"smtp-user"), "The mail server refused the platform’s log-in."),
+        (SMTPAuthenticationError(535, b"smtp-user"), "The mail server refused the platform’s login."),
         (SMTPRecipientsRefused({"owner@acme.example": (550, b"no")}), "The mail server refused the addresses."),
         (SMTPDataError(451, b"of 10.0.0.7"), "The mail server answered 451."),
     ],
@@ -414,7 +414,7 @@ def test_a_forecast_over_the_limit_alerts_once(tenant):
     assert (row.threshold, row.used, row.limit, row.forecast) == ("forecast", 2050, 2900, 3000)
     (event,) = of(WebhookEvent, tenant)
     assert event.payload["forecast"]["point"] == 3000
-    assert "comes to 3,000 tokens of 2,900 tokens" in of(Mail, tenant)[0].text
+    assert "amounts to 3,000 tokens of 2,900 tokens" in of(Mail, tenant)[0].text
 
 
 @pytest.mark.parametrize("fields", [{"amount": 3001}, {"amount": 2000}, {"amount": 2900, "alert_forecast": False}])

@@ -149,7 +149,7 @@ def test_rejects_callers_without_the_right(acme, url):
 @pytest.mark.parametrize(
     ("url", "name", "value"),
     [
-        (USAGE, "group_by", "colour"),
+        (USAGE, "group_by", "color"),
         (USAGE, "bucket", "minute"),
         (USAGE, "tz", "Mars/Olympus_Mons"),
         (USAGE, "tz", "../UTC"),

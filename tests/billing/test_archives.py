@@ -212,7 +212,7 @@ def test_a_draft_keeps_its_usage(acme: Tenant, tmp_path: Path) -> None:
         billed = Invoice.objects.all_tenants().get()
         kept = {name: getattr(billed, name) for name in ("tenant", "entity", "period", "seller", "buyer")}
         Invoice.objects.create(**kept, revision=2)
-    with pytest.raises(Conflict, match="Drafts of invoices wait to be finalised: 1"):
+    with pytest.raises(Conflict, match="Drafts of invoices wait to be finalized: 1"):
         do_archive(MONTH, tmp_path)
 
 

@@ -70,7 +70,7 @@ def test_json(tenant, capsys):
     [
         (["nobody"], "Tenants: acme"),
         (["acme", "--from", "2026-01-02", "--to", "2026-01-01"], "--from must be before --to"),
-        (["acme", "--by", "colour"], "cannot group by colour"),
+        (["acme", "--by", "color"], "cannot group by color"),
         (["acme", "--by", "hour,day"], "do not go together"),
         (["acme", "--from", "yesterday"], "no date and no time"),
     ],

@@ -14,7 +14,7 @@ from django.db import connection
 
 from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import document, emails, pdf
 from billing.invoicing.lines import lines_of
@@ -68,29 +68,29 @@ def drafts(month: Period, tenants: int) -> list[Invoice]:
 
 
 def test_numbers_have_no_gaps_under_rollbacks(october):
-    """Worked example 12: 50 finalisations at once with 10 forced rollbacks give the numbers 1 to 40."""
+    """Worked example 12: 50 finalizations at once with 10 forced rollbacks give the numbers 1 to 40."""
     waiting = drafts(october, 50)
     random.shuffle(waiting)
 
-    def finalise(invoice: Invoice, killed: bool) -> str:
+    def finalize(invoice: Invoice, killed: bool) -> str:
         with all_tenants_scope(BypassReason.BILLING):
-            done = do_finalise(invoice, now=october.ends_at)
+            done = do_finalize(invoice, now=october.ends_at)
             if killed:
                 raise Killed
         return str(done)
 
-    answers = at_once([lambda row=row, n=n: finalise(row, n % 5 == 0) for n, row in enumerate(waiting)])
+    answers = at_once([lambda row=row, n=n: finalize(row, n % 5 == 0) for n, row in enumerate(waiting)])
     assert sum(isinstance(answer, Killed) for answer in answers) == 10
     numbers = sorted(row.number for row in Everybody(Invoice).filter(number__isnull=False))
     assert numbers == [f"INV-2026-{number:06}" for number in range(1, 41)]
     assert Everybody(NumberSeries).get().last == 40
     report = invoice_months(month="2026-10", now=october.ends_at + timedelta(days=1))  # takes up what was left
-    assert sorted(report.finalised) == [f"INV-2026-{number:06}" for number in range(41, 51)]
+    assert sorted(report.finalized) == [f"INV-2026-{number:06}" for number in range(41, 51)]
     assert sum(entry.nano for entry in Everybody(LedgerEntry).all()) == 0
 
 
 @pytest.mark.parametrize("step", ["_issue", "_fix", "_book", "credits.use", "pdf.rendered", "document.described"])
-def test_a_finalisation_that_is_killed_leaves_nothing(october, monkeypatch, step):
+def test_a_finalization_that_is_killed_leaves_nothing(october, monkeypatch, step):
     (draft,) = drafts(october, 1)
 
     def end(*args: object) -> None:
@@ -98,10 +98,10 @@ def test_a_finalisation_that_is_killed_leaves_nothing(october, monkeypatch, step
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(f"billing.actions.invoices.{step}", end)
-        do_finalise(draft, now=october.ends_at)
+        do_finalize(draft, now=october.ends_at)
     row = Everybody(Invoice).get()
     assert (row.state, row.number, Everybody(LedgerEntry).count()) == ("draft", None, 0)
-    assert do_finalise(draft, now=october.ends_at).number == "INV-2026-000001"
+    assert do_finalize(draft, now=october.ends_at).number == "INV-2026-000001"
 
 
 def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
@@ -117,9 +117,9 @@ def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("billing.invoicing.pdf.rendered", rendered)
         report = invoice_months(month="2026-10", now=over(october))
-    assert (report.finalised, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such font"]),)
-    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalised == ["INV-2026-000003"]
-    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalised == []
+    assert (report.finalized, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such font"]),)
+    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == ["INV-2026-000003"]
+    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == []
 
 
 def test_the_same_run_many_times_at_once(october):
@@ -136,7 +136,7 @@ def test_the_same_run_many_times_at_once(october):
 
 def test_one_payment_told_many_times_at_once(october):
     (draft,) = drafts(october, 1)
-    invoice = do_finalise(draft)
+    invoice = do_finalize(draft)
     told = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
     answers = at_once([lambda: do_record_payment(told)[1]] * 12)
     assert sorted(answers) == [False] * 11 + [True]
@@ -149,7 +149,7 @@ def test_a_mail_is_claimed_by_one(october):
         BillingProfile.objects.create(
             tenant=draft.tenant, entity=draft.entity, name="T", country="DE", emails=["bills@acme.example"]
         )
-    do_finalise(draft)
+    do_finalize(draft)
     assert sum(at_once([emails.send_all] * 6)) == 1
     assert len(mail.outbox) == 1
 
@@ -164,7 +164,7 @@ def test_credit_is_not_burnt_twice(october):
         month = period(at)
         do_close_period(month, now=over(month))
         waiting += do_draft(month)
-    totals = sorted(done.total for done in at_once([lambda row=row: do_finalise(row) for row in waiting]))
+    totals = sorted(done.total for done in at_once([lambda row=row: do_finalize(row) for row in waiting]))
     assert totals == [0, 50]
 
 

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connection, transaction
 from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.drafts import SETTLING, do_close_period, do_draft
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment, outstanding
 from billing.invoicing import checks, document, pdf
 from billing.invoicing.lines import lines_of
@@ -117,8 +117,8 @@ def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:
     month = period(NOVEMBER)
     do_close_period(month, now=over(month))
     invoice, note = do_draft(month)
-    assert do_finalise(invoice, now=month.ends_at).total == 100
-    return october, do_finalise(note, now=month.ends_at)
+    assert do_finalize(invoice, now=month.ends_at).total == 100
+    return october, do_finalize(note, now=month.ends_at)
 
 
 def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
@@ -145,26 +145,26 @@ def test_nothing_is_drafted_without_use(acme):
     assert do_draft(period(OCTOBER)) == []
 
 
-def test_drafting_again_and_finalising_again_change_nothing(acme):
+def test_drafting_again_and_finalizing_again_change_nothing(acme):
     use(acme, OCTOBER, (price("3"), MILLION), times=3)
     month = period(OCTOBER)
     do_close_period(month, now=over(month))
     (first,), (second,) = do_draft(month), do_draft(month)
     assert first.pk == second.pk
     assert (second.events, len(lines(second))) == (3, 1)
-    done = do_finalise(second)
+    done = do_finalize(second)
     assert done.number == f"INV-{datetime.now(UTC).year}-000001"
-    assert do_finalise(second).number == done.number
+    assert do_finalize(second).number == done.number
     assert do_draft(month) == []
     assert len(Everybody(Invoice).all()) == 1
 
 
-def test_a_draft_of_an_open_period_cannot_be_finalised(acme):
+def test_a_draft_of_an_open_period_cannot_be_finalized(acme):
     use(acme, OCTOBER, (price("3"), MILLION))
     (draft,) = do_draft(period(OCTOBER))
     assert draft.total == 300
     with pytest.raises(Conflict, match="Close it"):
-        do_finalise(draft)
+        do_finalize(draft)
 
 
 def test_a_period_that_is_not_over_stays_open():
@@ -343,7 +343,7 @@ def test_void_gives_credit_back_and_lets_the_month_be_billed_anew(acme):
     assert -booked(acme, Account.CREDITS) == 50 * CENT
     assert booked(acme, Account.REVENUE) == booked(acme, Account.RECEIVABLE) == 0
     (draft,) = do_draft(period(OCTOBER))
-    second = do_finalise(draft)
+    second = do_finalize(draft)
     assert (second.revision, second.total) == (2, 150)
     assert int(second.number[-6:]) == int(first.number[-6:]) + (first.number[:8] == second.number[:8])
     paid(acme, 1)

@@ -13,7 +13,7 @@ import pytest
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.reconciler import reconcile
 from inference_worker.contract.journal import Journal, leg_key
-from inference_worker.contract.messages import UsageEvent, encode
+from inference_worker.contract.messages import ExecutionUsage, encode
 from tests.billing.conftest import make_event
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -24,7 +24,7 @@ LONG_AGO = 4 * 3_600_000_000  # microseconds; longer than any request may run
 def journalled(tmp_path: Path) -> Callable[..., None]:
     """Writes events down as a worker of that name does."""
 
-    def write(worker: str, *events: UsageEvent) -> None:
+    def write(worker: str, *events: ExecutionUsage) -> None:
         journal = Journal(tmp_path / worker)
         journal.append(events)
         journal.close()
@@ -32,12 +32,12 @@ def journalled(tmp_path: Path) -> Callable[..., None]:
     return write
 
 
-def old(number: int, **changes: Any) -> UsageEvent:
+def old(number: int, **changes: Any) -> ExecutionUsage:
     at = time.time_ns() // 1000 - LONG_AGO + number
     return make_event(request_id=f"req_{number}", admitted_at=at, tenant_id=1 + number % 2, **changes)
 
 
-def told(*events: UsageEvent) -> None:
+def told(*events: ExecutionUsage) -> None:
     settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
 
 

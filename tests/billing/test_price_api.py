@@ -123,7 +123,7 @@ def test_a_tenant_is_given_a_book(one, two, acme):
         {"prices": [{**PRICES[0], "from_time": "25:00"}]},
         {"prices": [PRICES[0], PRICES[0]]},
         {"prices": []},
-        {"colour": "red"},
+        {"color": "red"},
         {"tenant_id": 999},
         {"effective_from": "soon"},
     ],

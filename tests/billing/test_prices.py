@@ -331,7 +331,7 @@ def test_a_csv_is_read():
     ("text", "message"),
     [
         ("model,tier,component\n", "usd_per_million"),
-        ("model,tier,component,usd_per_million,colour\n", "colour"),
+        ("model,tier,component,usd_per_million,color\n", "color"),
         ("model,tier,component,usd_per_million\nm,,uncached,one\n", "line 2"),
         ("model,tier,component,usd_per_million\nm,,words,1\n", "line 2"),
         ("model,tier,component,usd_per_million,from_time\nm,,uncached,1,25:00\n", "line 2"),

@@ -173,7 +173,7 @@ def test_two_runs_at_once_are_one(secrets_file):
 
 
 def test_people_can_log_in_only_with_a_password_that_was_given(played):
-    email = "owner@demo-harbour.example"
+    email = "owner@demo-harbor.example"
     assert not User.objects.get(email=email).has_usable_password()
     small("--password", "correct horse")
     assert User.objects.get(email=email).check_password("correct horse")

@@ -22,7 +22,7 @@ from billing.metering.reconciler import reconcile
 from billing.metering.settler import Settler
 from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
 from inference_worker.contract.messages import USAGE_STREAM
-from inference_worker.contract.messages import UsageEvent as Told
+from inference_worker.contract.messages import ExecutionUsage as Told
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot

@@ -94,7 +94,7 @@ def make_key(page: Page) -> str:
 def make_budget(page: Page) -> None:
     """A cent a day, for the key whose page led here; what it would have refused shows while it is typed."""
     page.get_by_label("Name").fill("A cent")
-    page.get_by_label("It begins anew").select_option("day")
+    page.get_by_label("It begins again").select_option("day")
     page.get_by_label("Limit", exact=True).press_sequentially("0.01")
     expect(page.get_by_text("A hard limit of $0.01 a day would have refused")).to_be_visible()
     expect(page.get_by_text("gets 429 budget_exceeded")).to_be_visible()

@@ -23,7 +23,7 @@ import django; django.setup()
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import Project
 from tenants.isolation.scopes import tenant_scope
-tenant = do_create_tenant("neighbour", "Neighbour")
+tenant = do_create_tenant("neighbor", "Neighbor")
 with tenant_scope(tenant):
     project = Project.objects.for_tenant(tenant).get()
 print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
@@ -31,7 +31,7 @@ print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 
 
 @pytest.fixture(scope="module")
-def neighbour(stack: Stack) -> str:
+def neighbor(stack: Stack) -> str:
     """A key of another tenant."""
     settings = dict(each.split("=", 1) for each in (stack.data_dir / "env").read_text().splitlines() if "=" in each)
     environ = {
@@ -140,7 +140,7 @@ def test_an_idempotency_key_makes_one_batch(stack: Stack) -> None:
     assert (other.status_code, other.json()["error"]["type"]) == (409, "conflict_error")
 
 
-def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.Anthropic, neighbour: str) -> None:
+def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.Anthropic, neighbor: str) -> None:
     mine = stack.client()
     file = upload(mine, [line("a")])
     batch = mine.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
@@ -148,7 +148,7 @@ def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.
     messages = client.messages.batches.create(requests=[asked("a")]).id
     request = httpx.get(f"{stack.url}/v1/files/{batch.output_file_id}/content", headers=stack.headers)
     request_id = json.loads(request.text)["response"]["request_id"]
-    theirs = {"authorization": f"Bearer {neighbour}"}
+    theirs = {"authorization": f"Bearer {neighbor}"}
     assert httpx.get(f"{stack.url}/v1/models", headers=theirs).status_code == 200
     for method, path in (
         ("GET", f"files/{file}"),

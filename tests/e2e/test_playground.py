@@ -81,7 +81,7 @@ def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     assert int(figure(page, "input")) + int(figure(page, "cached")) == event["uncached"] + event["cache_read"]
     exact = column(page).locator("[data-cost]").get_attribute("title")
     assert exact is not None and Decimal(exact.removeprefix("$")) == Decimal(event["cost"]["usd"]) > 0
-    # What it goes on with is read from the cache.
+    # What it continues with is read from the cache.
     ask(page, "And of Italy?", 8)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
     expect(column(page).locator(".turn")).to_have_count(4)

@@ -30,7 +30,7 @@ def test_live_requests_are_answered_and_metered(stack):
     assert "500:" not in said
 
     def metered() -> bool:
-        usage = manage(stack, "usage_report", "demo-harbour", "--by", "day")
+        usage = manage(stack, "usage_report", "demo-harbor", "--by", "day")
         return int(usage.splitlines()[-2].split()[1]) > 0  # today's
 
     eventually(metered)

@@ -34,7 +34,7 @@ TINY = ModelConfig(
 
 
 def counting(seq: Sequence) -> int:
-    """The default tokens: 100, 101, …"""
+    """Return the default tokens: 100, 101 and so on."""
     return 100 + seq.num_output_tokens % 800
 
 
@@ -161,7 +161,7 @@ def request(
     expires_at: float | None = None,
     **params: object,
 ) -> Request:
-    """A request whose prompt is `prompt`, or that many tokens 10, 11, …"""
+    """Return a request whose prompt is `prompt`, or that many tokens from 10 on."""
     ids = prompt if isinstance(prompt, list) else [10 + i % 900 for i in range(prompt)]
     params.setdefault("max_tokens", 1)
     sampling = SamplingParams(**params)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def recompute(
 def first_difference(golden: Golden, tokens: list[int]) -> int | None:
     """Where `tokens` leave the golden answer without the excuse of a near tie; None if they do not.
 
-    After a near tie went the other way the texts differ for good, so nothing is compared from there.
+    After a near tie went the other way the texts differ permanently, so nothing is compared from there.
     """
     for place, (wanted, got) in enumerate(zip(golden.tokens, tokens, strict=True)):
         if wanted != got:

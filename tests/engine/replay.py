@@ -1,6 +1,6 @@
 """Real traces played through the real scheduler and KV cache, the model being made up; and what was possible at best.
 
-The traces are in tests/data/traces. `python -m benchmarks.replay` prints all that can be learnt from them.
+The traces are in tests/data/traces. `python -m benchmarks.replay` prints all that can be learned from them.
 """
 
 from __future__ import annotations

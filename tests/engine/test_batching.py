@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.batching import CostModel, Job, Outcome, collect, continuous, draw, modelled, static
+from benchmarks.batching import CostModel, Job, Outcome, collect, continuous, draw, modeled, static
 from tests.engine.replay import Lengths
 
 BATCH = 32
@@ -29,7 +29,7 @@ def test_continuous_batching_brings_2_5_times_the_tokens_of_static(
 ) -> None:
     # 320 requests, so that the last few, which cannot fill a batch, do not count for much.
     jobs = draw(320, scale, most=most)
-    make = modelled(cost)
+    make = modeled(cost)
     ours = continuous(make, jobs, BATCH, step_tokens)
     padded = static(make, jobs, BATCH, TIMEOUT, drop=False)
     dropping = static(make, jobs, BATCH, TIMEOUT, drop=True)
@@ -40,7 +40,7 @@ def test_continuous_batching_brings_2_5_times_the_tokens_of_static(
 
 def test_static_batching_does_what_its_name_says() -> None:
     jobs = [Job(0, prompt=10, output=3), Job(1, prompt=4, output=7), Job(2, prompt=6, output=2)]
-    make = modelled(CostModel(1.0, 0.25))
+    make = modeled(CostModel(1.0, 0.25))
     # Batches of two: (10 + 7, 10 + 7), then (6 + 2) alone. The last token of an answer is not computed.
     padded = static(make, jobs, 2, 0.0, drop=False)
     assert padded == Outcome(seconds=5 + 6 + 1.5 + 1, useful_tokens=12, steps=7 + 2, computed_tokens=2 * 16 + 7)
@@ -50,13 +50,13 @@ def test_static_batching_does_what_its_name_says() -> None:
 
 def test_continuous_batching_gives_a_place_to_the_next_at_once() -> None:
     jobs = [Job(0, prompt=1, output=4), Job(1, prompt=1, output=2), Job(2, prompt=1, output=2, arrival=1.0)]
-    outcome = continuous(modelled(CostModel(1.0, 0.0)), jobs, 2, 16)
+    outcome = continuous(modeled(CostModel(1.0, 0.0)), jobs, 2, 16)
     assert outcome == Outcome(seconds=4, useful_tokens=8, steps=4, computed_tokens=8)
 
 
 def test_time_passes_while_nobody_waits() -> None:
     jobs = [Job(0, prompt=1, output=1), Job(1, prompt=1, output=1, arrival=10.0)]
-    make = modelled(CostModel(1.0, 0.0))
+    make = modeled(CostModel(1.0, 0.0))
     assert continuous(make, jobs, 2, 16).seconds == 11
     assert static(make, jobs, 2, 0.5, drop=False).seconds == 11.5
 

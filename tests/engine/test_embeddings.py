@@ -113,7 +113,7 @@ def test_roberta_counts_positions_from_the_padding_token(tmp_path: Path, pooling
         (tmp_path / "1_Pooling").mkdir()
         (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     read = EncoderConfig.from_dir(tmp_path)
-    assert (read.max_model_len, read.pooling, read.normalise) == (40, pooling, False)
+    assert (read.max_model_len, read.pooling, read.normalize) == (40, pooling, False)
     inputs = [[0, *range(5, 5 + n), 2] for n in (38, 3, 36, 12, 3)]
     ours = EmbeddingRunner(EngineConfig(model_dir=tmp_path), read).embed(inputs)
     if pooling == "mean":
@@ -127,7 +127,7 @@ def test_roberta_counts_positions_from_the_padding_token(tmp_path: Path, pooling
 def test_the_embedded_model_is_what_it_is(minilm: Path) -> None:
     config = EncoderConfig.from_dir(minilm)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.max_model_len) == (6, 384, 12, 256)
-    assert (config.pooling, config.normalise, config.shorter) == ("mean", True, ())
+    assert (config.pooling, config.normalize, config.shorter) == ("mean", True, ())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from inference_worker.engine.structured_output.grammar_cache import Limits, TenantCache
+from inference_worker.engine.structured_output.grammar_cache import CacheCapacity, TenantCache
 
 
-def cache(total: Limits, tenant: Limits) -> TenantCache[str, str]:
+def cache(total: CacheCapacity, tenant: CacheCapacity) -> TenantCache[str, str]:
     return TenantCache(total, tenant)
 
 
@@ -16,7 +16,7 @@ def held(made: TenantCache[str, str], tenant: str, keys: list[str]) -> list[str]
 
 
 def test_a_tenant_finds_only_its_own() -> None:
-    made = cache(Limits(100, 100), Limits(100, 100))
+    made = cache(CacheCapacity(100, 100), CacheCapacity(100, 100))
     made.put("a", "form", "of a", 1)
     assert made.get("a", "form") == "of a"
     assert made.get("b", "form") is None
@@ -25,7 +25,7 @@ def test_a_tenant_finds_only_its_own() -> None:
 
 
 def test_a_tenant_that_fills_the_cache_evicts_only_its_own() -> None:
-    made = cache(Limits(400, 1000), Limits(300, 1000))
+    made = cache(CacheCapacity(400, 1000), CacheCapacity(300, 1000))
     made.put("small", "form", "small", 50)
     for number in range(1000):
         made.put("large", str(number), "", 30)
@@ -38,7 +38,7 @@ def test_a_tenant_that_fills_the_cache_evicts_only_its_own() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    made = cache(Limits(1000, 1000), Limits(1000, 2))
+    made = cache(CacheCapacity(1000, 1000), CacheCapacity(1000, 2))
     made.put("a", "one", "", 1)
     made.put("a", "two", "", 1)
     made.get("a", "one")
@@ -47,7 +47,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_a_new_entry_stays_whatever_its_size() -> None:
-    made = cache(Limits(10, 10), Limits(10, 10))
+    made = cache(CacheCapacity(10, 10), CacheCapacity(10, 10))
     made.put("a", "one", "", 100)
     made.put("b", "two", "", 100)
     assert made.get("b", "two") is not None and made.get("a", "one") is None
@@ -55,7 +55,7 @@ def test_a_new_entry_stays_whatever_its_size() -> None:
 
 def test_many_tenants_keep_within_the_total() -> None:
     draw = random.Random(1)
-    made = cache(Limits(500, 40), Limits(200, 15))
+    made = cache(CacheCapacity(500, 40), CacheCapacity(200, 15))
     for _ in range(5000):
         tenant, key = str(draw.randrange(60)), str(draw.randrange(20))
         if made.get(tenant, key) is None:

@@ -236,7 +236,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 
 @few
 @given(st.integers(1, 3000), st.integers(2, 70), st.sampled_from(DTYPES), st.sampled_from([1, 3]))
-def test_a_row_normalised_or_gated_does_not_depend_on_the_others(
+def test_a_row_normalized_or_gated_does_not_depend_on_the_others(
     width: int, rows: int, dtype: torch.dtype, threads: int
 ) -> None:
     weight, x, pairs = (randn(*shape, dtype=dtype) for shape in ((width,), (rows, width), (rows, 2 * width)))
@@ -343,7 +343,7 @@ class Pages:
     st.sampled_from(DTYPES),
     st.lists(st.integers(1, 300), min_size=2, max_size=12),
 )
-def test_attention_does_not_depend_on_chunks_or_neighbours(
+def test_attention_does_not_depend_on_chunks_or_neighbors(
     kv_heads: int, share: int, head_dim: int, block_size: int, dtype: torch.dtype, lengths: list[int]
 ) -> None:
     blocks = sum(-(-length // block_size) for length in lengths) + 1

@@ -23,7 +23,7 @@ from inference_worker.models.gguf_convert import to_bfloat16
 from inference_worker.models.gguf_file import GGUFError, GGUFFile
 from inference_worker.models.loader import Weights
 from inference_worker.models.model_source import embedded_source, ensure_model
-from millrace.gateway.core.catalog import load_catalogue
+from millrace.gateway.core.catalog import load_catalog
 
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 
@@ -59,7 +59,7 @@ def test_the_embedded_model_is_what_it_is(model_dir: Path) -> None:
 def test_the_gateway_tells_the_context_that_is_served(
     model_dir: Path, tmp_path: Path, asked: int | None, told: int
 ) -> None:
-    served = load_catalogue([ModelSpec("m", str(model_dir), "auto", asked)], tmp_path)
+    served = load_catalog([ModelSpec("m", str(model_dir), "auto", asked)], tmp_path)
     assert served["m"].context_length == told
 
 

@@ -62,7 +62,7 @@ def test_a_pinned_prefix_outlasts_a_crowd_and_goes_with_its_time() -> None:
     crowd_out(engine, 3)
     assert ask(engine, "plain again", distinct(100, 2)).cache_read == 0
     assert ask(engine, "pinned again", distinct(100, 1)).cache_read == 96
-    clock.now = 299.0 + 300.0  # the hit began its time anew, and now that is up
+    clock.now = 299.0 + 300.0  # the hit began its time again, and now that is up
     ask(engine, "somebody", [7])
     assert len(engine.scheduler.cache.pins) == 0
     crowd_out(engine, 4)

@@ -112,7 +112,7 @@ def transformer(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(transformer: Any) -> Logits:
-    """transformers' log-probabilities, float32: row i is of what follows token i."""
+    """Return the log-probabilities of transformers, float32: row i is of what follows token i."""
 
     def logprobs(tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():
@@ -140,9 +140,7 @@ def assert_logprobs(found: list[TokenLogprobs], tokens: list[int], wanted: torch
     for entry, row in zip(found, wanted[: len(tokens)], strict=True):
         assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
         assert [value for _, value in entry.top] == pytest.approx(row.topk(count).values.tolist(), abs=1e-4)
-        assert (
-            abs(entry.rank - 1 - int((row > row[entry.token_id]).sum())) <= 2
-        )  # a digit may change neighbours' places
+        assert abs(entry.rank - 1 - int((row > row[entry.token_id]).sum())) <= 2  # a digit may change neighbors' places
 
 
 def assert_all(outputs: list[RequestOutput], prompt: list[int], reference: Logits, count: int) -> None:

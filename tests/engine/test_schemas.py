@@ -17,7 +17,7 @@ import pytest
 from inference_worker.contract.request import RequestRejected, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output import grammars as grammars_module
-from inference_worker.engine.structured_output.grammar_cache import Limits
+from inference_worker.engine.structured_output.grammar_cache import CacheCapacity
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
 from tests.engine.schema_samples import made_up, suite, tools
 
@@ -183,7 +183,7 @@ def test_the_first_use_of_another_tenant_compiles_again(tokenizer: Tokenizer) ->
 def test_whats_compiled_is_kept_and_what_was_not_used_goes(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars_module, "TENANT_CACHE", Limits(1 << 30, 3))
+    monkeypatch.setattr(grammars_module, "TENANT_CACHE", CacheCapacity(1 << 30, 3))
     grammars = GrammarCompiler(tokenizer, VOCAB)
     specs = [json_schema({"enum": [f"value {i}"]}) for i in range(4)]
     for spec in specs[:3]:

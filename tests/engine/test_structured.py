@@ -1,4 +1,4 @@
-"""Answers held to a form: each that ends by itself has it, whatever else goes on in the engine."""
+"""Answers held to a form: each that ends by itself has it, whatever else continues in the engine."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def answers(
     [
         {"max_batch": 1},
         {"step_tokens": 16, "long_prompt_tokens": 5, "max_batch": 4},  # prompts in chunks
-        {"blocks": 14, "max_batch": 8},  # preempted and computed anew
+        {"blocks": 14, "max_batch": 8},  # preempted and computed again
         {"run_ahead": True},
         {"run_ahead": True, "blocks": 14, "max_batch": 8, "step_tokens": 24},
     ],
@@ -410,4 +410,4 @@ def test_the_models_answers_to_two_hundred_schemas_are_valid(
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     accepted, ended = held_to(real_engine(model_dir, grammars), two_hundred(), prompt, temperature=0.7)
     assert accepted >= 200
-    assert ended >= 100  # so weak a model goes on until max_tokens under many of them
+    assert ended >= 100  # so weak a model continues until max_tokens under many of them

@@ -119,7 +119,7 @@ def test_what_the_cache_held_is_told_apart_from_what_is_billed() -> None:
         run(bench.engine)
     again = bench.engine.recent_requests()[1]
     assert again.usage == TokenUsage(cache_read=32, output=1)
-    assert (again.cached_tokens, again.miss) == (16, None)  # the last block is computed anew, for its logits
+    assert (again.cached_tokens, again.miss) == (16, None)  # the last block is computed again, for its logits
     assert counter(bench.metrics, families.CACHE_QUERIES) == 64
     assert counter(bench.metrics, families.CACHE_HITS) == 16
     assert bench.metrics.snapshot().counters[families.MISSES] == {"first_use": 1}

@@ -118,7 +118,7 @@ def sentencepiece_like(tmp_path: Path) -> Tokenizer:
     return Tokenizer.from_dir(tmp_path)
 
 
-def test_tokens_that_depend_on_their_neighbours_stream_the_same(tmp_path: Path) -> None:
+def test_tokens_that_depend_on_their_neighbors_stream_the_same(tmp_path: Path) -> None:
     tokenizer = sentencepiece_like(tmp_path)
     assert not tokenizer.is_byte_level
     for text in ["abc", " ab cd", "a 漢字 b", "👩‍👧 ab", "ab  b   a", ""]:

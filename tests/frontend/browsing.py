@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Bounds for machines that are busy, not what anything should take.
 EXPECT_SECONDS, ACT_SECONDS = 30, 60
-COLOURS = {"runOnly": ["color-contrast"]}
+COLORS = {"runOnly": ["color-contrast"]}
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".waiting")
   && (!document.querySelector("[data-chart]") || "drawn" in document.documentElement.dataset)"""

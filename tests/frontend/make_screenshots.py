@@ -1,4 +1,4 @@
-"""`make screenshots`: docs/screenshots anew, each screen, light and dark, on a phone and on a desk.
+"""`make screenshots`: docs/screenshots again, each screen, light and dark, on a phone and on a desk.
 
 Pictured are the sidebar's screens, the pages of one thing, and FORMS; the other forms look like these.
 
@@ -36,7 +36,7 @@ ONLY = os.environ.get("ONLY", "")
 EVENTS = int(os.environ.get("EVENTS", "6000"))
 MOST = 8 * 2**20
 HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # least and most, by width
-SHOWN = "demo-harbour"
+SHOWN = "demo-harbor"
 FORMS = ("invoices-upcoming", "keys-new", "budgets-new")
 OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 

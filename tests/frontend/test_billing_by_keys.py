@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.operator.billing import services
 from tenants import actions
@@ -70,10 +70,10 @@ def fill(page: Page, link: str, name: str, submit: str, fields: dict[str, str]) 
 def bill(tenant: Tenant) -> Invoice:
     services.draft(month(), NOW)
     (draft,) = of(Invoice, tenant)
-    return do_finalise(draft)
+    return do_finalize(draft)
 
 
-def test_a_month_is_drafted_finalised_and_credited(opened: Any) -> None:
+def test_a_month_is_drafted_finalized_and_credited(opened: Any) -> None:
     version = of(UsageEvent, made())[0].price_version
     other = actions.do_create_tenant("lab", "Lab")
     key, _ = actions.do_create_api_key(only_project(other), "k")
@@ -83,10 +83,10 @@ def test_a_month_is_drafted_finalised_and_credited(opened: Any) -> None:
     page = opened("op@example.com", f"/operator/billing/?month={label}")
     fill(page, "Draft all", label, "Close and draft", {})
     expect(page.locator("#panel-list .badge", has_text="Draft")).to_have_count(2)
-    fill(page, "Finalise that of Lab", "lab", "Finalise", {})
+    fill(page, "Finalize that of Lab", "lab", "Finalize", {})
     page.wait_for_url(re.compile(r"/operator/billing/\d+$"))
     page.goto(f"/operator/billing/?month={label}")
-    fill(page, "Finalise 1", label, "Finalise all", {})
+    fill(page, "Finalize 1", label, "Finalize all", {})
     expect(page.locator("#panel-list .badge", has_text="Open")).to_have_count(2)
     fill(page, "Credit for Lab", "lab", "Give credit", {"Amount": "5", "Note": "Sorry"})
     page.wait_for_url(re.compile(r"/operator/tenants/\d+/$"))

@@ -1,4 +1,4 @@
-"""A month is billed in the console: drafted, finalised, paid, corrected; and the books say the same."""
+"""A month is billed in the console: drafted, finalized, paid, corrected; and the books say the same."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     page.get_by_role("link", name="Draft all").click()
     confirm(page, label, "Close and draft")
     moved(page, page.locator("#panel-list .badge", has_text="Draft"))
-    page.locator("#panel-list").get_by_role("link", name="Finalise").click()
+    page.locator("#panel-list").get_by_role("link", name="Finalize").click()
     expect(page.locator("dialog[open] .banner")).to_contain_text("cannot be undone")
-    confirm(page, "acme", "Finalise")
+    confirm(page, "acme", "Finalize")
     page.wait_for_url(re.compile(r"/operator/billing/\d+$"))
     expect(page.get_by_role("heading", level=1)).to_contain_text("INV-")
     expect(page.locator("#panel-check")).to_contain_text("Usage matches billing")
@@ -168,7 +168,7 @@ def test_nothing_is_done_without_the_name_or_a_proof(operator: Client, acme: Ten
 
 
 @pytest.mark.django_db
-def test_all_drafts_are_finalised_and_one_that_cannot_be_is_named(
+def test_all_drafts_are_finalized_and_one_that_cannot_be_is_named(
     operator: Client, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     period = month()
@@ -181,14 +181,14 @@ def test_all_drafts_are_finalised_and_one_that_cannot_be_is_named(
         raise actions.Conflict("No tax rule fits.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(services, "do_finalise", refuse)
+        patch.setattr(services, "do_finalize", refuse)
         send(operator, f"/operator/billing/months/{period.pk}/finalise", typed=period.label)
     assert "acme: No tax rule fits." in unescape(operator.get("/operator/billing/").content.decode())
     send(operator, f"/operator/billing/months/{period.pk}/finalise", typed=period.label)
     assert only().state == "open"
     with monkeypatch.context() as patch:
         patch.setattr(services, "LONG_ENOUGH", -1.0)
-        assert services.finalise_all(period) == services.Finalised(0, 0, ())
+        assert services.finalize_all(period) == services.Finalized(0, 0, ())
 
 
 @pytest.mark.django_db

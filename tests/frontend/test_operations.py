@@ -81,7 +81,7 @@ def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine
     owner = User.objects.create_user("owner@example.com")
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
     for address in (*PAGES, *ACTIONS):
-        assert client.get(address).status_code == 302, address  # to the log-in
+        assert client.get(address).status_code == 302, address  # to the login
     client.force_login(owner)
     remembered(client.session)
     for address in (

@@ -194,7 +194,7 @@ def test_nobody_overwrites_what_another_published_meanwhile(acme):
     actions.do_publish_policy(acme, "mine", GOOD)
     answer = client.post("/t/acme/routing/edit", mine)
     assert answer.status_code == 422
-    assert "Version 2 came into force while you wrote" in answer.content.decode()
+    assert "Version 2 became active while you wrote" in answer.content.decode()
     assert len(of(RoutingPolicy, acme)) == 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frontend.browsing import COLOURS, accessible
+from tests.frontend.browsing import COLORS, accessible
 from tests.frontend.tables import EACH
 
 pytestmark = pytest.mark.browser
@@ -23,7 +23,7 @@ def test_a_screen_is_as_it_should_be(visit, screen, state):
     assert state == "error" or page.locator(".fallen").count() == 0, "a panel failed"
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
-    accessible(page, COLOURS)
+    accessible(page, COLORS)
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     assert seen.complaints == []
     assert "secret detail" not in page.content()

@@ -45,8 +45,8 @@ def open_page(window: Callable[..., BrowserContext], served: str, acme: Tenant, 
 
 
 def background(page: Page) -> str:
-    colour: str = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    return colour
+    color: str = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    return color
 
 
 def test_the_palette_opens_by_keys_finds_and_goes(open_page):

@@ -53,7 +53,7 @@ def confirm(client: Client) -> None:
     assert client.post("/account/confirm", {"password": PASSWORD}).status_code == 302
 
 
-def enrol(client: Client) -> str:
+def enroll(client: Client) -> str:
     assert client.get("/account/mfa/totp/activate/").url.startswith("/account/confirm?next=")
     confirm(client)
     page = client.get("/account/mfa/totp/activate/").content.decode()
@@ -66,7 +66,7 @@ def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
     log_in(client)
     assert "Set up a second factor" in client.get("/account/").content.decode()
     with django_capture_on_commit_callbacks(execute=True):
-        enrol(client)
+        enroll(client)
     assert Authenticator.objects.filter(user=user).count() == 2
     page = client.get("/account/mfa/recovery-codes/").content.decode()
     assert len(re.findall(r"<li><code>", page)) == 10
@@ -83,7 +83,7 @@ def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
 
 def test_logging_in_then_wants_the_code(client, user):
     log_in(client)
-    secret = enrol(client)
+    secret = enroll(client)
     client.post("/logout")
     cache.clear()  # each code works once
     assert log_in(client).url == "/account/mfa/authenticate/"
@@ -96,7 +96,7 @@ def test_logging_in_then_wants_the_code(client, user):
 
 def test_a_recovery_code_works_once(client, user):
     log_in(client)
-    enrol(client)
+    enroll(client)
     page = client.get("/account/mfa/recovery-codes/").content.decode()
     one = re.findall(r"<li><code>(\d+)</code>", page)[0]
     for expected in (302, 200):
@@ -134,7 +134,7 @@ def test_operators_may_be_made_to_enrol(client):
             assert client.get(path).url == "/account/mfa/totp/activate/", path
         refused = client.get("/api/operator/tenants")
         assert (refused.status_code, refused.json()["code"]) == (403, "totp_required")
-        enrol(client)
+        enroll(client)
         assert client.get("/operator/").status_code == 200
         assert client.get("/api/operator/tenants").status_code == 200
 

@@ -24,8 +24,8 @@ from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
+    ExecutionUsage,
     InferenceJob,
-    UsageEvent,
     decode_job,
     encode,
     gateway_stream,
@@ -87,7 +87,7 @@ class Worker:
     replica: Replica
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     claimed: list[tuple[InferenceJob, int]] = field(default_factory=list)
-    answered: list[UsageEvent] = field(default_factory=list)
+    answered: list[ExecutionUsage] = field(default_factory=list)
 
     async def run(self) -> None:
         while True:
@@ -117,7 +117,7 @@ class Worker:
         """Half as long as it may be."""
         name = job.billing_context.request_id
         usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
-        event = UsageEvent(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
+        event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
         end = End(name, attempt, 0, "stop", None, usage)
         keys = [f"claim:{name}:{job.billing_context.leg}", USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(request_log(name, attempt))

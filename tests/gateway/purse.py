@@ -15,7 +15,7 @@ import redis.asyncio as redis
 from psycopg_pool import AsyncConnectionPool
 
 from billing.budgets.budget_leases import BudgetLeaseStore
-from inference_worker.contract.messages import BillingContext, UsageEvent, encode
+from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission.admission import AdmissionGrant, AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
@@ -25,7 +25,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
-MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
+MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenizes here
 REQUEST_SECONDS = 2.0
 MEETING_SECONDS = 90.0  # less than a test may take: who waits in vain fails, and does not hang
 
@@ -37,7 +37,7 @@ class Admitted:
     demand: AdmissionRequest
     terms: AdmissionGrant
 
-    def event(self, verdict: str = "completed", **usage: int) -> UsageEvent:
+    def event(self, verdict: str = "completed", **usage: int) -> ExecutionUsage:
         demand, terms, key = self.demand, self.terms, self.demand.key
         billing_context = BillingContext(
             demand.admitted_at,
@@ -54,12 +54,12 @@ class Admitted:
             terms.hold_tokens,
         )
         counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
-        return UsageEvent(billing_context, 1, verdict, "stop", counts, "r", 32)
+        return ExecutionUsage(billing_context, 1, verdict, "stop", counts, "r", 32)
 
 
 @dataclass
 class Purse:
-    """One gateway's treasury."""
+    """One gateway's budget admission."""
 
     budget_admission: BudgetAdmission
     key: ApiKeySnapshot
@@ -79,7 +79,7 @@ class Purse:
         except ApiError as exc:
             return exc
 
-    async def end(self, admitted: Admitted, **usage: int) -> UsageEvent:
+    async def end(self, admitted: Admitted, **usage: int) -> ExecutionUsage:
         """Let a request end; its usage event, not settled yet."""
         event = admitted.event(**usage)
         await self.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)

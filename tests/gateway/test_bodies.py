@@ -18,7 +18,7 @@ from millrace.gateway.admission.admission import AdmissionRequest, RateLimitAdmi
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
-from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import RequestBody
 from millrace.gateway.core.types import InferenceRequest
@@ -33,7 +33,7 @@ from millrace.gateway.protocols import prompt_bounds
 from millrace.gateway.protocols.dialect_readers import COUNT, READERS, SOCKET
 from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, check_bounds, max_body_bytes, max_characters
-from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.routing.router import Candidate, Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
@@ -250,7 +250,7 @@ async def test_a_client_that_goes_away_ends_the_reading() -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
     specs = [ModelSpec("m", "embedded", "auto"), ModelSpec("e", "embedded:minilm", "auto")]
-    return dict(load_catalogue(specs, tmp_path_factory.mktemp("state")))
+    return dict(load_catalog(specs, tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ async def test_a_small_body_is_read_here(
 ) -> None:
     body = chat_body(said("Hello"))
     request = await reader.read(key_of(), chat.DIALECT, body)
-    assert (await tokenise(model, request)).ids
+    assert (await tokenize(model, request)).ids
     assert (request.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
 
 
@@ -344,10 +344,10 @@ async def test_a_large_body_is_decoded_and_tokenized_elsewhere(
     body = chat_body(messages, tools=tools, stop=["x"], temperature=0.5, metadata={"a": "b"}, stream=True)
     assert len(body) > SMALL_BODY_BYTES
     request = await reader.read(key_of(), chat.DIALECT, body)
-    prompt = await tokenise(model, request)
+    prompt = await tokenize(model, request)
     assert work_here == {"decoded": [], "tokenized": []}
     here = chat.read_chat(body)  # the same, but for the prompt's text
-    expected = await tokenise(model, here)
+    expected = await tokenize(model, here)
     assert prompt == expected
     assert len(prompt.breakpoints) == 1
     for name in ("model", "sampling", "max_tokens", "tools", "tool_choice", "breakpoints", "metadata", "stream"):
@@ -396,7 +396,7 @@ async def test_what_is_wrong_with_a_large_body_is_told_by_its_process(
 async def test_tokens_are_counted_beyond_the_context(reader: PromptReader, model: ServedModel) -> None:
     body = msgspec.json.encode({"model": "m", "messages": said("Hello " * 9000)})
     request = await reader.read(key_of(), COUNT, body)
-    assert len((await tokenise(model, request)).ids) > model.context_length
+    assert len((await tokenize(model, request)).ids) > model.context_length
 
 
 async def test_several_prompts_are_read_together(
@@ -416,11 +416,11 @@ async def test_embeddings_and_socket_messages_go_the_same_way(
     reader: PromptReader, models: dict[str, ServedModel], work_here: dict[str, list[int]]
 ) -> None:
     body = msgspec.json.encode({"model": "e", "input": ["Some words to embed. " * 20] * 20})
-    prompt = await tokenise(models["e"], await reader.read(key_of(), "openai.embedding", body))
+    prompt = await tokenize(models["e"], await reader.read(key_of(), "openai.embedding", body))
     assert len(prompt.input_lengths) == 20
     message = msgspec.json.encode({"id": "a", "type": "request", "model": "m", "messages": said("Hello " * 1000)})
     request = await reader.read(key_of(), SOCKET, message)
-    assert (request.stream, len((await tokenise(models["m"], request)).ids) > 1000) == (True, True)
+    assert (request.stream, len((await tokenize(models["m"], request)).ids) > 1000) == (True, True)
     assert work_here == {"decoded": [], "tokenized": []}
 
 
@@ -432,10 +432,10 @@ async def test_another_deployments_tokenizer_gets_the_body_again(
     policy = parse({"rules": [{"targets": [{"model": "m"}, {"model": "e"}]}]}, version=1)
     reader = PromptReader(Router(both), charges, pool, 2**21)  # type: ignore[arg-type]
     request = await reader.read(key_of(policies={"p": policy}), chat.DIALECT, chat_body(said("x " * 3000), model="p"))
-    assert len((await tokenise(models["m"], request)).ids) > 3000
-    assert len((await tokenise(other, request)).ids) > 3000  # the same tokenizer: nothing is read again
+    assert len((await tokenize(models["m"], request)).ids) > 3000
+    assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer: nothing is read again
     with pytest.raises(ApiError, match="embeds"):
-        await tokenise(models["e"], request)
+        await tokenize(models["e"], request)
 
 
 def test_tools_are_bounded(model: ServedModel) -> None:

@@ -114,7 +114,7 @@ async def _live(broker: redis.asyncio.Redis) -> Any:
 
 
 async def test_without_the_change_log_each_request_reads_its_budgets(gateway: Any, budget: Any) -> None:
-    """So a gateway that goes on after a pause admits nothing by an old limit, nor beside a new budget."""
+    """So a gateway that continues after a pause admits nothing by an old limit, nor beside a new budget."""
     made = await sync_to_async(budget)(amount=100 * HOLD)
     mine = await gateway()
     await take_up(mine, 1)

@@ -17,7 +17,7 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.anthropic.messages import read_count, read_messages
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
-from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.protocols.prompts import tokenize
 from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
 
 BLOCK = 16
@@ -46,8 +46,8 @@ class Calls:
 
     def __call__(self, **fields: Any) -> Told:
         body = {"model": "m", "messages": [{"role": "user", "content": "Which is the best?"}], **fields}
-        prompt = asyncio.run(tokenise(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
-        counted = asyncio.run(tokenise(self._model, read_count(msgspec.json.encode(body))))
+        prompt = asyncio.run(tokenize(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
+        counted = asyncio.run(tokenize(self._model, read_count(msgspec.json.encode(body))))
         usage = self._ask(prompt.ids, prompt.breakpoints)
         told = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
             [End("req_1", 1, 0, "length", None, usage)]
@@ -100,7 +100,7 @@ def test_first_call_hit_and_expiry(calls: Calls) -> None:
     calls.crowd_out()
     hit = calls(system=system(WORDS, SHORT))
     assert hit == Told(first.uncached, 0, 0, 0, first.written)
-    calls.clock.now = 599.0  # the hit began its time anew, and now that is up
+    calls.clock.now = 599.0  # the hit began its time again, and now that is up
     calls.crowd_out()
     assert calls(system=system(WORDS, SHORT)) == first
 

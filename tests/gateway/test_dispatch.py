@@ -22,13 +22,13 @@ from inference_worker.contract.messages import (
     BillingContext,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     Heartbeat,
     InferenceJob,
     Released,
     StreamEvent,
     Tokens,
-    UsageEvent,
     claim_key,
     control_channel,
     decode_job,
@@ -152,7 +152,7 @@ async def next_event(generation: DispatchedExecution) -> Tokens | End | Failed:
         return await generation.next_event()
 
 
-async def doorbells(broker: redis.Redis, replica: str = "r1") -> int:
+async def wakeups(broker: redis.Redis, replica: str = "r1") -> int:
     return int(await broker.llen(replica_queue(replica)))  # type: ignore[misc]
 
 
@@ -164,7 +164,7 @@ async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Re
     generation = await send(dispatcher, make_job())
 
     async def rung() -> bool:
-        return await doorbells(broker) == 1
+        return await wakeups(broker) == 1
 
     await eventually(rung)
     assert await replica.claim("req_1")
@@ -229,7 +229,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
 
     await eventually(raised)
     other = Replica(broker, "r2")
-    assert not await other.claim("req_1", 1)  # the old doorbell, redelivered
+    assert not await other.claim("req_1", 1)  # the old wakeup, redelivered
     assert await other.claim("req_1", 2)
     # The first was only asleep: what it says now is not for the client.
     await replica.send(Tokens("req_1", 1, 0, [9], "stale"))
@@ -325,7 +325,7 @@ async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: in
     """End an attempt as its worker does; False if it no longer counts."""
     billing_context = make_job(request_id).billing_context
     usage = TokenUsage(2, output=1)
-    event = UsageEvent(billing_context, attempt, "completed", "stop", usage, replica, 32)
+    event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), request_log(request_id, attempt)]
     args = [attempt, encode(event), encode([end]), encode(end), 60]
@@ -421,11 +421,11 @@ async def test_what_a_draining_worker_hands_back_is_rung_again(
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     await broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r1")  # type: ignore[misc]
-    before = await doorbells(broker)
+    before = await wakeups(broker)
     await replica.send(Released("req_1", 2))
 
     async def rung_again() -> bool:
-        return await doorbells(broker) > before
+        return await wakeups(broker) > before
 
     await eventually(rung_again)
     assert generation.attempt == 2
@@ -456,14 +456,14 @@ async def test_words_that_were_lost_are_read_from_the_claim(
 
 
 @pytest.mark.usefixtures("replica")
-async def test_a_lost_doorbell_rings_again(
+async def test_a_lost_wakeup_is_sent_again(
     broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.3)
     await send(dispatcher, make_job())
 
     async def rung() -> bool:
-        return await doorbells(broker) > 0
+        return await wakeups(broker) > 0
 
     await eventually(rung)
     await broker.delete(replica_queue("r1"))
@@ -608,7 +608,7 @@ async def test_what_a_dead_replica_never_claimed_goes_elsewhere(
     other = Replica(broker, "r2")
 
     async def moved() -> bool:
-        return generation.target == "r2" and await doorbells(broker, "r2") == 1
+        return generation.target == "r2" and await wakeups(broker, "r2") == 1
 
     await eventually(moved)
     assert await other.claim("req_1")

@@ -1,4 +1,4 @@
-"""Doorbells are read by a real Celery worker, as if `apply_async` had sent them."""
+"""Wakeups are read by a real Celery worker, as if `apply_async` had sent them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def rung() -> Iterator[tuple[list[Any], threading.Event]]:
     enough = threading.Event()
 
     @app.task(name=GENERATE)
-    def generate(doorbells: list[Any]) -> None:
-        calls.append(doorbells)
+    def generate(wakeups: list[Any]) -> None:
+        calls.append(wakeups)
         if sum(map(len, calls)) >= 20:
             enough.set()
 
@@ -43,8 +43,8 @@ def rung() -> Iterator[tuple[list[Any], threading.Event]]:
 def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
     calls, enough = rung
     maker = WakeupBuilder()
-    doorbells = [(f"req_{n}", 0, 1) for n in range(20)]
-    queue, messages = maker.make("r1", doorbells)
+    wakeups = [(f"req_{n}", 0, 1) for n in range(20)]
+    queue, messages = maker.make("r1", wakeups)
     assert queue == QUEUE
     assert len(messages) == 2
     with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
@@ -57,4 +57,4 @@ def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
             threading.Event().wait(0.05)
         assert not broker.hlen("unacked")
     assert sorted(len(call) for call in calls) == [20 - WAKEUPS_PER_TASK, WAKEUPS_PER_TASK]
-    assert sorted(tuple(bell) for call in calls for bell in call) == sorted(doorbells)
+    assert sorted(tuple(bell) for call in calls for bell in call) == sorted(wakeups)

@@ -201,7 +201,7 @@ async def test_a_database_that_is_away_leaves_it_to_the_settlement(
 async def test_the_last_byte_does_not_wait_for_a_slow_release(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The release goes on, and the next request waits for it before it is rejected."""
+    """The release continues, and the next request waits for it before it is rejected."""
     await sync_to_async(budget)(amount=HOLD + COST)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)

@@ -23,7 +23,7 @@ from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.dispatch.placement import Placement
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.protocols.openai.embeddings import EmbeddingsWriter, read_embeddings
-from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.protocols.prompts import tokenize
 from tests.gateway.test_limits import key_set, make_demand, make_key
 
 
@@ -102,9 +102,9 @@ def test_who_comes_back_gets_all_at_the_end() -> None:
 
 
 async def test_a_prompt_is_its_inputs_one_after_another() -> None:
-    prompt = await tokenise(MODEL, read(input=["abc", [26], "d e"]))
+    prompt = await tokenize(MODEL, read(input=["abc", [26], "d e"]))
     assert (prompt.ids, prompt.input_lengths) == ([1, 2, 3, 26, 4, 5], (3, 1, 2))
-    long = await tokenise(MODEL, read(input=["abcdefgh"] * 1000))
+    long = await tokenize(MODEL, read(input=["abcdefgh"] * 1000))
     assert long.input_lengths == (8,) * 1000
 
 
@@ -120,7 +120,7 @@ async def test_a_prompt_is_its_inputs_one_after_another() -> None:
 )
 async def test_what_the_model_cannot_take_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        await tokenise(MODEL, read(**fields))
+        await tokenize(MODEL, read(**fields))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 
@@ -128,7 +128,7 @@ async def test_each_model_has_its_endpoint() -> None:
     answers = ServedModel("a", Letters(), 8, 27, 0)  # type: ignore[arg-type]
     for model, request in ((answers, read()), (MODEL, InferenceRequest("m", "abc", SamplingParams()))):
         with pytest.raises(ApiError) as caught:
-            await tokenise(model, request)
+            await tokenize(model, request)
         assert (caught.value.status, caught.value.param) == (400, "model")
 
 

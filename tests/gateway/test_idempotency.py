@@ -89,7 +89,7 @@ async def test_what_runs_on_is_gone_on_with(store: IdempotencyStore) -> None:
     await second.end()  # it leaves as well
     third = await store.begin(KEY, b"n", BODY, "req_3")
     assert third.left == "req_1"
-    await third.anew("req_3")  # nothing came of that
+    await third.restart("req_3")  # nothing came of that
     third.runs_on = True
     await third.end()
     assert (await store.begin(KEY, b"n", BODY, "req_4")).left == "req_3"
@@ -107,7 +107,7 @@ async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeyp
     taken = await living.begin(KEY, b"n", BODY, "req_2")
     assert taken.left == "req_1"
     with pytest.raises(ApiError):
-        await once.anew("req_9")
+        await once.restart("req_9")
     await answer(once, b"late")  # it lives after all
     await refused(living)
     await answer(taken, b"first")

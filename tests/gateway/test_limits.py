@@ -22,7 +22,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 
-MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # nobody tokenises here
+MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # nobody tokenizes here
 
 
 def make_key(*sets: LimitSetSnapshot) -> ApiKeySnapshot:

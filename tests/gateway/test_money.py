@@ -85,7 +85,7 @@ def budget(key: ApiKeySnapshot) -> Callable[..., int]:
 
 @pytest_asyncio.fixture
 async def gateway(url: str, key: ApiKeySnapshot) -> AsyncIterator[Callable[..., Any]]:
-    """Start a gateway's treasury."""
+    """Start a gateway's budget admission."""
     async with AsyncExitStack() as running:
 
         async def start(name: str = "gw-a", of: ApiKeySnapshot = key) -> Purse:

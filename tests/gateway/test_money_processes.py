@@ -227,7 +227,7 @@ async def test_a_stopped_gateway_delays_and_never_denies(
     broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     """Four gateways hold slices. What fits is admitted, by recall. With one of them stopped by SIGSTOP the answer is
-    503 and when to come back, and then it is admitted; the stopped one, once it goes on, changes nothing."""
+    503 and when to come back, and then it is admitted; the stopped one, once it continues, changes nothing."""
     async with house(broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
         hold = await hold_of_one(inside)
         limit = 70 * hold

@@ -13,20 +13,20 @@ import pytest
 import pytest_asyncio
 
 from inference_worker.contract.settings import ModelSpec
-from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.prompt_processes import prompt_pool
-from millrace.gateway.prompt_processes.prompt_frames import Result, Target, Work
+from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, Target
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 from millrace.gateway.protocols.openai import chat
 
-WORK = Work(chat.DIALECT, {"m": Target("m", 8192)})
+WORK = PromptTask(chat.DIALECT, {"m": Target("m", 8192)})
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
-    return dict(load_catalogue([ModelSpec("m", "embedded", "auto")], tmp_path_factory.mktemp("state")))
+    return dict(load_catalog([ModelSpec("m", "embedded", "auto")], tmp_path_factory.mktemp("state")))
 
 
 @pytest_asyncio.fixture

@@ -14,7 +14,7 @@ from inference_worker.models.model_source import ensure_model
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
-from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.protocols.prompts import tokenize
 
 # As Hermes and Qwen have it: tools in the system message, calls and results in places of their own.
 WITH_TOOLS = """{%- if tools %}<|im_start|>system
@@ -61,13 +61,13 @@ def request(messages: Any = MESSAGES, **fields: Any) -> InferenceRequest:
 
 
 async def text(model: ServedModel, **fields: Any) -> str:
-    prompt = await tokenise(model, request(**fields))
+    prompt = await tokenize(model, request(**fields))
     return model.tokenizer.decode(prompt.ids, skip_special_tokens=False)
 
 
 async def marked(model: ServedModel, at: Breakpoint, **fields: Any) -> str:
     """The text before a breakpoint."""
-    prompt = await tokenise(model, request(breakpoints=(at,), **fields))
+    prompt = await tokenize(model, request(breakpoints=(at,), **fields))
     (place,) = prompt.breakpoints
     assert place.seconds == at.seconds
     return model.tokenizer.decode(prompt.ids[: place.num_tokens], skip_special_tokens=False)
@@ -109,7 +109,7 @@ async def test_breakpoints_after_tools(tool_model: ServedModel) -> None:
 
 
 async def test_token_ids_must_be_the_models(model: ServedModel) -> None:
-    assert (await tokenise(model, request([5, 6]))).ids == [5, 6]
+    assert (await tokenize(model, request([5, 6]))).ids == [5, 6]
     with pytest.raises(ApiError) as caught:
-        await tokenise(model, request([model.vocab_size]))
+        await tokenize(model, request([model.vocab_size]))
     assert (caught.value.status, caught.value.param) == (400, "prompt")

@@ -99,7 +99,7 @@ async def test_what_the_broker_lost_from_a_log_is_no_gap_in_it(broker: redis.Red
     assert await read_log(broker, "req_1", 1, 2) == wanted[2:4]
     with pytest.raises(EventsLost):
         await read_log(broker, "req_1", 1, 4)
-    # Who has had what was lost goes on.
+    # Who has had what was lost continues.
     assert await read_log(broker, "req_1", 1, 8) == wanted[8:]
     assert await read_log(broker, "req_1", 1, 12) == []
 

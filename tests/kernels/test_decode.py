@@ -90,7 +90,7 @@ def test_views_into_larger_tensors(interpreter: Interpreter) -> None:
     torch.testing.assert_close(decode(interpreter, fused[:, :4], cache, DecodePlan(2)), expected(query, cache))
 
 
-def test_fixed_splits_make_a_row_independent_of_its_neighbours(interpreter: Interpreter) -> None:
+def test_fixed_splits_make_a_row_independent_of_its_neighbors(interpreter: Interpreter) -> None:
     cache = paged([150, 700, 20], num_kv_heads=1, head_dim=64)
     query = query_for(cache, 3)
     together = decode(interpreter, query, cache, plan_decode(3, 1, 700, 132, split_tokens=64))

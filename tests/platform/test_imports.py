@@ -70,7 +70,7 @@ def test_engine_and_kernels_run_on_a_bare_gpu_machine(folder: str) -> None:
         ("platform/millrace/gateway", {"inference_worker", "tenants", "billing"}, GATEWAY_MAY),
     ],
 )
-def test_the_platform_uses_only_the_open_parts_of_its_neighbours(folder: str, of: set[str], allowed: set[str]) -> None:
+def test_the_platform_uses_only_the_open_parts_of_its_neighbors(folder: str, of: set[str], allowed: set[str]) -> None:
     found = [(where, name) for where, name in imports(ROOT / folder) if within(name, of)]
     assert [one for one in found if not within(one[1], allowed)] == []
 

@@ -143,7 +143,7 @@ def test_an_interrupted_first_start_is_made_good(data_dir: Path) -> None:
     (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
     (folder / "data.new" / "PG_VERSION").unlink()
     values = ServiceState(data_dir, "postgres")._path
-    values.write_text(values.read_text().replace('"initialised": "yes"', '"initialised": ""'))
+    values.write_text(values.read_text().replace('"initialized": "yes"', '"initialized": ""'))
     with running(server.prepare(), data_dir):
         assert ask(server.owner_url, "SELECT 1") == 1
 

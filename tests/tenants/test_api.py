@@ -565,7 +565,7 @@ def test_a_call_that_died_may_be_made_again(monkeypatch):
     [
         ("/api/projects", {"slug": "a b", "name": "x"}),
         ("/api/projects", {"slug": "a"}),
-        ("/api/projects", {"slug": "a", "name": "x", "colour": "red"}),
+        ("/api/projects", {"slug": "a", "name": "x", "color": "red"}),
         ("/api/projects", {"slug": "a", "name": "x\x00"}),
         ("/api/projects", {"slug": "a", "name": "\ud800"}),
         ("/api/projects", []),
@@ -586,7 +586,7 @@ def test_bad_bodies_are_problems(client, url, data):
 
 
 @pytest.mark.parametrize(
-    "query", ["cursor=x", "cursor=cD1hYmM=", "limit=0", "limit=x", "colour=red", "tenant=%00", "slug=%00"]
+    "query", ["cursor=x", "cursor=cD1hYmM=", "limit=0", "limit=x", "color=red", "tenant=%00", "slug=%00"]
 )
 def test_bad_queries_are_problems(client, query):
     assert client.get(f"/api/projects?{query}").status_code in (400, 404)

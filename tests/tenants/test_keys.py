@@ -104,8 +104,8 @@ def test_keys_from_before_peppers_still_work(project, peppers):
     Everybody(KeySnapshot).update(key_hash=plain)
     peppers(NEW)
     out = io.StringIO()
-    call_command("rehash_api_keys", stdout=out)
-    assert "1 keys stored anew" in out.getvalue()
+    call_command("rehash_keys", stdout=out)
+    assert "1 keys stored again" in out.getvalue()
     assert f"pepper 1 ({snapshot.pepper_id(NEW)}): 1 live keys" in out.getvalue()
     assert bytes(Everybody(ApiKey).get().key_hash) == snapshot.hash_key(secret, NEW)
     assert bytes(Everybody(KeySnapshot).get().key_hash) == snapshot.hash_key(secret, NEW)
@@ -221,7 +221,7 @@ def test_update_refuses(project, fields, row):
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))
 def test_an_address_lies_in_its_own_network(found, prefix):
-    networks = ip_allowlist.normalised(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
+    networks = ip_allowlist.normalized(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
     assert all(ip_allowlist.allowed(str(each), networks) for each in found)
 
 

@@ -144,4 +144,4 @@ def test_purge_removes_what_there_was_and_nothing_else(acme):
     assert (left.status, left.slug, left.name) == ("purged", f"purged-{acme.pk}", f"Purged tenant {acme.pk}")
     with pytest.raises(Conflict, match="gone"):
         actions.do_restore_tenant(acme)
-    actions.do_create_tenant("acme", "Acme anew")
+    actions.do_create_tenant("acme", "Acme again")

@@ -207,7 +207,7 @@ def test_users_are_listed_and_found(operator, dev):
     }
     for query, found in (("search=eloper", 1), ("search=OP@", 1), ("is_operator=true", 1), ("is_active=false", 0)):
         assert len(client.get(f"/api/operator/users?{query}").json()["results"]) == found, query
-    assert client.get("/api/operator/users?colour=red").status_code == 400
+    assert client.get("/api/operator/users?color=red").status_code == 400
     assert client.get(f"/api/operator/users/{dev.pk}").json() == everybody[0]
     assert client.get("/api/operator/users/99999999").status_code == 404
 

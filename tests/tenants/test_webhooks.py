@@ -428,7 +428,7 @@ def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypa
 
 
 def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, server):
-    """Its lease ran out and another took over: what comes of its try is logged, and the other goes on."""
+    """Its lease ran out and another took over: what comes of its try is logged, and the other continues."""
     _, url = server
     do_create_endpoint(tenant, url)
     tell(tenant)

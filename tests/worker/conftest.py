@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from inference_worker.contract.messages import BillingContext, InferenceJob, UsageEvent, claim_key, encode
+from inference_worker.contract.messages import BillingContext, ExecutionUsage, InferenceJob, claim_key, encode
 from inference_worker.contract.request import SamplingParams, TokenUsage
 
 
@@ -29,8 +29,8 @@ def make_job(
     return InferenceJob(billing_context, gateway_id, [1, 2, 3], SamplingParams(max_tokens=4), b"salt", seconds)
 
 
-def make_usage(job: InferenceJob, attempt: int = 1, verdict: str = "completed", output: int = 2) -> UsageEvent:
-    return UsageEvent(
+def make_usage(job: InferenceJob, attempt: int = 1, verdict: str = "completed", output: int = 2) -> ExecutionUsage:
+    return ExecutionUsage(
         job.billing_context, attempt, verdict, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
     )
 

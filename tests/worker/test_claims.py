@@ -48,7 +48,7 @@ def verdicts(broker: redis.Redis) -> list[str]:
     return [decode_usage(fields[b"e"]).verdict for _, fields in broker.xrange(USAGE_STREAM)]
 
 
-def test_a_leg_is_claimed_once_however_many_doorbells_ring(broker: redis.Redis, queued: Queued) -> None:
+def test_a_leg_is_claimed_once_with_repeated_wakeups(broker: redis.Redis, queued: Queued) -> None:
     job = make_job()
     key = queued(job)
     with ThreadPoolExecutor(8) as pool:
@@ -59,13 +59,13 @@ def test_a_leg_is_claimed_once_however_many_doorbells_ring(broker: redis.Redis, 
     assert broker.hget(key, "state") == b"running"
 
 
-def test_an_old_or_unknown_doorbell_claims_nothing(broker: redis.Redis, queued: Queued) -> None:
+def test_an_old_or_unknown_wakeup_claims_nothing(broker: redis.Redis, queued: Queued) -> None:
     key = queued(make_job())
     assert claim(broker, key, 2, "r") is None
     assert claim(broker, "claim:nobody:0", 1, "r") is None
     assert claim(broker, key, 1, "r") is not None
     assert give_up(broker, key, 1, "r") == 2
-    assert claim(broker, key, 1, "r") is None  # the doorbell of attempt 1, redelivered
+    assert claim(broker, key, 1, "r") is None  # the wakeup of attempt 1, redelivered
     assert claim(broker, key, 2, "s") is not None
 
 
@@ -79,7 +79,7 @@ def test_a_claim_made_again_after_its_answer_was_lost_gets_the_same(broker: redi
     job = call("one")
     assert job is not None
     assert call("one") == job
-    assert call("two") is None  # another doorbell for the same leg
+    assert call("two") is None  # another wakeup for the same leg
     assert call("one", "s") is None
     assert give_up(broker, key, 1, "r") == 2
     assert call("one") is None

@@ -22,13 +22,13 @@ from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     Finished,
     InferenceJob,
     Released,
     StreamEvent,
     Tokens,
-    UsageEvent,
     Vectors,
     claim_key,
     decode_event,
@@ -95,7 +95,7 @@ def gateway_events(broker: redis.Redis) -> list[StreamEvent]:
     return [event for _, fields in entries for event in decode_events(fields[b"e"])]
 
 
-def usage_events(broker: redis.Redis) -> list[UsageEvent]:
+def usage_events(broker: redis.Redis) -> list[ExecutionUsage]:
     return [decode_usage(fields[b"e"]) for _, fields in broker.xrange(USAGE_STREAM)]
 
 
@@ -276,7 +276,7 @@ def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued,
 
 @pytest.mark.fault
 def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call of the worker fails meanwhile: its client connects anew by itself. The journal must not be trimmed by
+    """No call of the worker fails meanwhile: its client connects again by itself. The journal must not be trimmed by
     what the settler has read of the new stream."""
     monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.1)
     server = Valkey(tmp_path, durable=False)

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from inference_worker.contract import env
-from inference_worker.contract.config import PROFILES, EngineConfig, Profile, ProfileName
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ProfileName
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, parse_models
 from inference_worker.worker.worker import step_limits
 
@@ -46,7 +46,7 @@ def test_profiles_go_from_short_steps_to_long_ones() -> None:
 def test_one_limit_set_leaves_the_profiles_others() -> None:
     latency = PROFILES["latency"]
     found = step_limits(settings(engine_profile="latency", long_prefill_token_threshold=17))
-    assert found == Profile(latency.step_tokens, 17, latency.max_batch)
+    assert found == EngineProfile(latency.step_tokens, 17, latency.max_batch)
 
 
 def test_batch_and_step_take_each_other_along() -> None:
@@ -54,7 +54,7 @@ def test_batch_and_step_take_each_other_along() -> None:
     assert step_limits(settings(max_num_batched_tokens=8)).max_batch == 8
     assert step_limits(settings(max_num_seqs=2)).step_tokens == PROFILES["balanced"].step_tokens
     both = step_limits(settings(max_num_seqs=10, max_num_batched_tokens=20, long_prefill_token_threshold=5))
-    assert both == Profile(step_tokens=20, long_prompt_tokens=5, max_batch=10)
+    assert both == EngineProfile(step_tokens=20, long_prompt_tokens=5, max_batch=10)
     with pytest.raises(
         SystemExit, match=r"MILLRACE_MAX_NUM_BATCHED_TOKENS: 8 is less than MILLRACE_MAX_NUM_SEQS \(10\)"
     ):

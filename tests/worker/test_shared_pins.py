@@ -18,8 +18,8 @@ from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,
+    ExecutionUsage,
     InferenceJob,
-    UsageEvent,
     claim_key,
     decode_event,
     decode_usage,
@@ -76,7 +76,7 @@ class Replicas:
         )
 
     def queue(self, job: InferenceJob) -> tuple[str, int, int]:
-        """A doorbell for the job."""
+        """A wakeup for the job."""
         self.broker.hset(self._queued(job), "tenant", job.billing_context.tenant_id)
         return job.billing_context.request_id, 0, 1
 
@@ -91,7 +91,7 @@ class Replicas:
         assert event.verdict == "completed"
         return event.usage
 
-    def billed(self, job: InferenceJob) -> UsageEvent:
+    def billed(self, job: InferenceJob) -> ExecutionUsage:
         (event,) = self._events(job)
         return event
 
@@ -105,7 +105,7 @@ class Replicas:
             time.sleep(0.01)
         return bool(told)
 
-    def _events(self, job: InferenceJob) -> list[UsageEvent]:
+    def _events(self, job: InferenceJob) -> list[ExecutionUsage]:
         events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
         return [each for each in events if each.billing_context.request_id == job.billing_context.request_id]
 
@@ -145,7 +145,7 @@ def test_what_one_replica_wrote_is_read_at_another(replicas: Replicas, seconds: 
     one, two = replicas.start("one"), replicas.start("two")
     assert replicas.ask(one, PROMPT, (96, seconds)) == written
     assert replicas.ask(two, PROMPT, (96, seconds)) == READ
-    assert list(replicas.runners[1].steps[0].values()) == [100]  # though it was computed anew
+    assert list(replicas.runners[1].steps[0].values()) == [100]  # though it was computed again
     assert replicas.ask(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
 
 

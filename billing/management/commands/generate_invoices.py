@@ -17,14 +17,14 @@ from tenants.models import Tenant
 
 
 class Command(BaseCommand):
-    """Closes months, and drafts and finalises their invoices, for operators at the machine."""
+    """Closes months, and drafts and finalizes their invoices, for operators at the machine."""
 
-    help = "Invoice the months that are over: close them, and draft and finalise their invoices. May be run again."
+    help = "Invoice the months that are over: close them, and draft and finalize their invoices. May be run again."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--month", help="only this month, for example 2026-11")
         parser.add_argument("--tenant", help="only the tenant with this slug")
-        parser.add_argument("--draft", action="store_true", help="draft, also a month that goes on; finalise nothing")
+        parser.add_argument("--draft", action="store_true", help="draft, also a month that continues; finalize nothing")
 
     def handle(self, *args: Any, month: str | None, tenant: str | None, draft: bool, **options: Any) -> None:
         if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
@@ -39,7 +39,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"{invoice.tenant.slug}: {invoice.kind} of {dollars(invoice.total)}, {invoice}")
             return
         report = invoice_months(month=month, tenant=only)
-        for number in report.finalised:
+        for number in report.finalized:
             self.stdout.write(number)
         if report.left:
             raise CommandError("Left:\n" + "\n".join(report.left))

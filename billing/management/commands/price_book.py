@@ -28,8 +28,8 @@ _SHOWN = 20  # of each list of what an import left out
 class Command(BaseCommand):
     help = (
         "Import price lists, show what they would have cost, and publish them. Prices are in USD a million tokens."
-        " Publishing on the command line needs no second person. `price_book backfill` adds prices for the embedded"
-        " models that have none."
+        " An operator at the machine publishes without a second person. `price_book backfill` prices embedded models"
+        " that have no price yet."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -44,7 +44,7 @@ class Command(BaseCommand):
         reading.add_argument("--note", default="")
         for verb, what in (
             ("preview", "what last month would have cost"),
-            ("publish", "put it in force"),
+            ("publish", "publish it"),
             ("discard", "give it up"),
         ):
             verbs.add_parser(verb, help=f"of a draft: {what}").add_argument("draft", type=int)

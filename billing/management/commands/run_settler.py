@@ -59,7 +59,7 @@ def _run(settlers: Sequence[Settler], stopping: threading.Event) -> None:
 
 
 def _without_pool() -> None:
-    """One connection, made anew after each fault: a pool would come back up to a minute after its server does."""
+    """One connection, made again after each fault: a pool would come back up to a minute after its server does."""
     connection.close()
     options = dict(connection.settings_dict["OPTIONS"])
     options.pop("pool", None)

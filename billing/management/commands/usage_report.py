@@ -21,13 +21,13 @@ from billing.metering.usage import (
     sums,
     total,
 )
-from billing.models import TOKEN_CLASSES, Verdict
+from billing.models import TOKEN_CLASSES, ExecutionOutcome
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 
 _BY = (*GROUPS, *BUCKETS)
-_COUNTED = (*Verdict.values, *TOKEN_CLASSES)
+_COUNTED = (*ExecutionOutcome.values, *TOKEN_CLASSES)
 
 
 class Command(BaseCommand):
@@ -48,7 +48,7 @@ class Command(BaseCommand):
             help="a row for each: one or more of " + ", ".join(_BY) + ", with commas (default: model)",
         )
         parser.add_argument("--from", dest="start", type=_instant, metavar="TIME", help=_TIME_HELP)
-        parser.add_argument("--to", dest="end", type=_instant, metavar="TIME", help="likewise, not included; now")
+        parser.add_argument("--to", dest="end", type=_instant, metavar="TIME", help="the same, not included; now")
         parser.add_argument("--model", help="only this model")
         parser.add_argument("--key", type=int, metavar="ID", help="only the key with this id")
         parser.add_argument("--project", type=int, metavar="ID", help="only the project with this id")
@@ -83,7 +83,7 @@ class Command(BaseCommand):
 
 def _table(columns: list[str], rows: list[dict[str, Any]], bucket: str | None) -> str:
     """Rows under their headings, a line of totals last; words to the left, numbers to the right."""
-    if not any(row[verdict] for row in rows for verdict in Verdict.values):
+    if not any(row[verdict] for row in rows for verdict in ExecutionOutcome.values):
         return "No usage."
     pattern = "%Y-%m-%d %H:%M" if bucket == "hour" else "%Y-%m-%d"
     lines = [[*columns, *_COUNTED]]

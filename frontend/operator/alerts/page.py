@@ -65,7 +65,7 @@ class Page:
 
 
 def asked(visit: PageContext) -> OperatorAlertsQuery:
-    """What the address asks for: health events unless it says budgets."""
+    """Return what the address asks for: health events unless it says budgets."""
     show = "budgets" if visit.query.get("show") == "budgets" else "health"
     only_open = visit.query.get("state") == "open"
     shows = tuple(

@@ -14,7 +14,7 @@ _MOST = Decimal(10**9)
 
 
 def cents_of(amount: Decimal) -> int:
-    """A field's dollars, which have two places at most."""
+    """Return a field's dollars, which have two places at most."""
     return int(amount.scaleb(2))
 
 

@@ -37,7 +37,7 @@ class Run:
     kind: Literal["good", "warn", "info", ""]
     drafts: int
     draft_url: str  # empty where it cannot be
-    finalise_url: str
+    finalize_url: str
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class BillingRunRow:
     total: Money
     owed: Money | None
     booked: Literal["", "agree", "differ"]  # ledger and lines; empty: not booked yet
-    finalise_url: str
+    finalize_url: str
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Compared:
 
 
 def month_of(visit: PageContext) -> str:
-    """The month the address names; else the newest that is over, or the newest there is."""
+    """Return the month the address names; else the newest that is over, or the newest there is."""
     return visit.once("month", lambda: _month(visit))
 
 
@@ -149,7 +149,7 @@ def fields(visit: PageContext) -> BillingRunFilters:
 
 
 def runs(visit: PageContext) -> Runs:
-    """The month, once for each entity."""
+    """Return the month, once for each entity."""
     periods = Period.objects.filter(label=month_of(visit)).select_related("entity").order_by("entity__name", "pk")
     waiting = Invoice.objects.all_tenants().filter(state=Invoice.State.DRAFT, complete=True).order_by()
     counts = dict(waiting.values_list("period_id").annotate(Count("pk")))
@@ -160,7 +160,7 @@ def _run(visit: PageContext, period: Period, drafts: int) -> Run:
     over = period.ends_at + close_after() <= visit.now
     kind: Literal["good", "warn", "info", ""]
     if not over:
-        said, kind = "The month goes on: its drafts show what it would come to, and cannot be final.", "info"
+        said, kind = "The month continues: its drafts show what it would come to, and cannot be final.", "info"
     elif period.closed_at is None:
         said, kind = "The month is over, and still takes late usage in until it is closed.", "warn"
     elif drafts:
@@ -203,7 +203,7 @@ def figures(visit: PageContext) -> BillingRunStats:
 
 
 def listed(visit: PageContext) -> BillingRunListItem:
-    """A page of the month's invoices, by tenant."""
+    """Return a page of the month's invoices, by tenant."""
     rows = _invoices(visit).select_related("tenant", "entity", "period")
     state, typed = visit.query.get("state", ""), visit.query.get("tenant", "").strip()[:100].replace("\0", "")
     if state in STATES and state:

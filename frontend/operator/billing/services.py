@@ -14,7 +14,7 @@ from billing.actions.common import booking
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.amounts import NANO_A_CENT
 from billing.models import CreditGrant, Invoice, Payment, Period
@@ -25,12 +25,12 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
-LONG_ENOUGH = 20.0  # seconds of finalising in one go: nobody waits longer for a page
+LONG_ENOUGH = 20.0  # seconds of finalizing in one go: nobody waits longer for a page
 
 
 @dataclass(frozen=True)
-class Finalised:
-    """What finalising all did: `left` drafts were not reached in time, `refused` says why others were not."""
+class Finalized:
+    """What finalizing all did: `left` drafts were not reached in time, `refused` says why others were not."""
 
     done: int
     left: int
@@ -38,13 +38,13 @@ class Finalised:
 
 
 def draft(period: Period, now: datetime) -> int:
-    """Draft the month anew for every tenant, after closing it if it is over; how many there are."""
+    """Draft the month again for every tenant, after closing it if it is over; how many there are."""
     if period.closed_at is None and period.ends_at + close_after() <= now:
         do_close_period(period, now)
     return len(do_draft(period))
 
 
-def finalise_all(period: Period) -> Finalised:
+def finalize_all(period: Period) -> Finalized:
     """Make the month's drafts final, one after another, for as long as one may wait."""
     with all_tenants_scope(BypassReason.OPERATOR):
         rows = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
@@ -53,16 +53,16 @@ def finalise_all(period: Period) -> Finalised:
     count, until = 0, time.monotonic() + LONG_ENOUGH
     for place, row in enumerate(drafts):
         if time.monotonic() > until:
-            return Finalised(count, len(drafts) - place, tuple(refused))
+            return Finalized(count, len(drafts) - place, tuple(refused))
         try:
-            do_finalise(row)
+            do_finalize(row)
         except Exception as exc:  # one tenant's fault must not hold up the others
-            log.exception("not_finalised", tenant=row.tenant.slug, period=period.label)
+            log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
             known = isinstance(exc, ActionRefused)
             refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the log")
         else:
             count += 1
-    return Finalised(count, 0, tuple(refused))
+    return Finalized(count, 0, tuple(refused))
 
 
 def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:

@@ -10,7 +10,7 @@ from django.urls import path
 
 from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import outstanding
 from billing.amounts import dollars
 from billing.invoicing.lines import lines_of
@@ -83,12 +83,12 @@ def invoice(visit: PageContext) -> HttpResponse:
 
 
 def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
-    """The addresses of what may be done to it, by name; empty: not as it stands."""
+    """Return the addresses of what may be done to it, by name; empty: not as it stands."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
     paid, billed = found.state == Invoice.State.PAID, not found.gives_back
     untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
     able = {
-        "finalise": draft and found.complete,
+        "finalize": draft and found.complete,
         "payment": billed and is_open,
         "credit-note": billed and (is_open or paid),
         "void": untouched,
@@ -125,9 +125,9 @@ def line(visit: PageContext) -> HttpResponse:
 def draft(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     closes = period.closed_at is None and period.ends_at <= visit.now
-    effect = f"Every tenant’s draft of {period.label} is written anew from its usage; what is final stays as it is."
+    effect = f"Every tenant’s draft of {period.label} is rewritten from its usage; what is final stays as it is."
     if closes:
-        effect = f"{period.label} is closed for good: usage that comes later goes to the next month. Then e{effect[1:]}"
+        effect = f"{period.label} is closed permanently: later usage goes to the next month. Then e{effect[1:]}"
 
     def verb(data: dict[str, Any]) -> int:
         return services.draft(period, visit.now)
@@ -145,7 +145,7 @@ def draft(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalise_all(visit: PageContext) -> HttpResponse:
+def finalize_all(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     with visit.scope():
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
@@ -153,7 +153,7 @@ def finalise_all(visit: PageContext) -> HttpResponse:
     many = f"{count} invoice{'' if count == 1 else 's'}"
     effect = f"{many} of {period.label}, {dollars(worth)} together, get numbers, are booked, and are mailed. {FOREVER}"
 
-    def said(did: services.Finalised) -> str:
+    def said(did: services.Finalized) -> str:
         left = f" {did.left} are left: go on in the same way." if did.left else ""
         faults = f" Not final: {'; '.join(did.refused)}." if did.refused else ""
         return f"{did.done} invoices of {period.label} are final.{left}{faults}"
@@ -161,9 +161,9 @@ def finalise_all(visit: PageContext) -> HttpResponse:
     return _confirm(
         visit,
         Confirm(period.label, posted(visit)),
-        lambda data: services.finalise_all(period),
-        title=f"Finalise {period.label}",
-        submit="Finalise all",
+        lambda data: services.finalize_all(period),
+        title=f"Finalize {period.label}",
+        submit="Finalize all",
         effect=effect,
         back=_month_url(visit, period),
         said=said,
@@ -174,7 +174,7 @@ def finalise_all(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalise(visit: PageContext) -> HttpResponse:
+def finalize(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
     if found.state != Invoice.State.DRAFT:
         return done(visit, visit.url("operator-billing-detail", found.pk), f"{found.number} is final already.")
@@ -184,9 +184,9 @@ def finalise(visit: PageContext) -> HttpResponse:
         visit,
         found,
         Confirm(name, posted(visit)),
-        lambda data: do_finalise(found),
-        title=f"Finalise {found.period.label} of {found.tenant.name}",
-        submit="Finalise",
+        lambda data: do_finalize(found),
+        title=f"Finalize {found.period.label} of {found.tenant.name}",
+        submit="Finalize",
         effect=f"{what}, gets its number, is booked, and is mailed. {FOREVER}",
         said=lambda row: f"{row.number} is final.",
     )
@@ -302,7 +302,7 @@ def _confirm(
     danger: bool = True,
     **given: Any,
 ) -> HttpResponse:
-    """The page of one deed; what was done is said where `back` leads."""
+    """Return the page of one deed; what was done is said where `back` leads."""
     return ask(visit, title, form, verb, breadcrumbs=_crumbs(visit), danger=danger, **given)
 
 
@@ -324,7 +324,7 @@ def _invoice(visit: PageContext) -> Invoice:
 
 
 def _final(visit: PageContext) -> tuple[Invoice, int]:
-    """An invoice, no draft or note, and what is owed on it, in cents."""
+    """Return an invoice, no draft or note, and what is owed on it, in cents."""
     found = _invoice(visit)
     if found.state == Invoice.State.DRAFT or found.gives_back:
         raise Http404
@@ -344,12 +344,12 @@ urlpatterns = [
     path("operator/billing/", billing, name="operator-billing"),
     PANELS.operator_url("operator/billing/"),
     path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
-    path("operator/billing/months/<int:period>/finalise", finalise_all, name="operator-billing-finalise-all"),
+    path("operator/billing/months/<int:period>/finalise", finalize_all, name="operator-billing-finalise-all"),
     path("operator/billing/tenants/<slug:tenant>/credit", credit, name="operator-billing-credit"),
     path("operator/billing/<int:invoice>", invoice, name="operator-billing-detail"),
     CHECKS.operator_url("operator/billing/<int:invoice>/"),
     path("operator/billing/<int:invoice>/lines/<int:line>", line, name="operator-billing-line"),
-    path("operator/billing/<int:invoice>/finalise", finalise, name="operator-billing-finalise"),
+    path("operator/billing/<int:invoice>/finalise", finalize, name="operator-billing-finalise"),
     path("operator/billing/<int:invoice>/payment", payment, name="operator-billing-payment"),
     path("operator/billing/<int:invoice>/credit-note", credit_note, name="operator-billing-credit-note"),
     path("operator/billing/<int:invoice>/void", void, name="operator-billing-void"),

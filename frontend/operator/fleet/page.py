@@ -21,7 +21,7 @@ from millrace.apps.operations.models import ReplicaMinute
 from millrace.conf.environment import platform_settings
 
 DRAWN = 5  # workers in a chart: those that served most
-COLOURS = ("spend", "output", "cached", "written", "failed")
+COLORS = ("spend", "output", "cached", "written", "failed")
 MINUTE = timedelta(minutes=1)
 # What one may look at: its length, and that of one point in a chart.
 SPANS: dict[str, tuple[str, timedelta, timedelta]] = {
@@ -107,7 +107,7 @@ class Costs:
 
 
 def asked(visit: PageContext) -> FleetQuery:
-    """The span and the model of the address; the usual ones for nonsense."""
+    """Return the span and the model of the address; the usual ones for nonsense."""
     name = visit.query.get("span", DEFAULT)
     name = name if name in SPANS else DEFAULT
     known = [spec.name for spec in platform_settings().models]
@@ -160,7 +160,7 @@ def cost(visit: PageContext) -> Costs:
 
 
 def _models(wanted: FleetQuery) -> Mapping[str, str]:
-    """The model of each worker seen in the span."""
+    """Return the model of each worker seen in the span."""
     rows = ReplicaMinute.objects.filter(at__gte=wanted.start, at__lt=wanted.end)
     if wanted.model:
         rows = rows.filter(model=wanted.model)
@@ -207,8 +207,8 @@ def _chart(
 ) -> Chart:
     at = tuple(wanted.start + i * wanted.bucket for i in range((wanted.end - wanted.start) // wanted.bucket))
     series = tuple(
-        Series(worker, colour, tuple(None if (one := seen.get((when, worker))) is None else read(one) for when in at))
-        for worker, colour in zip(drawn, COLOURS, strict=False)
+        Series(worker, color, tuple(None if (one := seen.get((when, worker))) is None else read(one) for when in at))
+        for worker, color in zip(drawn, COLORS, strict=False)
     )
     return Chart(name, f"{title}; {wanted.label}", at, series, unit, bucket="hour", zone=visit.zone, height=214)
 
@@ -231,7 +231,7 @@ def _cost(one: ModelCost) -> CostRow:
 
 
 def _signed(hundredths: int) -> str:
-    """A share of the price; what loses very much is not told to the digit."""
+    """Return a share of the price; what loses very much is not told to the digit."""
     if hundredths < -99_900:
         return f"−{compact(-hundredths // 10_000)} × the price"
     tenths = abs(hundredths) // 10

@@ -83,7 +83,7 @@ class Preview:
 
 
 def find(visit: PageContext) -> PriceVersion:
-    """The version that the address names, in the visit's scope.
+    """Return the version that the address names, in the visit's scope.
 
     Raises:
         Http404: there is none such.
@@ -118,7 +118,7 @@ def head(visit: PageContext) -> PriceBookDetailHeader:
 
 
 def diff(visit: PageContext) -> Diff:
-    """Against what is in force before it: of a draft at its moment, of what was published then."""
+    """Against what is active before it: of a draft at its moment, of what was published then."""
     row = find(visit)
     if not row.body:
         return Diff((), 0, 0)

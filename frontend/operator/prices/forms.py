@@ -41,7 +41,7 @@ class PriceBooksOwnerScope(forms.Form):
         widget=forms.TextInput(attrs=_OFF),
     )
     since = forms.CharField(
-        label="In force from",
+        label="Active from",
         max_length=25,
         required=False,
         help_text="As 2026-12-01 or 2026-12-01 14:30, UTC. Left empty: when they are published.",
@@ -179,7 +179,7 @@ class Public(forms.Form):
 
 
 def _content(file: Any) -> str:
-    """The upload as text.
+    """Return the upload as text.
 
     Raises:
         ValueError: it is too large, or no UTF-8.

@@ -1,4 +1,4 @@
-"""The price book: what is in force, and its versions."""
+"""The price book: what is active, and its versions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PriceBooksFilters:
 
 @dataclass(frozen=True)
 class PriceBooksLineItem:
-    """A model in force, and where to draft other prices of it."""
+    """A model with active prices, and where to draft other prices of it."""
 
     model: PriceModel
     change_url: str
@@ -96,7 +96,7 @@ class Versions:
 
 
 def asked(visit: PageContext) -> PriceBooksQuery:
-    """What the address asks for, in the visit's scope.
+    """Return what the address asks for, in the visit's scope.
 
     Raises:
         Http404: there is no such book or tenant.
@@ -129,7 +129,7 @@ def fields(visit: PageContext) -> PriceBooksFilters:
 
 
 def in_force(visit: PageContext) -> InForce:
-    """The prices of now, so many models a page."""
+    """Return a page of the current prices."""
     now = asked(visit)
     rows = prices_at(now, visit.now)
     if now.typed:
@@ -204,13 +204,13 @@ def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
 
 
 def prices_at(whose: PriceBooksQuery, at: datetime) -> QuerySet[Price]:
-    """The rows in force at that instant."""
+    """Return the rows active at that instant."""
     rows = Price.objects.filter(book__name=whose.book, tenant_id=whose.tenant.pk if whose.tenant else None)
     return rows.filter(Q(effective_until=None) | Q(effective_until__gt=at), effective_from__lte=at)
 
 
 def as_new(rows: QuerySet[Price]) -> list[NewPrice]:
-    """The prices as a proposal has them, in the order of their tables."""
+    """Return the prices as a proposal has them, in the order of their tables."""
     order = {component: place for place, (component, _) in enumerate(COLUMNS)}
     found = [
         NewPrice(
@@ -235,7 +235,7 @@ def usd(nano: int) -> str:
 
 
 def as_text(prices: Iterable[NewPrice]) -> str:
-    """The prices as `billing.pricing.price_files.read_csv` takes them."""
+    """Return the prices as `billing.pricing.price_files.read_csv` takes them."""
     rows = []
     for one in prices:
         until = "" if one.until_tokens == NO_END else one.until_tokens

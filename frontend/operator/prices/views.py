@@ -1,4 +1,4 @@
-"""The price book: in force and versions, a version, three ways to draft one, and its publication."""
+"""The price book: active prices and versions, a version, three ways to draft one, and its publication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOOK = Panels(
     "operator-prices-panel",
     (
         Panel("versions", "Versions", "ops_prices/versions.html", page.versions),
-        Panel("in-force", "Prices in force", "ops_prices/in_force.html", page.in_force, every=0),
+        Panel("in-force", "Active prices", "ops_prices/in_force.html", page.in_force, every=0),
     ),
 )
 ONE = Panels(
@@ -92,7 +92,7 @@ def _propose(visit: PageContext, data: dict[str, Any]) -> PriceVersion:
 
 @operator_page(methods=FORM)
 def public(visit: PageContext) -> HttpResponse:
-    """Read the public file and say what of it is left out; what is taken goes on as CSV, to be drafted."""
+    """Read the public file and say what of it is left out; what is taken continues as CSV, to be drafted."""
     form = forms.Public(posted(visit), visit.request.FILES or None)
     given, title = _given(visit), "Import the public price file"
     if visit.request.method == "POST":
@@ -173,7 +173,7 @@ def _whose(visit: PageContext) -> dict[str, Any]:
 
 
 def _plain(visit: PageContext) -> dict[str, Any]:
-    """What the form of a model begins with."""
+    """Return what the form of a model begins with."""
     name, tier = visit.query.get("model", "")[:128], visit.query.get("tier", Tier.STANDARD.value)
     with visit.scope():
         begun = _whose(visit) | {"model": name, "tier": tier}
@@ -183,7 +183,7 @@ def _plain(visit: PageContext) -> dict[str, Any]:
 
 
 def _rows(visit: PageContext) -> dict[str, Any]:
-    """What the CSV begins with: a version's prices, or a model's."""
+    """Return what the CSV begins with: a version's prices, or a model's."""
     name, copied = visit.query.get("model", "")[:128], visit.query.get("copy", "")
     with visit.scope():
         if copied.isascii() and copied.isdigit() and len(copied) < 18:

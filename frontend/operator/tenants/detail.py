@@ -169,7 +169,7 @@ class TenantDetailLog:
 
 
 def tenant_of(visit: PageContext) -> Tenant:
-    """The tenant that the address names, in the visit's scope.
+    """Return the tenant that the address names, in the visit's scope.
 
     Raises:
         Http404: there is none such.

@@ -101,5 +101,5 @@ class Book(forms.Form):
 
 
 def day_end(day: date | None) -> datetime | None:
-    """The first instant after the day, UTC."""
+    """Return the first instant after the day, UTC."""
     return None if day is None else datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)

@@ -191,7 +191,7 @@ def _read(visit: PageContext) -> list[TenantAdminRow]:
 
 
 def commitments(now: datetime) -> Mapping[int, list[str]]:
-    """The names of what is agreed for this month, by tenant."""
+    """Return the names of what is agreed for this month, by tenant."""
     month = f"{now:%Y-%m}"
     rows = Commitment.objects.all_tenants().filter(Q(last_month="") | Q(last_month__gte=month), first_month__lte=month)
     found: dict[int, list[str]] = defaultdict(list)
@@ -221,7 +221,7 @@ def _heading(visit: PageContext, name: str, label: str, kind: str, sort: str) ->
 
 
 def _address(visit: PageContext, **changes: str) -> str:
-    """The page with these filters changed."""
+    """Return the page with these filters changed."""
     asked = {name: visit.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
     given = {name: value for name, value in asked.items() if value}
     return f"{visit.url('operator-tenants')}?{urlencode(given)}" if given else visit.url("operator-tenants")

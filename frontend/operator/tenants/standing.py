@@ -18,7 +18,7 @@ from frontend.core.numbers import Money, compact, exact, share
 from millrace.apps.operations.costs import costs
 from millrace.apps.operations.models import MachineCost
 
-COSTED_OVER = timedelta(days=1)  # what a million tokens cost is asked of so long
+COSTED_OVER = timedelta(days=1)  # the time over which the cost of a million tokens is computed
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
 # Budgets with their window under way, the fullest of each tenant first. What is on trial comes last: it bounds nobody.
@@ -84,7 +84,7 @@ class Room:
         return amount(self.used, self.unit)
 
 
-PERIODS = {"day": "a day", "month": "a month", "lifetime": "for good"}
+PERIODS = {"day": "a day", "month": "a month", "lifetime": "in total"}
 
 
 def amount(value: int, unit: str) -> str:
@@ -95,7 +95,7 @@ def amount(value: int, unit: str) -> str:
 
 
 def spent(since: datetime) -> dict[int, Spent]:
-    """What each tenant used from a midnight on, in one statement; inside `system(…)`."""
+    """Return what each tenant used from a midnight on, in one statement; inside `system(…)`."""
     late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
     rolled = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.DAY, start__gte=since)
     fresh = UsageChange.objects.all_tenants().filter(late, admitted_at__gte=since)
@@ -118,7 +118,8 @@ def _summed(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
 
 
 def token_costs(now: datetime) -> Mapping[str, int]:
-    """What a million tokens of each model cost of late, in femto-USD, where that is known; inside `system(…)`."""
+    """Return what a million tokens of each model cost of late, in femto-USD, where that is known; inside
+    `system(…)`."""
     if not MachineCost.objects.exists():
         return {}
     found = costs(now - COSTED_OVER, now)
@@ -126,7 +127,7 @@ def token_costs(now: datetime) -> Mapping[str, int]:
 
 
 def margin(used: Spent, rates: Mapping[str, int]) -> Money | None:
-    """What is left of the spend after the machines; None: what some model costs is not known."""
+    """Return what is left of the spend after the machines; None: what some model costs is not known."""
     if not rates or any(tokens and model not in rates for model, tokens in used.tokens.items()):
         return None
     machines = sum(tokens * rates[model] // 10**6 for model, tokens in used.tokens.items() if tokens)
@@ -134,7 +135,7 @@ def margin(used: Spent, rates: Mapping[str, int]) -> Money | None:
 
 
 def margins(found: Iterable[Money | None]) -> Money | None:
-    """The sum of those that are known."""
+    """Return the sum of those that are known."""
     known = [one for one in found if one is not None]
     return Money(sum(one.femto for one in known)) if known else None
 

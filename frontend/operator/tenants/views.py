@@ -84,13 +84,13 @@ def new(visit: PageContext) -> HttpResponse:
 
 
 def _create(visit: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
-    """Ended between the two, there is a tenant to whom an owner can still be invited."""
+    """Create the tenant, then the invitation. If the second step fails, the owner can still be invited."""
     made = actions.do_create_tenant(data["slug"], data["name"])
     return made, actions.do_invite(made, data["email"], Membership.Role.OWNER, by=visit.user)
 
 
 def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpResponse:
-    """The link, this once: it works before the mail comes, and where none is sent."""
+    """Return the link, this once: it works before the mail comes, and where none is sent."""
     settings = platform_settings()
     given: dict[str, Any] = {
         "tenant": found,
@@ -235,7 +235,7 @@ def _ask(
     said: Callable[[T], str],
     **given: Any,
 ) -> HttpResponse:
-    """A form about the tenant, which leads back to its page."""
+    """Return a form about the tenant, which leads back to its page."""
     back = visit.url("operator-tenants-detail", found.pk)
     breadcrumbs = (_tenants(visit), Breadcrumb(found.name, back))
     return ask(visit, title, form, verb, submit=submit, back=back, said=said, breadcrumbs=breadcrumbs, **given)

@@ -93,7 +93,7 @@ def filters(visit: PageContext) -> UserAdminFilters:
 
 
 def user_list(visit: PageContext) -> UserList:
-    """The users that match, by email address."""
+    """Return the users that match, by email address."""
     typed, chosen = _typed(visit), visit.query.get("show", "")
     rows = _users().order_by("email")
     if typed:
@@ -125,7 +125,7 @@ def user_list(visit: PageContext) -> UserList:
 
 
 def user_of(visit: PageContext) -> User:
-    """The user that the URL names.
+    """Return the user that the URL names.
 
     Raises:
         Http404: there is none.
@@ -176,7 +176,7 @@ def memberships(visit: PageContext) -> tuple[MembershipRow, ...]:
 
 
 def changes(visit: PageContext) -> tuple[UserChange, ...]:
-    """The latest audit entries about the user's login."""
+    """Return the latest audit entries about the user's login."""
     rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(visit).pk)
     latest = rows.order_by("-pk")[:MAX_CHANGES]
     return tuple(UserChange(row.at, row.verb, row.actor, visit.url("operator-audit-detail", row.pk)) for row in latest)

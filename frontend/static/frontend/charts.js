@@ -6,7 +6,7 @@
   probe.hidden = true;
   document.body.append(probe);
   // A canvas cannot read light-dark(): the browser resolves a token for us.
-  const colour = (token, alpha = 1) => {
+  const color = (token, alpha = 1) => {
     probe.style.color = `var(--${token})`;
     const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
     return `rgba(${r},${g},${b},${alpha})`;
@@ -75,9 +75,9 @@
     const tile = document.createElement("canvas");
     tile.width = tile.height = 8;
     const pen = tile.getContext("2d");
-    pen.fillStyle = colour(token, 0.1);
+    pen.fillStyle = color(token, 0.1);
     pen.fillRect(0, 0, 8, 8);
-    pen.strokeStyle = colour(token, 0.32);
+    pen.strokeStyle = color(token, 0.32);
     pen.lineWidth = 1.5;
     pen.beginPath();
     for (const shift of [-8, 0, 8]) { pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); }
@@ -94,23 +94,23 @@
     const by = { day, hour: (s) => (hour(s) === "00:00" ? day(s) : hour(s)) };
     const head = given.bucket === "day" ? day : (s) => `${day(s)}, ${hour(s)}`;
     const band = given.band?.map((label) => given.series.findIndex((one) => one.label === label));
-    const text = colour("ink-3");
+    const text = color("ink-3");
     const font = "12px Inter, system-ui, sans-serif";
     const series = given.series.map((one, i) => {
       const token = TOKENS[one.kind] || "blue";
       const shaded = band?.includes(i);
       return {
-        stroke: shaded ? "transparent" : colour(token),
+        stroke: shaded ? "transparent" : color(token),
         width: one.style === "line" || one.style === "area" ? 2 : 1.75,
         dash: DASHES[one.style],
-        fill: one.style === "area" && !given.stacked ? colour(token, 0.11) : given.stacked && i === given.series.length - 1 ? colour(token, 0.34) : undefined,
+        fill: one.style === "area" && !given.stacked ? color(token, 0.11) : given.stacked && i === given.series.length - 1 ? color(token, 0.34) : undefined,
         // Only what no line would show: values with a gap on both sides.
-        points: { show: true, size: 5, fill: colour(token), filter: () => one.y.flatMap((v, at) => (v != null && one.y[at - 1] == null && one.y[at + 1] == null ? [at] : [])) },
+        points: { show: true, size: 5, fill: color(token), filter: () => one.y.flatMap((v, at) => (v != null && one.y[at - 1] == null && one.y[at + 1] == null ? [at] : [])) },
         spanGaps: false,
       };
     });
     const bands = given.stacked
-      ? given.series.slice(0, -1).map((one, i) => ({ series: [i + 1, i + 2], fill: colour(TOKENS[one.kind] || "blue", 0.36) }))
+      ? given.series.slice(0, -1).map((one, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[one.kind] || "blue", 0.36) }))
       : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[given.series[band[0]].kind] || "blue") }] : [];
     const ys = given.stacked ? piled(given.series) : given.series.map((one) => one.y);
     const shown = EXACT[given.unit];
@@ -127,7 +127,7 @@
       scales: { x: { time: true }, y: { range: (u, low, high) => (given.bare ? [Math.max(0, low - (high - low) * 0.6), high + (high - low) * 0.15 || 1] : [0, (high || 1) * 1.08]) } },
       axes: given.bare ? [{ show: false }, { show: false }] : [
         { ...axis, grid: { show: false }, gap: 6, size: 30, space: given.bucket === "day" ? 72 : 62, values: (u, all) => all.map((s, i) => (i && by[given.bucket](all[i - 1]) === by[given.bucket](s) ? "" : by[given.bucket](s))) },
-        { ...axis, grid: { stroke: colour("grid"), width: 1 }, gap: 8, size: Math.max(40, most.length * 7.5 + 14), space: 42, values: (u, all) => all.map(label) },
+        { ...axis, grid: { stroke: color("grid"), width: 1 }, gap: 8, size: Math.max(40, most.length * 7.5 + 14), space: 42, values: (u, all) => all.map(label) },
       ],
       series: [{}, ...series],
       bands,

@@ -1,4 +1,4 @@
-// The console's behaviour. Everything here is also reachable without it: links are links, forms are forms.
+// The console's behavior. Everything here is also reachable without it: links are links, forms are forms.
 "use strict";
 const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);

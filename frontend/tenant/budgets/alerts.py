@@ -46,7 +46,7 @@ class BudgetAlertsAlerts:
 
 
 def alerts(visit: PageContext, budget_id: int | None = None) -> BudgetAlertsAlerts:
-    """What was told lately, and whether it arrived."""
+    """Return what was told lately, and whether it arrived."""
     rows = list(alerts_of(visit.tenant.pk, budget_id)[:MOST])
     told = how_told(rows, visit.tenant.pk)
     return BudgetAlertsAlerts(
@@ -82,7 +82,7 @@ _SENT = {
 
 
 def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[BudgetDelivery, ...]]:
-    """What became of the mail and the webhooks of each; `tenant_id` None: they are of several tenants."""
+    """Return what became of the mail and the webhooks of each; `tenant_id` None: they are of several tenants."""
     sent: defaultdict[int | None, list[WebhookDelivery]] = defaultdict(list)
     if events := [row.event_id for row in rows if row.event_id]:
         for one in deliveries(tenant_id).filter(event_id__in=events):
@@ -91,7 +91,7 @@ def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[
 
 
 def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:
-    """The mail, then the webhooks, those that fared alike together."""
+    """Return the mail, then the webhooks, those that fared alike together."""
     alike = Counter((one.state, _why(one)) for one in sent)
     hooks = []
     for (state, why), count in sorted(alike.items()):

@@ -17,7 +17,7 @@ _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 @dataclass(frozen=True)
 class BudgetAmount:
-    """So many millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
+    """An amount in millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
 
     unit: str  # money, tokens or requests
     millionths: int
@@ -63,5 +63,5 @@ def parse(text: str, unit: str) -> int:
 
 
 def typed(value: int, unit: str) -> str:
-    """What one would type for an amount: 1200.50; 1000000."""
+    """Return what one would type for an amount: 1200.50; 1000000."""
     return decimal(value, _NANO_DIGITS, 2) if unit == "money" else str(value)

@@ -74,7 +74,7 @@ class Past:
 
 
 def budget_of(visit: PageContext) -> Budget:
-    """The budget that the address names. In the visit's scope."""
+    """Return the budget that the address names. In the visit's scope."""
     pk = visit.arguments["budget"]
     rows = Budget.objects.for_tenant(visit.tenant).select_related("project", "key__project", "member")
     found = visit.once(("budget", pk), lambda: rows.filter(pk=pk).first())
@@ -137,7 +137,7 @@ def now(visit: PageContext) -> Now:
 
 
 def trial(visit: PageContext) -> Sentence:
-    """What it does, and would have refused last week."""
+    """Return what it does, and would have refused last week."""
     budget = budget_of(visit)
     amount = typed(budget.amount, budget.unit)
     return of_budget(visit.tenant.pk, whose(budget), budget.mode, budget.unit, budget.period, amount)

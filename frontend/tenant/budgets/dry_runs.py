@@ -12,13 +12,13 @@ from frontend.tenant.keys.bounds import NAMES
 from millrace.apps.records.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
-_ANEW = {"day": "the next day begins", "month": "the next month begins", "lifetime": "it is raised"}
-_PERIODS = {"day": "a day", "month": "a month", "lifetime": "for good"}
+_UNTIL = {"day": "the next day begins", "month": "the next month begins", "lifetime": "it is raised"}
+_PERIODS = {"day": "a day", "month": "a month", "lifetime": "in total"}
 UNTRIED = ("long_queue", "long_cap")
 _WHEN = {
     "requests": "when the bucket is empty; it fills evenly",
     "tokens": "when a request’s tokens do not fit; the bucket fills evenly",
-    "concurrency": "when so many run already",
+    "concurrency": "when that number is already running",
     "max": "with 400: the request itself is too long",
     "long_queue": "Blocks nothing: longer prompts wait in a queue of their own",
     "long_cap": "Blocks nothing: further long jobs wait",
@@ -47,9 +47,9 @@ def of_budget(
 ) -> Sentence:
     """About a budget as it is typed so far. In the tenant's scope."""
     code = "429 budget_exceeded" if unit == "money" else "429 quota_exceeded"
-    anew = _ANEW.get(period, "it begins anew")
+    until = _UNTIL.get(period, "it begins again")
     blocks, kind, when = {
-        "hard": ("Blocks", "bad", f"A request that does not fit what is left gets {code}, until {anew}."),
+        "hard": ("Blocks", "bad", f"A request that does not fit what is left gets {code}, until {until}."),
         "soft": ("Does not block", "good", "Nothing is refused. It counts, and alerts at its thresholds."),
         "dry_run": ("Does not block", "good", "Nothing is refused. What it would have refused is counted, to try it."),
     }.get(mode, ("", "", ""))

@@ -18,7 +18,7 @@ from tenants.models import LIMITS, LimitSet
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {**_PLAIN, "inputmode": "decimal"}
 UNITS = (("money", "Money, in dollars"), ("tokens", "Tokens"), ("requests", "Requests"))
-PERIODS = (("month", "Each month"), ("day", "Each day"), ("lifetime", "For good"))
+PERIODS = (("month", "Each month"), ("day", "Each day"), ("lifetime", "Never"))
 MODES = (
     (Budget.Mode.HARD, "Block: refuse what does not fit"),
     (Budget.Mode.SOFT, "Only count, and alert"),
@@ -96,7 +96,7 @@ class BudgetForm(forms.Form):
         return [int(word) for word in words]
 
     def chosen(self) -> dict[str, Any]:
-        """The fields as the verbs take them."""
+        """Return the fields as the verbs take them."""
         names = ("name", "amount", "mode", "clamp", "rollover_cap", "thresholds", "alert_forecast")
         return {name: self.cleaned_data[name] for name in names}
 
@@ -106,7 +106,7 @@ class NewBudget(BudgetForm):
 
     whose = forms.ChoiceField(label="It bounds")
     counts = forms.ChoiceField(label="It counts", choices=UNITS)
-    period = forms.ChoiceField(label="It begins anew", choices=PERIODS)
+    period = forms.ChoiceField(label="It begins again", choices=PERIODS)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
@@ -163,7 +163,7 @@ class LimitsForm(forms.Form):
             self.fields[name] = AmountField(label=NAMES[name], required=False)
 
     def groups(self) -> list[tuple[str, list[Any]]]:
-        """The fields of the limits as they stand together."""
+        """Return the fields of the limits as they stand together."""
         return [(label, [self[name] for name in names]) for label, names in GROUPS]
 
     def clean(self) -> dict[str, Any]:

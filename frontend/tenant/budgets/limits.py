@@ -44,7 +44,7 @@ def new_limits(visit: PageContext) -> HttpResponse:
 
 
 def _no_other(visit: PageContext, owner: BudgetOwnerScope, model: str, *, dry_run: bool) -> None:
-    """Setting limits where there are some would replace them unseen."""
+    """Reject limits where some exist, since they would be replaced unseen."""
     ids = {"project": None, "key": None} | owner.named
     with visit.scope():
         rows = LimitSet.objects.for_tenant(visit.tenant).filter(**ids, model=model, by_operator=False, dry_run=dry_run)
@@ -95,7 +95,7 @@ def remove_limits(visit: PageContext) -> HttpResponse:
 
 @tenant_page(READS)
 def try_limits(visit: PageContext) -> HttpResponse:
-    """What each limit would do that is being typed: the form asks after each pause."""
+    """Return the effect of each limit as typed so far, for the form."""
     query = visit.query
     with visit.scope():
         owner, model = choices(visit, members=False).get(query.get("whose", "")), query.get("model", "")[:64]
@@ -110,7 +110,7 @@ def try_limits(visit: PageContext) -> HttpResponse:
 
 
 def _own(visit: PageContext) -> LimitSet:
-    """The set of the address; what the operator imposes is not the tenant's to change."""
+    """Return the set of the address; what the operator imposes is not the tenant's to change."""
     with visit.scope():
         rows = LimitSet.objects.for_tenant(visit.tenant).select_related("project", "key")
         row = rows.filter(pk=visit.arguments["limits"], by_operator=False).first()

@@ -14,7 +14,7 @@ from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, whose
-from millrace.apps.records.models import RequestRecord, Verdict
+from millrace.apps.records.models import RequestOutcome, RequestRecord
 from tenants.permissions import Permission
 
 MOST = 300  # budgets in the tree
@@ -22,7 +22,7 @@ LATELY = timedelta(hours=1)
 FULL_AT = 99  # percent: what is left then fits hardly any request
 NEAR_AT = 80
 _APART = 12  # percent of the gauge that two labels need between them
-PERIODS = {"day": "each day", "month": "each month", "lifetime": "for good"}
+PERIODS = {"day": "each day", "month": "each month", "lifetime": "in total"}
 MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
 
 
@@ -158,7 +158,7 @@ def _stand(budget: Budget, window: Window | None, now: datetime) -> BudgetPageSt
 
 
 def tree(visit: PageContext) -> Tree:
-    """The account, its projects and their keys, and its members, with the budgets of each."""
+    """Return the account, its projects and their keys, and its members, with the budgets of each."""
     found = limit_statuses(visit)
     sent: defaultdict[int, set[str]] = defaultdict(set)
     windows = [one.window.pk for one in found if one.window]
@@ -239,7 +239,7 @@ def mode_kind(one: BudgetPageStatus) -> str:
 
 
 def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
-    """Used and, hatched, reserved, of a scale that reaches a little past the limit."""
+    """Return the gauge of the used and reserved parts, with a scale that ends a little past the limit."""
     used, whole = one.used.millionths, one.limit.millionths
     scale = max(whole * 17 // 15, used + one.held.millionths, 1)
     marks = [Mark(percent(whole, scale), f"Limit {one.limit.text}", is_limit=True)]
@@ -255,7 +255,7 @@ def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
 def _needed(visit: PageContext) -> dict[int, int]:
     """Budgets that refused a request in the last hour, with what the latest one needed, in whole units."""
     rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
-        verdict=Verdict.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
+        verdict=RequestOutcome.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
     )
     newest = rows.order_by("-at").values_list("bound", flat=True)[:MOST]
     return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}

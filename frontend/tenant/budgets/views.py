@@ -158,7 +158,7 @@ def remove_budget(visit: PageContext) -> HttpResponse:
 
 @tenant_page(READS)
 def try_budget(visit: PageContext) -> HttpResponse:
-    """What the budget would do that is being typed: the form asks after each pause."""
+    """Return the effect of the budget as typed so far, for the form."""
     query = visit.query
     with visit.scope():
         owners = choices(visit, members=True)
@@ -174,7 +174,7 @@ def try_budget(visit: PageContext) -> HttpResponse:
 
 
 def _active(visit: PageContext) -> Budget:
-    """The budget of the address, unless it was removed."""
+    """Return the budget of the address, unless it was removed."""
     with visit.scope():
         row = detail.budget_of(visit)
     if not row.active:
@@ -188,7 +188,7 @@ def breadcrumbs(visit: PageContext, row: Budget | None = None) -> tuple[Breadcru
 
 
 def _given(visit: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
-    """What the forms' templates want."""
+    """Return what the forms' templates want."""
     given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": breadcrumbs(visit, row)}
     return given | {"effect": "", "danger": False, "budget": row}
 

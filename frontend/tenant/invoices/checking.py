@@ -1,4 +1,4 @@
-"""Whether an invoice is what its usage and the books say: the panel that works it out anew."""
+"""Whether an invoice is what its usage and the books say: the panel that works it out again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reconciled:
 
 
 def reconciled(pk: int, now: datetime) -> Reconciled:
-    """The invoice of that id, which is the visitor's to see, made anew from its events and compared."""
+    """Return the invoice of that id, which is the visitor's to see, made again from its events and compared."""
     with all_tenants_scope(BypassReason.BILLING):
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
         invoice = rows.get(pk=pk)
@@ -58,7 +58,7 @@ def reconciled(pk: int, now: datetime) -> Reconciled:
         ),
         Finding(
             check.same_pdf,
-            "PDF typeset anew" if check.same_pdf else "The PDF typeset anew differs",
+            "PDF typeset again" if check.same_pdf else "The PDF typeset again differs",
             "the same bytes as were sent" if check.same_pdf else "other versions of its typesetter also do that",
         ),
     )

@@ -121,7 +121,8 @@ def shown(
     line_url: Callable[[InvoiceLine], str],
     invoice_url: Callable[[int], str],
 ) -> Document:
-    """The invoice with its period, entity and `refers_to`; inside a scope that sees its tenant and the entity."""
+    """Return the invoice with its period, entity and `refers_to`; inside a scope that sees its tenant and the
+    entity."""
     lines = list(lines)
     words = document.in_words(document.described(invoice, lines))
     final = invoice.pk is not None and invoice.state != Invoice.State.DRAFT
@@ -192,7 +193,7 @@ def _line(line: InvoiceLine, url: str) -> InvoiceLineItem:
 
 
 def note_of(line: InvoiceLine) -> str:
-    """What tells the line apart from its neighbours."""
+    """Return what tells the line apart from its neighbors."""
     parts = (
         f"used in {line.late_from}" if line.late_from else "",
         f"prompts from {line.band:,} tokens" if line.band else "",
@@ -251,7 +252,7 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
 
 def _happened(invoice: Invoice) -> Iterable[Happened]:
     """Newest first."""
-    found = [Happened(invoice.issued_at, "Finalised", f"as {invoice.number}")] if invoice.issued_at else []
+    found = [Happened(invoice.issued_at, "Finalized", f"as {invoice.number}")] if invoice.issued_at else []
     sent = InvoiceMail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
     for mail in sent.order_by("pk"):
         what = "Sent" if mail.kind == InvoiceMail.Kind.ISSUED else "Reminder sent"
@@ -260,6 +261,6 @@ def _happened(invoice: Invoice) -> Iterable[Happened]:
 
 
 def cents_of(line: InvoiceLine) -> tuple[Money, Money, Money]:
-    """A line's exact amount, what it was rounded to, and the difference."""
+    """Return a line's exact amount, what it was rounded to, and the difference."""
     exact, amount = Money(int(line.femto)), Money(line.cents * FEMTO_A_CENT)
     return exact, amount, amount - exact

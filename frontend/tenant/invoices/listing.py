@@ -74,7 +74,7 @@ class InvoiceListItem:
 
 
 def upcoming(visit: PageContext) -> Upcoming | None:
-    """The month under way; None while nobody was billed for anything yet."""
+    """Return the month under way; None while nobody was billed for anything yet."""
     with all_tenants_scope(BypassReason.BILLING):  # whose month it is, is the entity's to say
         period = period_at(visit.tenant, visit.now)
     if period is None:
@@ -118,7 +118,7 @@ def standing(visit: PageContext) -> InvoiceStatus:
 
 
 def listed(visit: PageContext) -> InvoiceListItem:
-    """A page of them, newest first. What is drafted of a month that goes on is the upcoming one's to show."""
+    """Return a page of them, newest first. What is drafted of a month that continues is the upcoming one's to show."""
     with all_tenants_scope(BypassReason.BILLING):  # months and their entities are nobody's rows
         rows = Invoice.objects.for_tenant(visit.tenant).select_related("period", "entity", "refers_to")
         rows = rows.exclude(state=Invoice.State.DRAFT, complete=False).order_by("-pk")

@@ -25,7 +25,7 @@ _STATES: dict[str, tuple[str, Kind]] = {
 
 @dataclass(frozen=True)
 class State:
-    """A state in a word, its colour, and a sentence to it."""
+    """A state in a word, its color, and a sentence to it."""
 
     label: str
     kind: Kind
@@ -38,7 +38,7 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
     if invoice.gives_back and invoice.state != Invoice.State.DRAFT:
         return State("Credit note", "good", "")
     if invoice.state == Invoice.State.DRAFT:
-        return State(label, kind, "It is written anew until it is final, and has no number yet.")
+        return State(label, kind, "It is rewritten until it is final, and has no number yet.")
     if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:
         if invoice.due_on < today:
             return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} are owed.")
@@ -52,7 +52,7 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
 
 
 def today_of(invoice: Invoice, now: datetime) -> date:
-    """The day it is for who issues the invoice."""
+    """Return the day it is for who issues the invoice."""
     return now.astimezone(ZoneInfo(invoice.entity.time_zone)).date()
 
 
@@ -61,7 +61,7 @@ def _day(of: date) -> str:
 
 
 def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict[int, Money]:
-    """What the books say is still owed on each, in one question to `entries` of whose they are."""
+    """Return what the books say is still owed on each, in one question to `entries` of whose they are."""
     ids = [row.pk for row in invoices]
     found = entries.filter(account=Account.RECEIVABLE, invoice__in=ids).order_by() if ids else entries.none()
     sums = dict(found.values_list("invoice_id").annotate(sum=Sum("nano")))

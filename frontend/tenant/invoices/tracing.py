@@ -86,8 +86,8 @@ def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, r
     rows = _rows(invoice, line, cursor)
     try:
         require_usage(invoice.period_id)
-    except Conflict as archived:
-        rows, fault = [], str(archived)
+    except Conflict as exc:
+        rows, fault = [], str(exc)
     sign = -1 if invoice.gives_back else 1
     events = tuple(
         Event(at, name, _request(visit, request_name, name), leg, sign * tokens, Money(sign * int(femto)))
@@ -117,7 +117,7 @@ def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, r
 
 
 def _request(visit: PageContext, route: str, name: str) -> str:
-    """The page of a request; a prompt among several is named after its request."""
+    """Return the page of a request; a prompt among several is named after its request."""
     return visit.link(route, name.partition(".")[0]) if route else ""
 
 

@@ -70,7 +70,7 @@ def invoices(visit: PageContext) -> HttpResponse:
 
 @tenant_page(NEEDS)
 def upcoming(visit: PageContext) -> HttpResponse:
-    """The month under way as the invoice it would be now."""
+    """Return the month under way as the invoice it would be now."""
     found = preview(visit.tenant, visit.now)
     it = None
     if found:
@@ -95,7 +95,7 @@ def invoice(visit: PageContext) -> HttpResponse:
 
 @tenant_page(NEEDS)
 def line(visit: PageContext) -> HttpResponse:
-    """A line's usage events."""
+    """Return a line's usage events."""
     found = find(visit)
     with visit.scope():
         rows = InvoiceLine.objects.for_tenant(visit.tenant)
@@ -113,7 +113,7 @@ def line(visit: PageContext) -> HttpResponse:
 
 @tenant_page(NEEDS)
 def file(visit: PageContext) -> HttpResponse:
-    """The invoice as a file."""
+    """Return the invoice as a file."""
     found, form = find(visit), visit.arguments["form"]
     final = found.state != Invoice.State.DRAFT
     if form not in FORMS or (form in ("pdf", "xml") and not final):
@@ -135,7 +135,7 @@ def _body(found: Invoice, form: str) -> bytes | str:
 
 
 def find(visit: PageContext) -> Invoice:
-    """The invoice of the address.
+    """Return the invoice of the address.
 
     Raises:
         Http404: the tenant has none such.

@@ -9,7 +9,7 @@ from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.records.limiting_factor import LimitingFactor
 
 _WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the account’s", "member": "its maker’s"}
-_PERIODS = {"minute": "a minute", "day": "a day", "month": "a month", "lifetime": "for good"}
+_PERIODS = {"minute": "a minute", "day": "a day", "month": "a month", "lifetime": "in total"}
 NAMES = {
     "requests_per_minute": "Requests a minute",
     "input_tokens_per_minute": "Input tokens a minute",

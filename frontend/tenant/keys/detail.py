@@ -12,14 +12,19 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.keys.bounds import KeyBoundRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_use
 from millrace.apps.records.limiting_factor import binding
-from millrace.apps.records.models import Verdict
+from millrace.apps.records.models import RequestOutcome
 from millrace.apps.records.selectors import Filters, requests_page
 from tenants.models import ApiKey, AuditEntry
 from tenants.permissions import Permission
 
 LATEST = 6
 _WEEK = timedelta(days=7)
-_KINDS = {Verdict.COMPLETED: "good", Verdict.LIMITED: "warn", Verdict.REFUSED: "warn", Verdict.FAILED: "bad"}
+_KINDS = {
+    RequestOutcome.COMPLETED: "good",
+    RequestOutcome.LIMITED: "warn",
+    RequestOutcome.REFUSED: "warn",
+    RequestOutcome.FAILED: "bad",
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class KeyDetailHistory:
 
 
 def key_of(visit: PageContext) -> ApiKey:
-    """The key that the address names, asked once a page. In the visit's scope."""
+    """Return the key that the address names, asked once a page. In the visit's scope."""
     pk = visit.arguments["key"]
     found = visit.once(("key", pk), lambda: with_use(ApiKey.objects.for_tenant(visit.tenant)).filter(pk=pk).first())
     if found is None:
@@ -132,7 +137,7 @@ def head(visit: PageContext) -> KeyDetailHeader:
 
 
 def may_change(visit: PageContext, key: ApiKey) -> bool:
-    """A key that may manage is changed by who may hand out such."""
+    """Require the permission to change a key with management scopes."""
     return visit.may(Permission.KEYS_MANAGE if "manage" in key.scopes else Permission.KEYS_WRITE)
 
 
@@ -187,8 +192,8 @@ def latest(visit: PageContext) -> Latest:
                 listed.record.request_id,
                 visit.url("requests-detail", listed.record.request_id),
                 listed.record.at,
-                Verdict(listed.record.verdict).label,
-                _KINDS.get(Verdict(listed.record.verdict), ""),
+                RequestOutcome(listed.record.verdict).label,
+                _KINDS.get(RequestOutcome(listed.record.verdict), ""),
                 listed.record.served or listed.record.asked,
                 Money(listed.usage.cost_femto) if listed.usage else None,
             )
@@ -199,7 +204,7 @@ def latest(visit: PageContext) -> Latest:
 
 
 def history(visit: PageContext) -> KeyDetailHistory:
-    """What was changed of it."""
+    """Return what was changed of it."""
     key = key_of(visit)
     rows = AuditEntry.objects.for_tenant(visit.tenant).filter(object_type="apikey", object_id=key.pk).order_by("-pk")
     return KeyDetailHistory(tuple(KeyDetailChange(row.verb, row.at, row.actor, _changed(row)) for row in rows[:LATEST]))

@@ -25,7 +25,7 @@ _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 
 
 def after(day: date, zone: tzinfo) -> datetime:
-    """The first instant after the day, by the person's clocks."""
+    """Return the first instant after the day, by the person's clocks."""
     return datetime.combine(day + timedelta(days=1), time(), zone)
 
 
@@ -60,7 +60,7 @@ class KeyForm(forms.Form):
         self.fields["models"].choices = [(name, name) for name in known]  # type: ignore[attr-defined]
 
     def chosen(self) -> dict[str, Any]:
-        """The fields as the verbs take them."""
+        """Return the fields as the verbs take them."""
         data = self.cleaned_data
         networks = [word for word in re.split(r"[\s,;]+", data["addresses"]) if word]
         return {
@@ -85,7 +85,7 @@ class NewKey(KeyForm):
 
 class Rotation(forms.Form):
     overlap = forms.ChoiceField(
-        label="Both work for", choices=OVERLAPS, initial="24", help_text="So long you have to put the new one in place."
+        label="Both work for", choices=OVERLAPS, initial="24", help_text="The time to put the new one in place."
     )
 
 
@@ -114,13 +114,13 @@ def _initial(visit: PageContext, key: ApiKey | None) -> dict[str, Any]:
 
 
 def _models(visit: PageContext) -> list[str]:
-    """What callers may ask for: the platform's models, and the tenant's own names."""
+    """Return what callers may ask for: the platform's models, and the tenant's own names."""
     own = RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name")
     return [*own.values_list("name", flat=True), *(model.name for model in platform_settings().models)]
 
 
 def revoking(key: ApiKey, requests: int) -> str:
-    """What disabling the key does."""
+    """Return what disabling the key does."""
     used = f" It answered {requests:,} request{'' if requests == 1 else 's'} this month." if requests else ""
     return (
         f"{key.name} ({key.prefix}…), made by {owner(key)}, works nowhere within a second, and its running streams "

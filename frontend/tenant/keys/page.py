@@ -119,7 +119,7 @@ def live(visit: PageContext) -> Q:
 
 
 def conditions(visit: PageContext) -> dict[str, Q]:
-    """What each view holds."""
+    """Return what each view holds."""
     own_limits = LimitSet.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), dry_run=False)
     own_budgets = Budget.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), active=True, mode=Budget.Mode.HARD)
     since = visit.now - IDLE
@@ -158,7 +158,7 @@ def fields(visit: PageContext) -> KeyFilters:
 
 
 def keys(visit: PageContext) -> KeyListPanel:
-    """A page of the keys, newest first."""
+    """Return a page of the keys, newest first."""
     rows = ApiKey.objects.for_tenant(visit.tenant).filter(conditions(visit)[_view(visit)])
     if typed := _typed(visit):
         rows = rows.filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
@@ -195,7 +195,7 @@ def successors(visit: PageContext, keys: list[ApiKey]) -> set[int]:
 
 
 def spending(visit: PageContext, group: Any) -> dict[int, dict[str, Any]]:
-    """This month's usage of each key or project."""
+    """Return this month's usage of each key or project."""
     start, end = month_of(visit)
     found = sums(UsageReport(visit.tenant.pk, start=start, end=end), group_by=(group,))
     return {row[f"{group}_id"]: row for row in found}
@@ -232,7 +232,7 @@ def owner(key: ApiKey) -> str:
 
 
 def restrictions(key: ApiKey) -> str:
-    """What it may not be used for, or from, in few words."""
+    """Return what it may not be used for, or from, in few words."""
     found = []
     if key.allowed_models is not None:
         found.append(f"{len(key.allowed_models)} model{'' if len(key.allowed_models) == 1 else 's'}")
@@ -259,7 +259,7 @@ def status(visit: PageContext, key: ApiKey, bounds: list[KeyBoundRow], *, replac
 
 
 def projects(visit: PageContext) -> KeyProjects:
-    """The projects, with how many keys each has and what it spent."""
+    """Return the projects, with how many keys each has and what it spent."""
     works = Count(
         "keys", filter=Q(keys__revoked_at=None) & (Q(keys__expires_at=None) | Q(keys__expires_at__gt=visit.now))
     )
@@ -285,7 +285,7 @@ def projects(visit: PageContext) -> KeyProjects:
 
 
 def number(text: str) -> int | None:
-    """An id in the address; None if it is none."""
+    """Return an id in the address; None if it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 

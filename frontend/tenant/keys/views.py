@@ -96,7 +96,7 @@ def edit_key(visit: PageContext) -> HttpResponse:
 
 
 def _changes(form: KeyForm) -> dict[str, Any]:
-    """What was changed: an expiry that was left alone stays to the second."""
+    """Return what was changed: an expiry that was left alone stays to the second."""
     chosen = form.chosen()
     if "expires_on" not in form.changed_data:
         del chosen["expires_at"]
@@ -174,7 +174,7 @@ def remove_project(visit: PageContext) -> HttpResponse:
 
 
 def _changeable(visit: PageContext) -> ApiKey:
-    """The key of the address, if the person may change it. In the visit's scope."""
+    """Return the key of the address, if the person may change it. In the visit's scope."""
     row = detail.key_of(visit)
     if not detail.may_change(visit, row):
         raise PermissionDenied
@@ -190,7 +190,7 @@ def _project(visit: PageContext) -> Project:
 
 
 def _secret(visit: PageContext, row: ApiKey, secret: str) -> HttpResponse:
-    """The one answer that has the secret in it. It is kept nowhere, and no cache may."""
+    """Return the one answer that has the secret in it. It is kept nowhere, and no cache may."""
     given: dict[str, Any] = {
         "row": row,
         "secret": secret,
@@ -210,7 +210,7 @@ def _crumbs(visit: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, 
 def _given(
     visit: PageContext, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None
 ) -> dict[str, Any]:
-    """What frontend/form.html wants."""
+    """Return what frontend/form.html wants."""
     breadcrumbs = _crumbs(visit, row)
     given: dict[str, Any] = {
         "action": visit.request.path,

@@ -90,7 +90,7 @@ def may_touch(visit: PageContext, *roles: str) -> bool:
 
 
 def memberships(visit: PageContext) -> QuerySet[Membership]:
-    """The tenant's members with their users. In the visit's scope."""
+    """Return the tenant's members with their users. In the visit's scope."""
     found: QuerySet[Membership] = Membership.objects.for_tenant(visit.tenant).select_related("user")
     return found
 
@@ -128,7 +128,7 @@ def invited(visit: PageContext) -> tuple[Invited, ...]:
 
 
 def roles() -> Roles:
-    """The table of `tenants.permissions`, in words."""
+    """Return the table of `tenants.permissions`, in words."""
     labels = [Role(name).label for name in ROLES]
     areas = []
     for name, words in AREAS:

@@ -1,4 +1,4 @@
-"""The catalogue as a tenant sees it: what each model can, what it costs, whether it is there, how to ask it."""
+"""The catalog as a tenant sees it: what each model can, what it costs, whether it is there, how to ask it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def models(visit: PageContext) -> tuple[ModelPageEntry, ...]:
     try:
         board = read_fleet_status()
     except redis.RedisError:
-        board = None  # the catalogue is worth reading nevertheless
+        board = None  # the catalog is worth reading nevertheless
     prices, aliases = _prices(visit), _aliases(visit)
     return tuple(_model(visit, spec, board, prices, aliases) for spec in platform_settings().models)
 
@@ -146,7 +146,7 @@ def _prices(visit: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
 
 
 def _aliases(visit: PageContext) -> Mapping[str, list[Alias]]:
-    """The tenant's own names in force, by the models they may lead to."""
+    """Return the tenant's own active names, by the models they may lead to."""
     found: dict[str, list[Alias]] = defaultdict(list)
     for row in RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name"):
         try:

@@ -1,4 +1,4 @@
-"""Models: the catalogue, and how to ask one."""
+"""Models: the catalog, and how to ask one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import show
 from frontend.tenant.models import page
 
-PANELS = Panels("models-panel", (Panel("catalogue", "Models", "models/catalogue.html", page.models),))
+PANELS = Panels("models-panel", (Panel("catalog", "Models", "models/catalog.html", page.models),))
 
 
 @tenant_page()

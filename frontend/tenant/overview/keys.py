@@ -131,7 +131,7 @@ def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, Lit
 
 
 def batches(visit: PageContext) -> Batches:
-    """The latest batch jobs."""
+    """Return the latest batch jobs."""
     rows = Batch.objects.for_tenant(visit.tenant).order_by("-id")[:LATEST]
     return Batches(tuple(_batch(row) for row in rows))
 

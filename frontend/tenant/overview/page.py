@@ -52,7 +52,7 @@ class OverviewHeader:
 
 
 def head(visit: PageContext) -> OverviewHeader:
-    """What stands above the panels."""
+    """Return what stands above the panels."""
     seen = UsageReport(visit.tenant.pk).events().exists()
     first = None if seen else _first_request()
     csv = visit.link("usage-csv")

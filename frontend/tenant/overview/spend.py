@@ -77,14 +77,14 @@ class OverviewNotices:
 
 
 def hard_budgets(visit: PageContext) -> list[OverviewStatus]:
-    """The tenant's own hard budgets in money, the one with the least part left first."""
+    """Return the tenant's own hard budgets in money, the one with the least part left first."""
     wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
     rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
     return visit.once("hard budgets", lambda: limit_statuses(visit, list(rows)))
 
 
 def expectation(visit: PageContext) -> Forecast | None:
-    """What the month will cost."""
+    """Return what the month will cost."""
     return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now, zone_billed(visit)))
 
 
@@ -124,7 +124,7 @@ def spend(visit: PageContext) -> Spend:
         amount,
         forecast,
         tightest.limit,
-        {"day": "a day", "lifetime": "for good"}.get(tightest.budget.period, ""),
+        {"day": "a day", "lifetime": "in total"}.get(tightest.budget.period, ""),
         tightest.left,
         tightest.held if tightest.held.femto else None,
         share(tightest.used.femto, tightest.limit.femto),
@@ -146,7 +146,7 @@ def _chart(
     of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
     if expected:
         point = [None if day is None or day.point is None else day.point * 10**6 for day in coming]
-        point[len(running) - 1] = running[-1]  # so that the line goes on where the other ends
+        point[len(running) - 1] = running[-1]  # so that the line continues where the other ends
         high = tuple(None if day is None or day.high is None else day.high * 10**6 for day in coming)
         low = tuple(None if day is None or day.low is None else day.low * 10**6 for day in coming)
         series.append(Series("Forecast", "forecast", tuple(point), "dash", Money.nano(expected.point).text))
@@ -197,7 +197,7 @@ def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast
 
 
 def crossing(expected: Forecast | None, femto: int) -> date | None:
-    """The day the forecast passes an amount."""
+    """Return the day the forecast passes an amount."""
     for day in expected.path if expected else ():
         if day.point is not None and day.point * 10**6 > femto:
             return day.day
@@ -205,7 +205,7 @@ def crossing(expected: Forecast | None, femto: int) -> date | None:
 
 
 def notices(visit: PageContext) -> OverviewNotices:
-    """A budget that is full, or will be."""
+    """Return a budget that is full, or will be."""
     found = []
     budgets = hard_budgets(visit)
     url = visit.link("budgets")

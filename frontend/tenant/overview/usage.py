@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from billing.metering.usage import UsageReport, sums, this_month, total
-from billing.models import Verdict
+from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import total as summed
 from frontend.core.date_ranges import DateRange, days_of, span_of
@@ -75,7 +75,7 @@ class FirstToken:
 
 
 def by_day(visit: PageContext, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Sums of each day from start to end, also of those without use."""
+    """Return the sums of each day from start to end, also of those without use."""
     question = UsageReport(visit.tenant.pk, start=start, end=end)
     rows = visit.once(question, lambda: sums(question, bucket="day"))
     found = {row["start"].date(): row for row in rows}
@@ -140,13 +140,13 @@ def figures(visit: PageContext) -> OverviewStats:
 
 
 def _metered(visit: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
-    """Requests and their cost in femto-USD."""
+    """Return the number of requests and their cost in femto-USD."""
     counts = total(sums(UsageReport(visit.tenant.pk, start=start, end=end)))
-    return sum(counts[verdict] for verdict in Verdict.values), counts["cost_femto"]
+    return sum(counts[verdict] for verdict in ExecutionOutcome.values), counts["cost_femto"]
 
 
 def _before(span: DateRange) -> tuple[datetime, datetime]:
-    """The span to compare with: of a month the same days of the month before, else as long, just before."""
+    """Return the span to compare with: of a month the same days of the month before, else as long, just before."""
     length = span.end - span.start
     if span.name == "month":
         start = this_month(span.start - _DAY, span.zone)[0]
@@ -167,7 +167,7 @@ def _delta(now: int, then: int, when_down: Literal["", "good"]) -> Delta | None:
 
 
 def _rate(part: int, went: Rates) -> str:
-    """A rate with two places: errors are rare."""
+    """Return a rate with two places: errors are rare."""
     whole = went.total.requests
     if not whole:
         return "–"

@@ -87,7 +87,7 @@ def playground(visit: PageContext) -> Playground:
 
 
 def usable_key(visit: PageContext, pk: str) -> ApiKey | None:
-    """The tenant's key with this id, if it may ask models."""
+    """Return the tenant's key with this id, if it may ask models."""
     rows = _usable(visit).filter(pk=int(pk)) if pk.isdecimal() and len(pk) < 19 else None
     return None if rows is None else rows.first()
 
@@ -127,7 +127,7 @@ def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
 
 
 def _again(visit: PageContext) -> Again:
-    """What the request in the address asked, if the tenant has prompts kept."""
+    """Return what the request in the address asked, if the tenant has prompts kept."""
     request_id = visit.query.get("request", "")
     if not request_id or not visit.may(Permission.USAGE_READ):
         return Again()

@@ -21,7 +21,7 @@ def playground(visit: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # what it opens lasts for minutes
 def ticket(visit: PageContext) -> HttpResponse:
-    """A ticket for one key (see `tenants.keys.playground_tokens`)."""
+    """Return a ticket for one key (see `tenants.keys.playground_tokens`)."""
     with visit.scope():
         key = page.usable_key(visit, visit.request.POST.get("key", ""))
     if key is None:

@@ -1,4 +1,4 @@
-"""What the tenant pays: prices in force, and those announced."""
+"""What the tenant pays: active and announced prices."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
 
 
 def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[PriceModel, ...]:
-    """The prices as a table shows them."""
+    """Return the prices as a table shows them."""
     by_model: dict[str, list[NewPrice]] = defaultdict(list)
     for price in found:
         by_model[price.model].append(price)
@@ -143,7 +143,7 @@ def _cost(found: list[NewPrice], component: Component, place: Place) -> int | No
 
 
 def said_of(place: Place) -> str:
-    """A range in words; empty: always."""
+    """Return a range in words; empty: always."""
     since, until, opens, closes = place
     said = []
     if until != NO_END:

@@ -16,7 +16,7 @@ from frontend.core.numbers import Money, duration, exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import KINDS, bound_label, said
 from millrace.apps.records import selectors
-from millrace.apps.records.models import RequestRecord, Verdict
+from millrace.apps.records.models import RequestOutcome, RequestRecord
 from millrace.apps.records.selectors import RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
@@ -162,17 +162,17 @@ class RequestDetailDelivery:
 
 
 def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
-    """The story; None: the tenant has no such request."""
+    """Return the story; None: the tenant has no such request."""
     found = selectors.story(visit.tenant.pk, request_id[:64].replace("\0", ""))
     if found is None:
         return None
     record, first = found.record, found.legs[0].event if found.legs else None
     code, bound = (record.code, record.bound) if record else ("", None)
-    verdict = record.verdict if record else str(getattr(first, "verdict", Verdict.COMPLETED))
+    verdict = record.verdict if record else str(getattr(first, "verdict", RequestOutcome.COMPLETED))
     return RequestDetailDelivery(
         request_id=found.request_id,
         at=record.at if record else found.legs[0].event.admitted_at,
-        verdict=Verdict(verdict).label,
+        verdict=RequestOutcome(verdict).label,
         kind=KINDS[verdict],
         status=record.status if record else "",
         why_not=said(code, bound),
@@ -300,7 +300,7 @@ def _leg(leg: RequestExecution) -> LegCard:
         event.leg + 1,
         event.model,
         event.replica_id,
-        Verdict(event.verdict).label,
+        RequestOutcome(event.verdict).label,
         KINDS[event.verdict],
         event.finish_reason.replace("_", " "),
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),

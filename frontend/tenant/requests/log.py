@@ -11,18 +11,18 @@ from frontend.core.date_ranges import span_of
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from millrace.apps.records import selectors
-from millrace.apps.records.models import Verdict
+from millrace.apps.records.models import RequestOutcome
 from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
 MOST_CHOICES = 500
 SIZE = 50
 KINDS: dict[str, Literal["good", "warn", "bad", ""]] = {
-    Verdict.COMPLETED: "good",
-    Verdict.CANCELLED: "",
-    Verdict.LIMITED: "warn",
-    Verdict.REFUSED: "warn",
-    Verdict.FAILED: "bad",
+    RequestOutcome.COMPLETED: "good",
+    RequestOutcome.CANCELLED: "",
+    RequestOutcome.LIMITED: "warn",
+    RequestOutcome.REFUSED: "warn",
+    RequestOutcome.FAILED: "bad",
 }
 _FILTERS = ("model", "key", "project", "verdict", "code")
 
@@ -103,7 +103,7 @@ def _number(text: str) -> int | None:
 
 
 def _filters(visit: PageContext) -> Filters:
-    """What the address asks for; what is no value of ours is not asked for."""
+    """Return what the address asks for; what is no value of ours is not asked for."""
     query, span = {name: value.strip()[:128] for name, value in visit.query.items()}, span_of(visit)
     verdict = query.get("verdict", "")
     return Filters(
@@ -113,7 +113,7 @@ def _filters(visit: PageContext) -> Filters:
         model=query.get("model", "").replace("\0", "") or None,
         key_id=_number(query.get("key", "")),
         project_id=_number(query.get("project", "")),
-        verdict=verdict if verdict in Verdict.values else None,
+        verdict=verdict if verdict in RequestOutcome.values else None,
         code=query.get("code", "").replace("\0", "") or None,
     )
 
@@ -127,7 +127,7 @@ def fields(visit: PageContext) -> RequestLogFilters:
     return RequestLogFilters(
         tuple(RequestLogOption(str(pk), name, pk == asked.key_id) for pk, name in keys),
         tuple(RequestLogOption(str(pk), name, pk == asked.project_id) for pk, name in projects),
-        tuple(RequestLogOption(value, label, value == asked.verdict) for value, label in Verdict.choices),
+        tuple(RequestLogOption(value, label, value == asked.verdict) for value, label in RequestOutcome.choices),
         asked.model or "",
         asked.code or "",
         tuple(kept.items()),
@@ -136,7 +136,7 @@ def fields(visit: PageContext) -> RequestLogFilters:
 
 
 def log(visit: PageContext) -> RequestLogPanel:
-    """A page of the log."""
+    """Return a page of the log."""
     cursor, fault = visit.query.get("cursor") or None, ""
     try:
         page = selectors.requests_page(_filters(visit), cursor, SIZE)
@@ -168,7 +168,7 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
         record.request_id,
         visit.url("requests-detail", record.request_id),
         record.at,
-        Verdict(record.verdict).label,
+        RequestOutcome(record.verdict).label,
         KINDS[record.verdict],
         record.status,
         said(record.code, record.bound),
@@ -193,7 +193,7 @@ def said(code: str, bound: dict[str, object] | None) -> str:
 
 
 def bound_label(kind: str, scope: str, name: str, model: str) -> str:
-    """A limit or budget, named."""
+    """Return a limit or budget, named."""
     if kind == "budget":
         return f"budget {name}"
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")

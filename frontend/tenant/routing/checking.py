@@ -23,13 +23,13 @@ class Checked:
     fault: Fault | None
     shown: RoutingPanel | None
     trial: Trial | None
-    against: int | None  # the version in force, that `diff` is to
+    against: int | None  # the active version, that `diff` is to
     diff: tuple[RoutingChanged, ...]
     unserved: tuple[str, ...]  # models it names that this platform does not serve
 
 
 def served() -> tuple[str, ...]:
-    """The names of the platform's models."""
+    """Return the names of the platform's models."""
     return tuple(spec.name for spec in platform_settings().models)
 
 
@@ -51,7 +51,7 @@ def check(visit: PageContext, name: str, text: str) -> Checked:
 
 
 def publish(visit: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicy:
-    """Put it in force, unless another version came into force since `base` was read.
+    """Activate it, unless another version became active since `base` was read.
 
     Raises:
         ActionRefused: it is no policy, or is not what one believed to change.
@@ -60,11 +60,11 @@ def publish(visit: PageContext, *, name: str, body: str, base: int | None) -> Ro
     if isinstance(found, Fault):
         raise actions.ActionRefused(f"Line {found.line}: {found.said}")
     with tenant_scope(visit.tenant):
-        # NOTE: the publication locks the tenant's row; what is read after it is what was in force before it.
+        # NOTE: the publication locks the tenant's row; what is read after it is what was active before it.
         made = actions.do_publish_policy(visit.tenant, name, found[0], created_by=visit.user)
         rows = RoutingPolicy.objects.for_tenant(visit.tenant).filter(name=name, version__lt=made.version)
         before = rows.order_by("-version").first()
         was = None if before is None else before.version
         if base is not None and was is not None and was > base:
-            raise Conflict(f"Version {was} came into force while you wrote. Look at it, and begin from it.")
+            raise Conflict(f"Version {was} became active while you wrote. Look at it, and begin from it.")
     return made

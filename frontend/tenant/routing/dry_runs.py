@@ -61,7 +61,7 @@ class _Tried:
 
 
 def try_on(visit: PageContext, policy: Policy, name: str) -> Trial:
-    """The newest requests of the last days, decided anew. In the visit's scope.
+    """Return the newest requests of the last days, decided again. In the visit's scope.
 
     Of requests for `name`, or of all if the address asks so. The draw is by the request's id, as it was.
     """

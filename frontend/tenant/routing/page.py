@@ -103,13 +103,13 @@ def versions(visit: PageContext) -> QuerySet[RoutingPolicy]:
 
 
 def names(visit: PageContext) -> tuple[RoutingName, ...]:
-    """Each name with the version in force, or its last one if it was withdrawn. In the visit's scope."""
+    """Each name with the active version, or its last one if it was withdrawn. In the visit's scope."""
     rows = versions(visit).order_by("name", "-active", "-version").distinct("name")[:MOST]
     return tuple(_name(visit, row) for row in rows)
 
 
 def one(visit: PageContext, row: RoutingPolicy) -> One:
-    """A version, compared with the one in force, or, if it is that, with the one before. In the visit's scope."""
+    """Return a version, compared with the one active, or, if it is that, with the one before. In the visit's scope."""
     rows = list(versions(visit).filter(name=row.name).order_by("-version")[:MOST])
     against = next((each for each in rows if each.active), None)
     if row.active or against is None:
@@ -141,7 +141,7 @@ def one(visit: PageContext, row: RoutingPolicy) -> One:
 
 
 def in_words(visit: PageContext, of: Policy) -> RoutingPanel:
-    """The policy as a person reads it. In the visit's scope."""
+    """Return the policy as a person reads it. In the visit's scope."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
     keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     return RoutingPanel(

@@ -40,7 +40,7 @@ class Fault:
 
 
 def read(text: str) -> tuple[dict[str, Any], policy.Policy] | Fault:
-    """The body that the text is, and the policy it describes; or what is wrong with it."""
+    """Return the body that the text is, and the policy it describes; or what is wrong with it."""
     if len(text) > LONGEST:
         return Fault(f"Longer than {LONGEST:,} characters.", "", 1, ())
     try:
@@ -70,7 +70,7 @@ def _at(text: str, said: str, place: str, line: int) -> Fault:
 
 
 def _line(text: str, place: str) -> int:
-    """The line of a place, or of the nearest one around it."""
+    """Return the line of a place, or of the nearest one around it."""
     lines = dict(_lines(text))
     while place not in lines and place != "$":
         place = re.sub(r"(\.[^.\[\]]*|\[[^\]]*\])$", "", place) if re.search(r"[.\[]", place) else "$"
@@ -111,7 +111,7 @@ def _under(stack: list[tuple[str, int | None]], key: str) -> str:
 
 
 def pretty(body: Mapping[str, Any]) -> str:
-    """A body as the editor shows it: its parts in one order, each target and condition on a line."""
+    """Return a body as the editor shows it: its parts in one order, each target and condition on a line."""
     text = json.dumps(_in_order(body), indent=2, ensure_ascii=False)
     return _INNERMOST.sub(lambda found: found[1] + re.sub(r"\s*\n\s*", " ", found[2]) + found[3], text)
 

@@ -36,7 +36,7 @@ EXAMPLE = """{
 
 
 class Editor(forms.Form):
-    """A policy as it is written. `base`: the version that was in force when one began."""
+    """A policy as it is written. `base`: the version that was active when one began."""
 
     name = forms.CharField(
         label="Model name",
@@ -69,7 +69,7 @@ def one(visit: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
 def edit(visit: PageContext) -> HttpResponse:
-    """The editor. What is sent is published, or, with `check`, only looked at."""
+    """Return the editor. What is sent is published, or, with `check`, only looked at."""
     form = Editor(posted(visit), initial=_initial(visit))
     if visit.request.method == "POST" and "check" not in visit.request.POST and form.is_valid():
         try:
@@ -92,7 +92,7 @@ def edit(visit: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
 def check(visit: PageContext) -> HttpResponse:
-    """What is to be said of the text as it is typed."""
+    """Return what is to be said of the text as it is typed."""
     post = visit.request.POST
     with visit.scope():
         checked = checking.check(visit, post.get("name", ""), post.get("body", ""))
@@ -104,10 +104,10 @@ def revert(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     return ask(
         visit,
-        f"Put version {row.version} of {row.name} back in force",
+        f"Activate version {row.version} of {row.name} again",
         forms.Form(posted(visit)),
         lambda _: actions.do_revert_policy(row, created_by=visit.user),
-        said=lambda made: f"Version {row.version} is in force again, as version {made.version}.",
+        said=lambda made: f"Version {row.version} is active again as version {made.version}.",
         effect=f"Requests for {row.name} go as version {row.version} says, within a second. It becomes a new version.",
         **_sheet(visit, "Put it back"),
     )
@@ -130,7 +130,7 @@ def withdraw(visit: PageContext) -> HttpResponse:
 
 
 def _initial(visit: PageContext) -> dict[str, Any]:
-    """What the editor begins with: a version, or an example."""
+    """Return what the editor begins with: a version, or an example."""
     asked = visit.query.get("from", "")
     if asked.isascii() and asked.isdigit() and len(asked) < 19:
         row = _version(visit, int(asked))

@@ -78,7 +78,7 @@ def settings(visit: PageContext) -> Settings:
 
 
 def profile(visit: PageContext) -> BillingProfile | None:
-    """The tenant's, if somebody has set it, with who bills it, which no tenant's scope shows."""
+    """Return the tenant's, if somebody has set it, with who bills it, which no tenant's scope shows."""
     with all_tenants_scope(BypassReason.BILLING):
         rows = BillingProfile.objects.for_tenant(visit.tenant).select_related("entity")
         found: BillingProfile | None = rows.first()

@@ -134,7 +134,7 @@ def delete(visit: PageContext) -> HttpResponse:
         lambda _: actions.do_delete_tenant(visit.tenant),
         said=lambda was: "It is served no more." if was else "It was to be deleted already.",
         effect=f"Its keys stop working within a second. For {days} days it can be restored; then keys, projects,"
-        " members, limits and policies go for good. Invoices, usage and the audit log stay.",
+        " members, limits and policies are removed permanently. Invoices, usage and the audit log stay.",
         danger=True,
         **_sheet(visit, "Delete"),
     )

@@ -73,7 +73,7 @@ Name = tuple[str, str, str]  # name, detail, address
 
 
 def groups(visit: PageContext) -> Groups:
-    """The table, cut to its first rows."""
+    """Return the table, cut to its first rows."""
     now = asked(visit)
     try:
         rows = all_rows(visit, now)
@@ -83,7 +83,7 @@ def groups(visit: PageContext) -> Groups:
 
 
 def all_rows(visit: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
-    """Every group's row: days in their order, all else the dearest first.
+    """Every group's row: days in their order, all else the most expensive first.
 
     Raises:
         TooManyRows: see there.
@@ -95,7 +95,7 @@ def all_rows(visit: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
 
 
 def whole(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
-    """The sum of all rows."""
+    """Return the sum of all rows."""
     counts = ("requests", "failed", "uncached", "cached", "written", "output")
     added = {name: sum(getattr(row, name) for row in rows) for name in counts}
     cost, saved = (Money(sum(getattr(row, name).femto for row in rows)) for name in ("cost", "saved"))
@@ -177,7 +177,7 @@ def _of_keys(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
 
 
 def _of_members(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    """A member's usage is that of the keys they made, as in their budgets."""
+    """Return the filter of a member's usage: the keys that the member made, as in their budgets."""
     made = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "created_by_id"))
     people = User.objects.in_bulk([pk for pk in made.values() if pk])
 

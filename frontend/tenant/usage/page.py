@@ -17,7 +17,7 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.groups import INPUT
 from frontend.tenant.usage.query import UsageReportQuery, asked
-from millrace.apps.records.models import Verdict
+from millrace.apps.records.models import RequestOutcome
 from millrace.apps.records.selectors import rates
 
 _DAY = timedelta(days=1)
@@ -96,7 +96,7 @@ class Refusals:
 
 
 def _days(visit: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
-    """Sums of each day of the span, also of those without use."""
+    """Return the sums of each day of the span, also of those without use."""
     rows = visit.once(now.question, lambda: sums(now.question, bucket="day"))
     found = {row["start"].astimezone(UTC).date(): row for row in rows}
     days = days_of(now.span.start, now.span.end)
@@ -149,7 +149,7 @@ def tokens(visit: PageContext) -> Drawn:
 
 
 def cost(visit: PageContext) -> Drawn:
-    """What each day cost, and would have cost without caches."""
+    """Return what each day cost, and would have cost without caches."""
     now = asked(visit)
     days = _days(visit, now)
     if not any(row["cost_femto"] for row in days):
@@ -190,7 +190,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> Miss:
 
 
 def refusals(visit: PageContext) -> Refusals:
-    """What was answered 429, by the limit or budget that bound."""
+    """Return what was answered 429, by the limit or budget that bound."""
     now = asked(visit)
     went = rates(visit.tenant.pk, now.span.start, now.span.end, "day")
     kept = {name: value for name, value in visit.query.items() if name in ("range", "from", "to")}
@@ -212,6 +212,6 @@ def refusals(visit: PageContext) -> Refusals:
         went.total.requests,
         share(went.total.limited, went.total.requests),
         bounds,
-        f"{log}?{urlencode({**kept, 'verdict': Verdict.LIMITED.value})}" if log else "",
+        f"{log}?{urlencode({**kept, 'verdict': RequestOutcome.LIMITED.value})}" if log else "",
         any(visit.query.get(name) for name in ("model", "key", "project")),
     )

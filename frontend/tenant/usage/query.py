@@ -53,7 +53,7 @@ class UsageFilters:
 
 
 def asked(visit: PageContext) -> UsageReportQuery:
-    """What is shown; what is no value of ours is not asked for."""
+    """Return what is shown; what is no value of ours is not asked for."""
     span, group = span_of(visit), visit.query.get("group", "model")
     model = visit.query.get("model", "").strip()[:128].replace("\0", "")
     question = UsageReport(

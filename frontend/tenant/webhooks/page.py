@@ -109,7 +109,7 @@ def endpoint(visit: PageContext, pk: int) -> Endpoint | None:
 
 
 def fields(visit: PageContext) -> WebhookFilters:
-    """The filters as they were asked for. In the visit's scope."""
+    """Return the filters as they were asked for. In the visit's scope."""
     query = visit.query
     rows = WebhookEndpoint.objects.for_tenant(visit.tenant).order_by("pk")
     return WebhookFilters(
@@ -121,7 +121,7 @@ def fields(visit: PageContext) -> WebhookFilters:
 
 
 def log(visit: PageContext) -> WebhookLog:
-    """A page of deliveries, newest first."""
+    """Return a page of deliveries, newest first."""
     rows = deliveries(visit.tenant.pk)
     query = visit.query
     if query.get("state") in State.values:

@@ -62,7 +62,7 @@ class _Group:
 
 
 class BertEncoder:
-    """Embeddings, then layers of attention and feed-forward, each added to its input and then normalised."""
+    """Embeddings, then layers of attention and feed-forward, each added to its input and then normalized."""
 
     def __init__(self, config: EncoderConfig, weights: Weights) -> None:
         hidden = config.hidden_size

@@ -28,7 +28,7 @@ class Linear:
         return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product plus `other`."""
+        """Return the product plus `other`."""
         if self.packed is None:
             return functional.linear(x, self._plain, self.bias) + other
         return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "add"))
@@ -47,7 +47,7 @@ def _tensor(value: object) -> torch.Tensor:
 
 
 class RMSNorm:
-    """Root-mean-square normalisation with a weight."""
+    """Root-mean-square normalization with a weight."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
@@ -110,7 +110,7 @@ class Rope:
         self._cos, self._sin = cos.to(device), sin.to(device)
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, float32 [num_tokens, head_dim / 2], at integer positions [num_tokens]."""
+        """Return cos and sin, float32 [num_tokens, head_dim / 2], at integer positions [num_tokens]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 

@@ -60,7 +60,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def pages(self) -> list[torch.Tensor]:
-        """Views of the whole cache with the blocks along the first dimension: [num_blocks, …]."""
+        """Return views of the whole cache with the blocks along the first dimension: [num_blocks, …]."""
 
     @abstractmethod
     def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:

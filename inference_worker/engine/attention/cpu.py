@@ -14,11 +14,11 @@ from kernels import cpu
 class _Plan:
     groups: list[cpu.AttentionGroup]
     cos: torch.Tensor  # [num_tokens, heads, head_dim]: the rotation of queries and keys, and none for values
-    sin: torch.Tensor  # likewise, with the sign that rotation by halves gives each
+    sin: torch.Tensor  # the same, with the sign that rotation by halves gives each
 
 
 class CpuBackend(AttentionBackend):
-    """Few, large operations: what a step costs besides its arithmetic is a price for each operation of each layer."""
+    """Few, large operations: beyond its arithmetic, a step costs a price for each operation of each layer."""
 
     def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
         super().__init__(shape, num_heads, scale)

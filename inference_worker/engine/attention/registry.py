@@ -24,7 +24,7 @@ BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {
 
 
 def make_backend(name: str, shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
-    """The backend `name`; "auto" is the best for the cache's device.
+    """Return the backend `name`; "auto" is the best for the cache's device.
 
     Raises:
         ValueError: there is no such backend.

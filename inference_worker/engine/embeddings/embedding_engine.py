@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddingEngine:
-    """Continuous batching over one encoder. Single-threaded: whoever calls it owns it.
+    """Continuous batching over one encoder. Single-threaded: only one thread may call it.
 
     Args:
         runner, model_config: made from `config` when absent.
@@ -138,7 +138,7 @@ class EmbeddingEngine:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "input")
 
     def _choose(self, now: float) -> list[tuple[_Task, int]]:
-        """The inputs of the next step. The batch class gets what the others leave."""
+        """Return the inputs of the next step. The batch class gets what the others leave."""
         chosen: list[tuple[_Task, int]] = []
         left = self._step_tokens
         for batch in (False, True):
@@ -151,7 +151,7 @@ class EmbeddingEngine:
                 self._tenants[task.request.tenant].charge(tokens, 0)
                 chosen += [(task, n) for n in taken]
                 left -= tokens
-                if task.unscheduled:  # the next step goes on here, or where less has been served
+                if task.unscheduled:  # the next step continues here, or where less has been served
                     return chosen
                 self._waiting.remove(seq)
         return chosen
@@ -194,7 +194,7 @@ class _Task:
         return len(self._found) == len(self.inputs)
 
     def next_inputs(self, tokens: int) -> Iterator[int]:
-        """Inputs, longest first, as many as fit into `tokens`."""
+        """Yield inputs, longest first, as many as fit into `tokens`."""
         while self._order and len(self.inputs[self._order[-1]]) <= tokens:
             tokens -= len(self.inputs[self._order[-1]])
             yield self._order.pop()

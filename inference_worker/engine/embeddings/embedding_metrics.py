@@ -30,7 +30,7 @@ class EmbeddingMetrics:
         self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
 
     def step(self, inputs: int, tokens: int, schedule: float, forward: float, output: float) -> None:
-        """A step has succeeded; its parts in seconds."""
+        """Record a successful step with the seconds of its parts."""
         self.steps += 1
         self.inputs += inputs
         self.tokens += tokens
@@ -41,7 +41,7 @@ class EmbeddingMetrics:
         self._histograms[families.STEP_DURATION].observe(schedule + forward + output)
 
     def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
-        """A request has ended with `output`."""
+        """Record a request that ended with `output`."""
         usage = output.usage or TokenUsage()
         if output.error is not None:
             self._finished["error"] += 1

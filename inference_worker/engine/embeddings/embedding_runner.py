@@ -26,7 +26,7 @@ class Embedder(Protocol):
     """What computes a step: the model, or in tests something that pretends to be one."""
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
-        """A vector for each input, [inputs, dimensions]; inputs are token ids, at least one each."""
+        """Return a vector for each input, [inputs, dimensions]; inputs are token ids, at least one each."""
 
 
 class EmbeddingRunner:
@@ -60,4 +60,4 @@ class EmbeddingRunner:
         else:
             sums = hidden.new_zeros(len(packing.lengths), hidden.shape[1], dtype=torch.float32)
             pooled = sums.index_add_(0, packing.inputs, hidden.float()) / packing.lengths[:, None]
-        return functional.normalize(pooled, dim=1) if self._config.normalise else pooled
+        return functional.normalize(pooled, dim=1) if self._config.normalize else pooled

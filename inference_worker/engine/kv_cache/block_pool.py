@@ -26,7 +26,7 @@ class FreeList:
     """Free blocks in the order they will be given out: a doubly linked list through the blocks themselves."""
 
     def __init__(self) -> None:
-        self._ends = Block(-1)  # a sentinel: its neighbours are the list's head and tail
+        self._ends = Block(-1)  # a sentinel: its neighbors are the list's head and tail
         self._ends.prev_free = self._ends.next_free = self._ends
         self._count = 0
 
@@ -46,7 +46,7 @@ class FreeList:
     def push(self, block: Block) -> None:
         """Put `block` where it is given out next."""
         head = self._ends.next_free
-        assert head is not None  # noqa: S101 - the sentinel always has neighbours
+        assert head is not None  # noqa: S101 - the sentinel always has neighbors
         self._insert(block, head)
 
     def pop(self) -> Block:
@@ -75,8 +75,8 @@ class FreeList:
 class BlockPool:
     """All blocks of one KV cache, ids 1 to `num_blocks`.
 
-    A block whose last holder lets go keeps its hash, and can be found by it until it is given out anew. A pinned one is
-    not given out until it is unpinned.
+    A block whose last holder lets go keeps its hash, and can be found by it until it is given out again. A pinned one
+    is not given out until it is unpinned.
 
     Args:
         num_blocks: how many there are to give out.
@@ -113,7 +113,7 @@ class BlockPool:
         return self._blocks[block_id].references
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block that holds what `block_hash` stands for, held or free."""
+        """Return the block that holds what `block_hash` stands for, held or free."""
         block = self._by_hash.get(block_hash)
         return None if block is None else block.block_id
 
@@ -122,7 +122,7 @@ class BlockPool:
         return self._blocks[block_id].references == 0
 
     def cached(self) -> Iterator[tuple[bytes, bool]]:
-        """The hashes of all cached blocks, and whether they are pinned."""
+        """Return the hashes of all cached blocks, and whether they are pinned."""
         return ((block_hash, block.pinned) for block_hash, block in self._by_hash.items())
 
     def take(self, block_ids: Sequence[int]) -> None:

@@ -31,7 +31,8 @@ class KVOffloadCache:
         return block_hash in self._slots
 
     def put(self, block_hash: bytes) -> int | None:
-        """A slot for the block's content, another's if need be; None if it is there already or must not displace."""
+        """Return a slot for the block's content, another's if need be; None if it is there already or must not
+        displace."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
             return None
@@ -42,7 +43,7 @@ class KVOffloadCache:
         return slot
 
     def take(self, block_hash: bytes) -> int:
-        """The block moves back to the device: its slot, which stays untouched until `end_step`.
+        """Return the block moves back to the device: its slot, which stays untouched until `end_step`.
 
         Raises:
             KeyError: the block is not here.
@@ -52,7 +53,7 @@ class KVOffloadCache:
         return slot
 
     def end_step(self) -> None:
-        """The restores of a step are on their way: their slots can be written by what comes after it."""
+        """Release the slots of a step's restores, which later steps may overwrite."""
         self._free += self._being_read
         self._being_read.clear()
 

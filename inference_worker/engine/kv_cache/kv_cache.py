@@ -21,7 +21,8 @@ HISTORY_PER_BLOCK = 4  # blocks whose past is remembered, for each there is
 
 
 def hash_block(parent: bytes | None, tokens: Items[int], salt: bytes) -> bytes:
-    """The hash of a full block after the block `parent`. The salt roots the chain: it enters the first block only.
+    """Return the hash of a full block after the block `parent`. The salt roots the chain: it enters the first block
+    only.
 
     Who does not know the salt can neither find another's blocks nor make blocks that another would find.
     """
@@ -97,7 +98,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, seq: Sequence) -> PrefixHit:
-        """What the cache holds of `seq`'s tokens. Changes nothing but the sequence's own hashes."""
+        """Return what the cache holds of `seq`'s tokens. Changes nothing but the sequence's own hashes."""
         if not self._reads(seq):
             return _NOTHING
         if self._leads(seq) is not None:
@@ -155,7 +156,7 @@ class KVCacheManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child`, which holds nothing, share the blocks of the prompt that `parent` has computed.
 
-        Its last token is computed again, for logits of its own; whoever writes to a shared block first gets a copy.
+        Its last token is computed again, for logits of its own; a write to a shared block goes to a copy.
         """
         child.block_ids = parent.block_ids[: self.num_blocks_for(child.num_prompt_tokens)]
         self.pool.take(child.block_ids)
@@ -213,7 +214,7 @@ class KVCacheManager:
                 del self._pending[block_hash]
 
     def withdraw_pins(self, seq: Sequence) -> None:
-        """The request failed, and pays for nothing: end the pins it made whose blocks never came to be."""
+        """Remove a failed request's pins whose blocks were never computed."""
         for block_hash in seq.new_pins:
             if self.pool.find(block_hash) is None and block_hash not in self.host:
                 self.pins.drop(block_hash)
@@ -227,13 +228,13 @@ class KVCacheManager:
                 self.pool.unpin(block_id)
 
     def take_operations(self) -> list[BlockOperation]:
-        """The copies to be done before the step that is now to run."""
+        """Return the copies to be done before the step that is now to run."""
         operations, self._operations = self._operations, []
         self.host.end_step()
         return operations
 
     def operations_failed(self, operations: Iterable[BlockOperation]) -> None:
-        """A step broke: what it was to save may not have been."""
+        """Discard the saves of a failed step."""
         slots = {operation.target for operation in operations if operation.kind == "save"}
         self.host.drop_slots(slots)
 

@@ -61,7 +61,7 @@ class Pins:
         return True
 
     def refresh(self, block_hash: bytes, now: float) -> None:
-        """A hit begins the pin's time anew, if there is one."""
+        """Restart the pin's time after a hit, if there is a pin."""
         pin = self._pins.get(block_hash)
         if pin is not None:
             pin.expires = max(pin.expires, now + pin.seconds)

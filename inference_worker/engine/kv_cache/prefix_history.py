@@ -23,7 +23,7 @@ class PrefixHistory:
         self._next: OrderedDict[bytes, array[int]] = OrderedDict()  # hash -> tokens of the block that came after
 
     def add(self, parent: bytes | None, block_hash: bytes, tokens: Sequence[int]) -> None:
-        """A block was published after the block `parent`, None for a prompt's first."""
+        """Record a block that was published after the block `parent`; None for a prompt's first."""
         self._remember(self._seen, block_hash, None)
         if parent is not None:
             self._remember(self._next, parent, array("I", tokens))

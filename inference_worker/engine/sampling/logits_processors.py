@@ -70,7 +70,7 @@ class LogitsProcessors:
         return self._ends if early else self._ends[:0]
 
     def prompt(self, device: torch.device) -> torch.Tensor:
-        """The ids of the prompt that are penalised, each once."""
+        """Return the distinct token ids of the prompt that are penalized."""
         if self._prompt.device != device:
             self._prompt = upload(self._prompt.numpy(), device)
         return self._prompt
@@ -96,8 +96,8 @@ def apply_edits(scores: torch.Tensor, edited: Sequence[Edited]) -> None:
         flat.index_fill_(0, upload(np.concatenate(forbidden), flat.device), _FORBIDDEN)
     counted = [(row, edits) for row, edits, _ in edited if edits.counts_tokens]
     if counted:
-        _penalise_prompts(flat, vocab, counted)
-        _penalise_answers(flat, vocab, counted)
+        _penalize_prompts(flat, vocab, counted)
+        _penalize_answers(flat, vocab, counted)
 
 
 def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None:
@@ -110,12 +110,12 @@ def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None
 
 @cache
 def _by_byte(device: torch.device) -> torch.Tensor:
-    """What each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
+    """Return what each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return torch.where(torch.from_numpy(bits).bool(), 0.0, float("-inf")).to(device)
 
 
-def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitsProcessors]]) -> None:
+def _penalize_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitsProcessors]]) -> None:
     parts = [(row, ids, edits) for row, edits in counted if len(ids := edits.prompt(flat.device))]
     if not parts:
         return
@@ -132,7 +132,7 @@ def _penalise_prompts(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[in
     flat.index_copy_(0, index, _divide(flat.index_select(0, index), spread(divisors)))
 
 
-def _penalise_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitsProcessors]]) -> None:
+def _penalize_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[int, LogitsProcessors]]) -> None:
     parts = [(row, *edits.answer()) for row, edits in counted]
     places = np.concatenate([ids + row * vocab for row, ids, _, _ in parts])
     if not len(places):

@@ -27,7 +27,7 @@ class RankedTokens:
 
     @classmethod
     def cat(cls, parts: Sequence[RankedTokens]) -> RankedTokens:
-        """The rows of all parts; their `most` must be the same."""
+        """Return the rows of all parts; their `most` must be the same."""
         return cls(
             torch.cat([part.tokens for part in parts]),
             torch.cat([part.logprobs for part in parts]),
@@ -48,7 +48,7 @@ class RankedTokens:
 
 
 def rank_tokens(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> RankedTokens:
-    """The log-probability and rank of each row's token, and the `counts[row]` likeliest beside it.
+    """Return the log-probability and rank of each row's token, and the `counts[row]` likeliest beside it.
 
     Args:
         logits: [rows, vocab].

@@ -54,7 +54,7 @@ class Sampled:
     places: Sequence[int] = ()
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """The tokens, and by place the log-probabilities of those that asked."""
+        """Return the tokens, and by place the log-probabilities of those that asked."""
         logprobs = dict(zip(self.places, self.ranked.read(), strict=True)) if self.ranked else {}
         return self.tokens.tolist(), logprobs
 
@@ -73,7 +73,7 @@ class Sampler:
         self._edits: WeakKeyDictionary[EngineSequence, LogitsProcessors] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
-        """The token of each sequence at its position, with its log-probabilities if it asks for them.
+        """Return the token of each sequence at its position, with its log-probabilities if it asks for them.
 
         Args:
             logits: [len(seqs), vocab].
@@ -106,7 +106,8 @@ class Sampler:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The random number in [0, 1) of a seed and a position: the same wherever and beside whomever it is drawn."""
+    """Return the random number in [0, 1) of a seed and a position: the same wherever and beside whomever it is
+    drawn."""
     raw = hashlib.blake2b(struct.pack("<Qq", seed & (2**64 - 1), position), digest_size=8, person=b"sample").digest()
     return float(int.from_bytes(raw, "little") >> 11) * 2.0**-53
 
@@ -144,7 +145,7 @@ def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest of each row."""
+    """Return the first of the largest of each row."""
     if logits.is_cuda or logits.shape[-1] % _BLOCK:
         return logits.max(-1).indices
     # The CPU finds a maximum many times as fast as its place.
@@ -179,7 +180,7 @@ def _cut(weights: torch.Tensor, least: torch.Tensor) -> None:
 def _least_weights(
     weights: torch.Tensor, limited: Sequence[int], top_k: Sequence[int], top_p: Sequence[float]
 ) -> torch.Tensor:
-    """The least weight that top_k and top_p leave in each row; 0 in rows that are not `limited`."""
+    """Return the least weight that top_k and top_p leave in each row; 0 in rows that are not `limited`."""
     vocab, device = weights.shape[-1], weights.device
     least = torch.zeros(len(weights), device=device)
     wide = [i for i in limited if _NARROW < top_k[i] < vocab]
@@ -196,7 +197,7 @@ def _least_weights(
 
 
 def _least_of_top(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
-    """The least weight left where top_p is a share of what top_k leaves."""
+    """Return the least weight left where top_p is a share of what top_k leaves."""
     device = weights.device
     ks = upload(top_k, device)[:, None]
     # A share of 1 must lose no token to rounding.
@@ -204,12 +205,12 @@ def _least_of_top(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[f
     values = weights.topk(max(top_k), dim=-1).values
     ranks = torch.arange(values.shape[-1], device=device)
     sums = values.double().masked_fill(ranks >= ks, 0.0).cumsum(-1)
-    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # so many of the likeliest are not enough
+    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # the number of the likeliest that is not enough
     return values.gather(-1, torch.minimum(missing, ks - 1))[:, 0]
 
 
 def _least_of_all(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The least weight left where top_p is a share of everything."""
+    """Return the least weight left where top_p is a share of everything."""
     wanted = top_p * weights.sum(-1)
     if weights.is_cuda:  # whether a few candidates are enough, the host could only learn by waiting
         return _nucleus(weights, wanted)
@@ -223,7 +224,7 @@ def _least_of_all(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _nucleus(weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The largest weight of which it is true that those at least as large add up to what is wanted.
+    """Return the largest weight of which it is true that those at least as large add up to what is wanted.
 
     Positive floats are in the order of their bits, so 30 halvings find it, without sorting.
     """
@@ -254,7 +255,7 @@ def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index of each row, and where in the weight there the number's share of the whole lies, from 0 to 1."""
+    """Return the index of each row, and where in the weight there the number's share of the whole lies, from 0 to 1."""
     sums = weights.double().cumsum(-1)
     total = sums[:, -1]
     # Rounding may put the target at the whole, which no running sum exceeds.

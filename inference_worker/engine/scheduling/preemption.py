@@ -20,7 +20,7 @@ MAX_CLAIMS = 16  # claims to room looked at in a step
 
 
 def under_pressure(candidates: Items[Sequence], tenants: FairShareTable) -> Sequence:
-    """The one to preempt when blocks have run out: of the lowest class, of the tenant that holds most beyond its
+    """Return the one to preempt when blocks have run out: of the lowest class, of the tenant that holds most beyond its
     share, the newest."""
     held = _blocks_by_tenant(candidates)
     if len(held) > 1:

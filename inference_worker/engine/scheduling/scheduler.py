@@ -1,9 +1,9 @@
 """Who gets how many tokens of the next step. Free of torch.
 
-There are no phases. A step moves `num_computed_tokens` of whoever is scheduled toward `num_tokens`: a chunk of a
+There are no phases. A step moves `num_computed_tokens` of each scheduled sequence toward `num_tokens`: a chunk of a
 prompt, a decode, a recomputation after a preemption are the same thing, and share a batch.
 
-A step is filled in this order: whoever must be let in at another's expense; the running requests, decodes first; the
+A step is filled in this order: sequences admitted by preemption; the running requests, decodes first; the
 waiting ones, as far as there is room; and after all of these the batch class, running and waiting, with what is left.
 """
 
@@ -21,7 +21,7 @@ from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, Claims, un
 from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from inference_worker.engine.scheduling.waiting import WaitingQueue
 
-# Any line of which a claim may be looked at is among so many first ones of its class: a claim succeeds at most
+# Any line of which a claim may be looked at is among this number of first ones of its class: a claim succeeds at most
 # MAX_CLAIMS times, and before and after each a single tenant, with its three interactive lines, may be passed over.
 _MAX_HEADS = MAX_CLAIMS + 3 * (MAX_CLAIMS + 1)
 
@@ -121,7 +121,7 @@ class Scheduler:
         return output
 
     def complete(self, scheduled: ScheduledSequence) -> bool:
-        """The step has computed what was scheduled: publish its full blocks. False if the sequence lost it since."""
+        """Publish the full blocks that the step computed. Return False if the sequence has lost them since."""
         seq = scheduled.seq
         if scheduled.samples:
             seq.num_in_flight -= 1
@@ -292,7 +292,7 @@ class Scheduler:
         return used, True
 
     def _is_long(self, seq: Sequence) -> bool:
-        """Whether the sequence's prompt is one of those of which only so many are computed at a time."""
+        """Return whether the sequence's prompt is long, so that the limit of concurrent long prompts applies."""
         return bool(self.max_long_prompts) and seq.num_prompt_tokens > self.long_prompt_tokens
 
     def _room_for_long(self) -> float:

@@ -39,7 +39,7 @@ class RequestGroup:
         self.cache_report = CacheReport()
         self.pins: dict[bytes, int] = {}  # hashes it pinned, or read by a pin that others know of -> seconds
         self.scheduled_at: float | None = None  # the engine's clock at its first step
-        self.arrived_at = 0.0  # likewise; this and what follows is kept by the engine's metrics
+        self.arrived_at = 0.0  # the same; this and what follows is kept by the engine's metrics
         self.first_token_at: float | None = None  # of any answer
         self.reused_tokens = 0  # of the prompt, found in the cache and not computed
 
@@ -122,7 +122,7 @@ class Sequence:
         return self.group.scheduled_at
 
     def usage(self) -> TokenUsage:
-        """The request's tokens by billing class, all its answers together."""
+        """Return the request's tokens by billing class, all its answers together."""
         return self.group.usage()
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class _Line:
         self.ages_at = math.inf  # when the class that the line counts as is to be computed again
 
     def rank(self, now: float) -> int:
-        """The class the line's first counts as: interactive ones rise with age, batch never does."""
+        """Return the class the line's first counts as: interactive ones rise with age, batch never does."""
         if self.service_class is ServiceClass.BATCH:
             return ServiceClass.BATCH
         return max(0, self.service_class - self._periods(now))
@@ -114,7 +114,7 @@ class WaitingQueue:
             line = self._lines[where] = _Line(tenant, request.service_class, next(self._numbers))
         output = tenant.expected_output(seq.num_prompt_tokens, seq.params)
         expected = seq.num_prompt_tokens + OUTPUT_WEIGHT * output
-        # What has begun goes on first: its blocks are still cached.
+        # What has begun continues first: its blocks are still cached.
         key = (request.priority, 0 if seq.preemptions else 1, request.arrival * AGING_TOKENS + expected, seq.number)
         self._keys[seq] = key
         insort(line.requests, (key, seq), key=lambda entry: entry[0])
@@ -153,7 +153,7 @@ class WaitingQueue:
         return [(line.tenant, line.service_class) for line in lines[:count]]
 
     def first(self, tenant: str, service_class: ServiceClass, rank: int) -> Sequence | None:
-        """The request of that line to be served next, if there is one."""
+        """Return the request of that line to be served next, if there is one."""
         line = self._lines.get((tenant, service_class))
         return None if line is None else self.first_of(line, rank, set())
 
@@ -206,7 +206,7 @@ class WaitingQueue:
             raise RuntimeError("queue integrity: a line has no place, or two")
 
     def first_of(self, line: _Line, rank: int, passed: set[Sequence]) -> Sequence:
-        """The line's next: of the first few of equal priority the one that finds most of its tokens cached."""
+        """Return the line's next: of the first few of equal priority the one that finds most of its tokens cached."""
         window: list[tuple[_Key, Sequence]] = []
         for key, seq in line.requests:
             if seq not in passed:

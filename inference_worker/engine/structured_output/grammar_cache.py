@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Limits:
+class CacheCapacity:
     """The most that a cache, or one tenant in it, may hold. A single entry is kept whatever its size."""
 
     bytes: int
@@ -31,7 +31,7 @@ class _Share(Generic[Key, Value]):
     entries: OrderedDict[Key, tuple[Value, int]] = field(default_factory=OrderedDict)
     bytes: int = 0
 
-    def part_of(self, limits: Limits) -> float:
+    def part_of(self, limits: CacheCapacity) -> float:
         return max(self.bytes / limits.bytes, len(self.entries) / limits.entries)
 
     def remove(self, key: Key) -> int:
@@ -44,7 +44,7 @@ class _Share(Generic[Key, Value]):
 class TenantCache(Generic[Key, Value]):
     """Values by tenant and key. All methods may be called from any thread."""
 
-    def __init__(self, total: Limits, tenant: Limits) -> None:
+    def __init__(self, total: CacheCapacity, tenant: CacheCapacity) -> None:
         """
         Args:
             total: what all tenants together may hold.

@@ -58,7 +58,7 @@ class SandboxResult:
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher at the grammar's beginning; its `get_error` is what is wrong with the grammar, if anything."""
+    """Return a matcher at the grammar's beginning; its `get_error` is what is wrong with the grammar, if anything."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -80,7 +80,7 @@ class GrammarSandbox:
         self._process: subprocess.Popen[bytes] | None = None
 
     def try_out(self, text: str) -> SandboxResult:
-        """What comes of compiling `text`."""
+        """Return the result of compiling `text`."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._start()
@@ -185,7 +185,7 @@ def _write(stream: IO[bytes] | None, value: Any) -> None:
 
 
 def _read(stream: IO[bytes] | None) -> Any:
-    """The next frame's value; None at the end."""
+    """Return the next frame's value; None at the end."""
     if stream is None:
         raise OSError("no pipe")
     head = stream.read(4)

@@ -21,7 +21,7 @@ body: WS? "{" WS? "\"name\"" WS? ":" WS? named WS? "}" WS? "</tool_call>"
 
 
 def grammar_text(spec: StructuredSpec, *, any_arguments: Sequence[str] = ()) -> str:
-    """The grammar, as the grammar library reads it.
+    """Return the grammar, as the grammar library reads it.
 
     Args:
         any_arguments: names of tools whose arguments may be any object.
@@ -41,7 +41,7 @@ def grammar_text(spec: StructuredSpec, *, any_arguments: Sequence[str] = ()) -> 
 
 
 def each_tool(spec: StructuredSpec) -> Iterator[tuple[str, bool, StructuredSpec]]:
-    """The tools of `spec` one by one: name, whether it is strict, and the form that a call of it alone has."""
+    """Yield the tools of `spec` one by one: name, whether it is strict, and the form that a call of it alone has."""
     wanted = read_object(spec.text, "tools", spec.param)
     for tool in wanted["tools"]:
         alone = {"tools": [tool], "choice": "required", "parallel": False}

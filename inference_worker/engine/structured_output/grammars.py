@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from inference_worker.contract.request import RequestRejected, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.engine.structured_output.grammar_cache import Limits, TenantCache
+from inference_worker.engine.structured_output.grammar_cache import CacheCapacity, TenantCache
 from inference_worker.engine.structured_output.grammar_sandbox import GrammarSandbox, Vocabulary, compile_grammar
 from inference_worker.engine.structured_output.grammar_text import each_tool, grammar_text
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CACHE = Limits(256 << 20, 1024)  # of all tenants
-TENANT_CACHE = Limits(64 << 20, 256)  # of one tenant
+CACHE = CacheCapacity(256 << 20, 1024)  # of all tenants
+TENANT_CACHE = CacheCapacity(64 << 20, 256)  # of one tenant
 _ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
 _MAX_MESSAGE_LENGTH = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token
@@ -51,7 +51,7 @@ class GrammarFailed(Exception):
 
 
 class Grammar:
-    """Where one answer stands. Its tokens are never taken back, so a preempted answer goes on where it stood."""
+    """Where one answer stands. Its tokens are never taken back, so a preempted answer continues where it stood."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self.matcher = matcher
@@ -85,7 +85,7 @@ class Grammar:
 
 
 def fill_masks(grammars: Sequence[Grammar]) -> Masks:
-    """What may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
+    """Return what may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
     masks = np.zeros((len(grammars), 4 * -(-grammars[0].vocab_size // 32)), dtype=np.uint8)
     work = list(zip(grammars, masks, strict=True))
     parts = max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(work) // _THREAD_ROWS))
@@ -164,8 +164,8 @@ class GrammarCompiler:
         made: Grammar | RequestRejected
         try:
             made, size = self._compile(spec)
-        except RequestRejected as rejected:
-            made, size = rejected, 0
+        except RequestRejected as exc:
+            made, size = exc, 0
         except Exception:  # no thread, no process, no memory: that says nothing of the grammar
             log.exception("a grammar could not be compiled")
             return RequestRejected("internal_error", "the form of the answer could not be prepared; try again")
@@ -184,7 +184,7 @@ class GrammarCompiler:
         return Grammar(matcher, self._vocabulary.size), size
 
     def _try_out(self, spec: StructuredSpec) -> tuple[str, int]:
-        """The text of a grammar that can be compiled, and about how many bytes that takes."""
+        """Return the text of a grammar that can be compiled, and about how many bytes that takes."""
         try:
             return self._check(spec, grammar_text(spec))
         except RequestRejected:
@@ -221,5 +221,5 @@ def _rejected(error: str, spec: StructuredSpec) -> RequestRejected:
 
 
 def _tidy(error: str) -> str:
-    """In one line, and without advice that is for whoever calls the library."""
+    """Return the message in one line, without advice for callers of the library."""
     return " ".join(error.split(" Enable ")[0].replace("<non-verbose/>", "").split())[:_MAX_MESSAGE_LENGTH]

@@ -49,7 +49,7 @@ _FORMATS: dict[str, list[Schema]] = {
 
 
 def read_object(text: str, what: str, param: str) -> Schema:
-    """The JSON object `text`.
+    """Return the JSON object `text`.
 
     Raises:
         RequestRejected: `invalid_schema`: it is none, or too large.
@@ -66,7 +66,7 @@ def read_object(text: str, what: str, param: str) -> Schema:
 
 
 def enforceable(schema: Schema, param: str) -> Schema:
-    """`schema` as the grammar library is to be given it.
+    """Return `schema` in the form for the grammar library.
 
     Raises:
         RequestRejected: `unsupported_schema`, naming the keyword and where it stands; `invalid_schema`.

@@ -17,7 +17,7 @@ _COPIED = {"cpu": 48 << 20, "cuda": 1 << 30}  # bytes: more than any cache betwe
 
 @cache
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """The rate of a large matrix product in `dtype`, and of a large copy, with the threads PyTorch now has.
+    """Return the rate of a large matrix product in `dtype`, and of a large copy, with the threads PyTorch now has.
 
     Once a process for each device and type. A rate seen while others use the machine is lower than the device's own.
     """

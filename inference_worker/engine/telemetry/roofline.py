@@ -2,7 +2,7 @@
 
 Counted is what the model's mathematics needs: matrix products with the weights (2 operations a parameter and token),
 attention over each token's own context, the weights read once a step, keys and values read once a sequence and written
-once a token. Activations and what a backend computes or copies besides are not, so the shares of the peak that follow
+once a token. Activations and what a backend also computes or copies are not, so the shares of the peak that follow
 from these are of useful work.
 """
 
@@ -15,7 +15,7 @@ from inference_worker.contract.config import ModelConfig
 
 
 class BatchShape(NamedTuple):
-    """What a step's batch comes to. Of its entries, those that compute one token are decodes, the others prefill."""
+    """What a step's batch amounts to. Of its entries, those that compute one token are decodes, the others prefill."""
 
     decodes: int
     prefill_tokens: int
@@ -60,7 +60,8 @@ class Roofline:
     def of(
         cls, config: ModelConfig, *, weight_bytes: float, kv_value_bytes: float, peaks: Peaks | None = None
     ) -> Roofline:
-        """The costs of the dense decoder `config`, with so many bytes for a weight and for a number in the KV cache."""
+        """Return the costs of the dense decoder `config`, with the bytes of a weight and of a number in the KV
+        cache."""
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         layer = config.hidden_size * (2 * queries + 2 * keys + 3 * config.intermediate_size)
         return cls(
@@ -73,7 +74,10 @@ class Roofline:
         )
 
     def cost(self, batch: BatchShape) -> StepCost:
-        """What the step asks for. The logits' operations are counted with the decodes, as far as these choose."""
+        """Return the operations and bytes of the step.
+
+        The logits' operations are counted with the decodes, as far as these choose.
+        """
         layers, head = 2 * self.layer_parameters, 2 * self.head_parameters
         decode_samples = min(batch.decodes, batch.samples)
         parameters = self.layer_parameters + (self.head_parameters if batch.samples else 0)
@@ -87,7 +91,7 @@ class Roofline:
         )
 
     def mfu(self, flops: float, seconds: float) -> float:
-        """Model FLOPs utilisation: operations a second as a share of the peak."""
+        """Model FLOPs utilization: operations a second as a share of the peak."""
         return flops / (seconds * self.peaks.flops) if self.peaks and seconds > 0 else 0.0
 
     def bandwidth_use(self, num_bytes: float, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""How far the memory for the KV cache goes, worked out before anything is loaded. Free of torch."""
+"""How far the memory for the KV cache goes, computed before anything is loaded. Free of torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class KVSizing:
 
 
 def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, value_bytes: int) -> KVSizing:
-    """The KV cache that `config` gives `model`, with so many bytes for a number in it.
+    """Return the KV cache that `config` gives `model`, with the bytes of a number in it.
 
     Raises:
         KVMemoryError: what `config.kv_memory` buys does not hold one request of `max_model_len` tokens. A number of

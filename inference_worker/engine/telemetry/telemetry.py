@@ -76,7 +76,7 @@ class StepRecord:
     prefill_seconds: float  # of the forward pass; see the module's docstring
     cost: StepCost
     mfu: float  # share of the device's peak during the forward pass; 0: the peak is not known
-    bandwidth_use: float  # likewise
+    bandwidth_use: float  # the same
 
     @property
     def decode_seconds(self) -> float:
@@ -119,12 +119,12 @@ class EngineMetrics:
         self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
 
     def arrived(self, group: RequestGroup, now: float) -> None:
-        """A request has been taken in; it arrived when it says, or else now."""
+        """Record the arrival of a request, at its own time or now."""
         arrival = group.request.arrival
         group.arrived_at = arrival if 0 < arrival < now else now
 
     def token(self, seq: Sequence, now: float) -> None:
-        """A step has brought `seq` a token."""
+        """Record a new token of `seq`."""
         timeline, group = seq.timeline, seq.group
         self.output_tokens += 1
         if timeline.last_token_at is not None:
@@ -140,13 +140,13 @@ class EngineMetrics:
         timeline.last_token_at = now
 
     def scheduled(self, batch: SchedulerOutput) -> BatchShape:
-        """A step is about to run; what its batch comes to, for `step`."""
+        """Return the work of the next step's batch, for `step`."""
         if batch.started:
             self._count_started(batch)
         return _shape(batch)
 
     def step(self, batch: SchedulerOutput, shape: BatchShape, seconds: StepSeconds) -> None:
-        """A step has succeeded, and its tokens were told of."""
+        """Record a successful step whose tokens were reported."""
         for gap, times in Counter(self._gaps).items():  # most sequences were in the same step before, too
             self._itl.observe(gap, times)
         self._gaps.clear()
@@ -182,7 +182,7 @@ class EngineMetrics:
         self._steps.append(record)
 
     def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
-        """A request has ended, all its answers, with `output` as the last."""
+        """Record the end of a request, with `output` as its last one."""
         record = _request_record(group, output, now)
         self._requests.append(record)
         if record.fault is None:
@@ -205,11 +205,11 @@ class EngineMetrics:
         self._observe(families.REQUEST_COMPUTED, record.usage.prompt - record.cached_tokens)
 
     def requests(self) -> list[EngineRequestRecord]:
-        """The last requests that ended, oldest first."""
+        """Return the last requests that ended, oldest first."""
         return list(self._requests)
 
     def steps(self) -> list[StepRecord]:
-        """The last steps, oldest first."""
+        """Return the last steps, oldest first."""
         return list(self._steps)
 
     def snapshot(self) -> MetricsSnapshot:
@@ -290,7 +290,7 @@ class EngineMetrics:
 
 
 def _shape(batch: SchedulerOutput) -> BatchShape:
-    """What the batch comes to; counts the step for each of its sequences."""
+    """Return what the batch amounts to; counts the step for each of its sequences."""
     decodes = prefill_tokens = decode_pairs = prefill_pairs = kv_tokens = samples = 0
     for scheduled in batch.scheduled:
         count, start = scheduled.num_new_tokens, scheduled.start

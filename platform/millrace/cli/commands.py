@@ -16,7 +16,7 @@ class CommandFailed(Exception):
 
 
 async def run(program: Program, logs: Path, on_line: Callable[[str], None] | None = None) -> list[str]:
-    """Run a program to its end; returns the lines of its output. What it says besides goes to its log.
+    """Run a program to its end; returns the lines of its output. Its other output goes to its log.
 
     Raises:
         CommandFailed: its status is not 0.

@@ -39,7 +39,7 @@ class Progress:
         self._frame = 0
 
     def say(self, text: str = "") -> None:
-        """A line of its own, above whatever moves."""
+        """Print a line above the progress."""
         with contextlib.suppress(OSError):  # a file on a full disk, a terminal that is gone: the platform runs on
             self._clear()
             print(text, file=self._out, flush=True)

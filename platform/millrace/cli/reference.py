@@ -16,7 +16,7 @@ def all_settings() -> list[EnvVar]:
 
 
 def as_text() -> str:
-    """The settings as --help shows them."""
+    """Return the settings as --help shows them."""
     lines = ["settings, from the environment (or NAME_FILE: a file that holds the value):"]
     for var in all_settings():
         lines.append(f"  {var.name}" + ("" if var.default is None else f" (default: {var.default or 'empty'})"))
@@ -25,7 +25,7 @@ def as_text() -> str:
 
 
 def as_markdown() -> str:
-    """The settings as a table, between the marks that `make docs-settings` looks for."""
+    """Return the settings as a table, between the marks that `make docs-settings` looks for."""
     rows = ["| setting | default | what it is |", "|---|---|---|"]
     for var in all_settings():
         default = "none" if var.default is None else f"`{var.default}`" if var.default else "empty"
@@ -35,7 +35,7 @@ def as_markdown() -> str:
 
 
 def rewritten(document: str) -> str:
-    """The document with the table between its marks made anew."""
+    """Return the document with the table between its marks made again."""
     head, _, rest = document.partition(BEGIN)
     _, _, foot = rest.partition(END)
     return head + as_markdown() + foot

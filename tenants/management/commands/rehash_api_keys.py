@@ -23,7 +23,7 @@ class Command(BaseCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.stdout.write(f"{actions.do_rehash_unpeppered()} keys stored anew")
+        self.stdout.write(f"{actions.do_rehash_unpeppered()} keys stored again")
         with all_tenants_scope(BypassReason.COMMAND):
             live = ApiKey.objects.all_tenants().filter(revoked_at__isnull=True).order_by()
             held = dict(live.values_list("pepper").annotate(Count("id")))

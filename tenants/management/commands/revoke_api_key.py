@@ -1,4 +1,4 @@
-"""`manage.py revoke_api_key`: end a key for good."""
+"""`manage.py revoke_api_key`: revoke a key permanently."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def prepare(world: World) -> None:
     from billing.actions.corrections import do_issue_credit_note  # here: Django is not set up on import
     from billing.actions.credits import do_grant_credit
     from billing.actions.drafts import do_close_period, do_draft
-    from billing.actions.invoices import do_finalise
+    from billing.actions.invoices import do_finalize
     from billing.actions.payments import Received, do_record_payment
     from billing.invoicing.preview import period_at
     from billing.models import CreditGrant
@@ -35,7 +35,7 @@ def prepare(world: World) -> None:
     drafts = {row.tenant_id: row for row in do_draft(period)}
     world.rows |= {f"{state}.invoice": drafts[world.tenants[state].pk].pk for state in ("populated", "over")}
     world.rows |= {"populated.period": period.pk, "populated.draft": world.rows["over.invoice"]}
-    billed = do_finalise(drafts[world.tenants["populated"].pk])
+    billed = do_finalize(drafts[world.tenants["populated"].pk])
     do_issue_credit_note(billed, [("Slow answers", 150)], "Service level, 3rd of the month")
     do_record_payment(Received("manual", "bank-1", 1_000, now, invoice=str(billed.number)))
 

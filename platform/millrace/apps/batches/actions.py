@@ -26,7 +26,7 @@ from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
-ABANDONED = timedelta(minutes=10)  # a running line whose lease ended so long ago is nobody's any more
+ABANDONED = timedelta(minutes=10)  # after the lease's end, a running line has no owner
 RETENTION = timedelta(days=30)
 LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZING, Batch.Status.CANCELLING)
 
@@ -51,7 +51,7 @@ def do_advance(batch_id: int) -> None:
 
 @contextmanager
 def _locked(batch_id: int) -> Iterator[Batch | None]:
-    """The batch, which no other job touches until the transaction's end; None: another one is at it."""
+    """Lock the batch until the transaction's end, or yield None if another job has locked it."""
     with all_tenants_scope(BypassReason.BATCHES, durable=True):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended('batch ' || %s, 0))", [str(batch_id)])

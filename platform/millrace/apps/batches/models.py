@@ -105,7 +105,7 @@ class Batch(models.Model):
 class Line(models.Model):
     """One request of a batch that is not finished: a part of its input file, and its answer once there is one.
 
-    NOTE: a line is answered by whoever holds it: each change is conditional on `runner` and `request_id`, so of two
+    NOTE: a line is answered by its lease holder: each change is conditional on `runner` and `request_id`, so of two
     gateways that both believe they run it, one is heard.
     """
 

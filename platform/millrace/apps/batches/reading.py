@@ -45,7 +45,7 @@ decode_request = msgspec.json.Decoder(BatchFileRequest).decode
 
 
 def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Found]:
-    """The file's requests, in order; empty lines are passed over.
+    """Return the file's requests, in order; empty lines are passed over.
 
     Raises:
         BadFile: there is none, there are too many, or some are wrong.
@@ -81,7 +81,10 @@ Fault = tuple[str, str, str | None]
 
 
 def _lines(file: IO[bytes], most: int) -> Iterator[tuple[int, int, bytes]]:
-    """Number (from 1 on), place and text of each line that is not empty. A line too long is cut there, and the last."""
+    """Yield the number (from 1 on), place and text of each line that is not empty.
+
+    A line too long is cut there, and the last.
+    """
     place = 0
     number = 0
     while text := file.readline(most + 2):

@@ -19,7 +19,7 @@ UNFINISHED = ".part"
 
 
 def new_name(kind: str) -> str:
-    """A name that nobody guesses: `file-…`, `batch_…`, `msgbatch_…`."""
+    """Return a name that nobody guesses: `file-…`, `batch_…`, `msgbatch_…`."""
     return f"{kind}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
@@ -32,7 +32,7 @@ class Storage:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:
-        """A file to write to, which is there under its name afterwards, or not at all."""
+        """Open a file for writing; it appears under its name only if it was written completely."""
         part = self.part(name)
         try:
             with part.open("wb") as file:
@@ -54,7 +54,7 @@ class Storage:
         self.path(name).unlink(missing_ok=True)
 
     def read(self, name: str, place: int, size: int) -> bytes:
-        """A part of a file.
+        """Return a part of a file.
 
         Raises:
             OSError: it is not there, or shorter.
@@ -67,7 +67,7 @@ class Storage:
         return found
 
     def old(self, seconds: float) -> Iterator[str]:
-        """Names in the folder that nobody has written to for so long, unfinished ones as well."""
+        """Yield names in the directory without a write for this time, including unfinished ones."""
         before = time.time() - seconds
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self._folder):

@@ -8,5 +8,5 @@ from millrace.conf.environment import platform_settings
 
 
 def connect() -> redis.Redis:
-    """A client that gives up within a second or two."""
+    """Return a client that gives up within a second or two."""
     return redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=1, socket_connect_timeout=1)

@@ -26,7 +26,7 @@ _LOCK = 0x636F7264  # any number that is nobody else's advisory lock
 
 
 def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
-    """Send the worker no new work, from half a second on and until `do_uncordon`; what it has begun goes on.
+    """Send the worker no new work, from half a second on and until `do_uncordon`; what it has begun continues.
 
     With `drain` it also gives back what has sent no token, for other workers to answer.
 

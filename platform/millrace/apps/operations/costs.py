@@ -16,7 +16,7 @@ from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-DEAREST = 10**15  # nano-USD an hour: a million dollars is a slip of the pen
+MAX_NANO_PER_HOUR = 10**15  # nano-USD an hour: a million dollars is a slip of the pen
 FEMTO = 10**6  # in a nano
 _MILLION = 10**6
 _LOCK = 0x6D636F73  # any number that is nobody else's advisory lock
@@ -54,7 +54,7 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
     Raises:
         ActionRefused: it is negative, or beyond all reason.
     """
-    if not 0 <= nano_per_hour < DEAREST:
+    if not 0 <= nano_per_hour < MAX_NANO_PER_HOUR:
         raise ActionRefused("Want an amount from 0 to a million dollars an hour.")
     with all_tenants_scope(BypassReason.OPERATOR):
         with connection.cursor() as cursor:

@@ -37,7 +37,7 @@ from millrace.apps.operations.gateway_heartbeat import (
 
 log = structlog.get_logger(__name__)
 
-SETTLER_LATE_MS = 10_000  # a settler that has said nothing for so long does not run
+SETTLER_LATE_MS = 10_000  # a settler without a report for longer is not running
 
 
 class ReplicaState(StrEnum):
@@ -124,7 +124,7 @@ def _replicas(
         try:
             beat = decode_heartbeat(beats[replica_id.encode()])
         except msgspec.MsgspecError:
-            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, while a deploy goes on
+            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, while a deploy continues
             continue
         age = max(0, HEARTBEAT_TTL_MS - ttl) if ttl > 0 else None
         wish = cordons.get(worker_of(replica_id).encode(), b"")

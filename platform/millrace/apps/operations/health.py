@@ -35,7 +35,7 @@ MAIL_LATE = timedelta(hours=1)
 QUEUE_SHARE = 3  # a request that has waited for a third of what it may, waits too long
 LOOKBACK = timedelta(hours=1)  # at requests
 MIN_REQUESTS = 20  # requests to say anything of
-MAX_FAILED_PER_THOUSAND = 100  # one request in so many may fail
+MAX_FAILED_PER_THOUSAND = 100  # failed requests per thousand that are acceptable
 RETENTION = timedelta(days=90)
 MANY_DEATHS = 3  # of a process that runs again
 _LOCK = 0x68656C74  # any number that is nobody else's advisory lock
@@ -158,7 +158,7 @@ def _disk() -> Iterator[HealthIssue]:
 
 
 def _processes() -> Iterator[HealthIssue]:
-    """Processes of `millrace up` that are down, or that were restarted several times lately."""
+    """Yield processes of `millrace up` that are down, or were restarted several times recently."""
     for process in read_processes(platform_settings().data_dir):
         if process.running and process.deaths < MANY_DEATHS:
             continue

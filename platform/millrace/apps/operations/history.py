@@ -1,5 +1,5 @@
 """A row for each replica and minute, and what a span of them says. Counts since a replica's start become differences
-of neighbouring rows; a replica that was restarted is another one, of the same worker."""
+of neighboring rows; a replica that was restarted is another one, of the same worker."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
 
 
 def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, int]:
-    """The engine's time to the first token that 95 of 100 requests stayed below, in microseconds, by replica: of those
-    since then, or of all if that was before it started; inside `all_tenants_scope(…)`. Replicas without any are left
-    out."""
+    """Return the engine's time to the first token that 95 of 100 requests stayed below, in microseconds, by replica:
+    of those since then, or of all if that was before it started; inside `all_tenants_scope(…)`. Replicas without any
+    are left out."""
     ids = [one.id for one in replicas]
     rows = ReplicaMinute.objects.filter(at__gte=since, replica_id__in=ids).order_by("replica_id", "at")
     first = {row.replica_id: row for row in rows.distinct("replica_id").only("replica_id", "at", "ttft", "beat")}

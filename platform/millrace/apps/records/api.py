@@ -19,7 +19,7 @@ from billing.metering.usage import BUCKETS
 from billing.models import TOKEN_CLASSES, Adjustment
 from billing.serializers import InstantField
 from millrace.apps.records import selectors
-from millrace.apps.records.models import RequestRecord, Verdict
+from millrace.apps.records.models import RequestOutcome, RequestRecord
 from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
@@ -52,7 +52,7 @@ class RequestQuery(_Times):
     project = serializers.IntegerField(
         required=False, min_value=1, max_value=MAX_BIGINT, help_text="Only this project's."
     )
-    verdict = serializers.ChoiceField(Verdict.choices, required=False, help_text="Only those that ended so.")
+    verdict = serializers.ChoiceField(RequestOutcome.choices, required=False, help_text="Only those that ended so.")
     status = serializers.CharField(required=False, max_length=64, help_text="HTTP's, stream_<code>, or nothing.")
     code = serializers.CharField(required=False, max_length=64, help_text="Of the error.")
     endpoint = serializers.CharField(required=False, max_length=32, help_text="Such as chat.completions, or batch.")
@@ -283,7 +283,7 @@ class Requests(TenantView):
 
     @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestPageOut)
     def get(self, request: Request) -> Response:
-        """Requests for inference, accepted or refused, newest first."""
+        """List inference requests, accepted or rejected, newest first."""
         asked = RequestQuery(data=request.query_params.dict())
         asked.is_valid(raise_exception=True)
         cursor, size = asked.validated_data.get("cursor"), asked.validated_data.get("limit", selectors.PAGE)
@@ -316,7 +316,8 @@ class RequestDetail(TenantView):
 
     @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
     def get(self, request: Request, name: str) -> Response:
-        """The whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its cost."""
+        """Return the whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its
+        cost."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
             found = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None

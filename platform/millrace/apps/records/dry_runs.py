@@ -31,7 +31,7 @@ _PERIODS = {"minute": 60.0, "day": 86_400.0}
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """`refused` of so many `requests`. `complete`: these are all there were in that time."""
+    """The number of `refused` among `requests`. `complete`: these are all there were in that time."""
 
     requests: int
     refused: int
@@ -49,7 +49,7 @@ class DryRunScope:
     model: str | None = None
 
     def events(self, start: datetime, end: datetime) -> QuerySet[UsageEvent]:
-        """What was used from `start` on, and not charged to nobody."""
+        """Return what was used from `start` on, and not charged to nobody."""
         rows = UsageEvent.objects.for_tenant(self.tenant_id).filter(admitted_at__gte=start, admitted_at__lt=end)
         for name in ("project_id", "key_id", "model"):
             if (value := getattr(self, name)) is not None:
@@ -59,7 +59,7 @@ class DryRunScope:
         return rows.exclude(verdict="failed")
 
     def used_before(self, unit: str, start: datetime, end: datetime) -> int:
-        """What was used of the unit (money: femto-USD) in that time."""
+        """Return what was used of the unit (money: femto-USD) in that time."""
         if start >= end:
             return 0
         if self.member_id is not None:
@@ -81,9 +81,9 @@ class DryRunScope:
 def budget_would_refuse(
     scope: DryRunScope, unit: str, period: str, amount: int, *, days: int = DAYS, now: datetime | None = None
 ) -> DryRunResult:
-    """What a hard budget of so much (nano-USD, tokens or requests) each day or month would have refused.
+    """Return what a hard budget of so much (nano-USD, tokens or requests) each day or month would have refused.
 
-    The period under way when the time begins counts with what was used in it before. One for good counts from then.
+    The period under way when the time begins counts with what was used in it before. Lifetime budgets count from then.
     """
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
@@ -111,7 +111,7 @@ def budget_would_refuse(
 def limits_would_refuse(
     scope: DryRunScope, limits: Mapping[str, int], *, days: int = DAYS, now: datetime | None = None
 ) -> dict[str, DryRunResult]:
-    """What each of these limits, by itself, would have refused. Names and meaning are those of a set of limits.
+    """Return what each of these limits, by itself, would have refused. Names and meaning are those of a set of limits.
 
     Raises:
         KeyError: there is no limit of this name that could be tried.
@@ -186,7 +186,7 @@ class Counted:
 
 
 def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = None) -> list[Counted]:
-    """What limits and budgets on trial have counted, today and in the days (UTC) before."""
+    """Return what limits and budgets on trial have counted, today and in the days (UTC) before."""
     end = now or datetime.now(UTC)
     counts: dict[tuple[int, str], list[int]] = {}
     for text, number in _counters(tenant_id, end, days):
@@ -200,7 +200,7 @@ def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = N
 
 
 def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, int]]:
-    """The broker's counters of refusals. Without the broker there are none."""
+    """Yield the broker's counters of refusals. Without the broker there are none."""
     names = [f"limits:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
     try:
         with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:

@@ -46,8 +46,8 @@ class LimitingFactor:
 
 
 def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingFactor, ...]]:
-    """What holds for each of the keys, what has least left first. The tenant's scope must be open; five questions are
-    asked, however many keys there are."""
+    """Return what holds for each of the keys, what has least left first. The tenant's scope must be open; five
+    questions are asked, however many keys there are."""
     keys = list(keys)
     limits, budgets = _limits(tenant_id), _budgets(tenant_id)
     found = {}
@@ -59,7 +59,7 @@ def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingF
 
 
 def effective(bounds: Sequence[LimitingFactor]) -> tuple[LimitingFactor, ...]:
-    """The lowest of each kind that holds for all models: what the key is limited to, whosever limit that is."""
+    """Return the lowest of each kind that holds for all models: what the key is limited to, whosever limit that is."""
     lowest: dict[tuple[str, str, str], LimitingFactor] = {}
     for bound in bounds:
         kind = (bound.kind, bound.name if bound.kind == "limit" else bound.unit, bound.period)

@@ -11,12 +11,12 @@ from django.db.models import F, Q
 from tenants.isolation.scopes import TenantManager
 
 
-class Verdict(models.TextChoices):
+class RequestOutcome(models.TextChoices):
     """How a request ended."""
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"  # its caller left, or took it back
-    FAILED = "failed"  # a fault of ours, or too much to do: 5xx, or a stream that broke off
+    FAILED = "failed"  # an internal error, or too much to do: 5xx, or a stream that broke off
     LIMITED = "limited"  # a limit, budget or quota did not allow it
     REFUSED = "refused"  # any other 4xx
 
@@ -41,7 +41,7 @@ class RequestRecord(models.Model):
     stream = models.BooleanField()
     status = models.CharField(max_length=64, help_text="HTTP's, stream_<code>, or nothing")
     code = models.CharField(max_length=64, help_text="of the error; empty: none")
-    verdict = models.CharField(max_length=10, choices=Verdict)
+    verdict = models.CharField(max_length=10, choices=RequestOutcome)
     bound = models.JSONField(null=True, help_text="the limit or budget that did not allow it")
     limits = models.JSONField(default=list, help_text="the limits checked, and what they left")
     windows = models.JSONField(default=list, help_text="of the budgets it was held from")
@@ -71,7 +71,7 @@ class RequestRecord(models.Model):
             BrinIndex(fields=["at"], name="records_request_at", autosummarize=True),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.CheckConstraint(name="records_request_verdict", condition=Q(verdict__in=Verdict.values)),
+            models.CheckConstraint(name="records_request_verdict", condition=Q(verdict__in=RequestOutcome.values)),
         ]
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class RequestRecord(models.Model):
 
 
 class RequestContent(models.Model):
-    """What was asked and answered, of tenants who have that kept (`Tenant.keep_content_days`), and for so long."""
+    """The prompt and the answers of a request, stored for `Tenant.keep_content_days` days."""
 
     pk = models.CompositePrimaryKey("tenant_id", "request_id")
     tenant_id = models.BigIntegerField()

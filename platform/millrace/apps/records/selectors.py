@@ -20,7 +20,7 @@ from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import TOKEN_CLASSES, Adjustment, Budget, Price, UsageEvent, Window
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
-from millrace.apps.records.models import RequestContent, RequestRecord, Verdict
+from millrace.apps.records.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
@@ -58,8 +58,8 @@ class Filters:
         found = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
             found = found.filter(Q(asked=self.model) | Q(served=self.model))
-        if self.verdict is not None and self.verdict != Verdict.COMPLETED:
-            found = found.filter(~Q(verdict=Verdict.COMPLETED))  # names the index of what did not go well
+        if self.verdict is not None and self.verdict != RequestOutcome.COMPLETED:
+            found = found.filter(~Q(verdict=RequestOutcome.COMPLETED))  # names the index of what did not go well
         return found
 
 
@@ -91,7 +91,7 @@ class RequestPage:
 
 
 def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE) -> RequestPage:
-    """A page of the requests, from the newest on or from a cursor of another page.
+    """Return a page of the requests, from the newest on or from a cursor of another page.
 
     Raises:
         BadCursor: it is no cursor.
@@ -113,7 +113,7 @@ def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE)
 
 
 def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
-    """What each of these requests used, by its name."""
+    """Return what each of these requests used, by its name."""
     whole = {name: row.request_id for row in records for name in parts_of(row)}
     if not whole:
         return {}
@@ -132,7 +132,7 @@ def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
 
 
 def parts_of(record: RequestRecord) -> list[str]:
-    """The names its prompts were answered under, as usage events have them."""
+    """Return the names its prompts were answered under, as usage events have them."""
     return [record.request_id, *(f"{record.request_id}.{number}" for number in range(1, record.prompts))]
 
 
@@ -204,7 +204,7 @@ class RequestStory:
 
 
 def story(tenant_id: int, request_id: str) -> RequestStory | None:
-    """The whole story of a request; None: the tenant has none of this name."""
+    """Return the whole story of a request; None: the tenant has none of this name."""
     records = RequestRecord.objects.for_tenant(tenant_id)
     found = list(records.filter(request_id=request_id).order_by("at")[:20])
     record = found[0] if found else None
@@ -363,7 +363,7 @@ def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour
 
 
 def ttft_slo_ms() -> int:
-    """What the time to the first token is to stay below for 95 of 100 requests."""
+    """Return what the time to the first token is to stay below for 95 of 100 requests."""
     return platform_settings().ttft_slo_ms
 
 

@@ -88,7 +88,7 @@ def backfill(
 
 
 def _budgets(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> None:
-    """The budgets that are missing; some are as large as part of what the history comes to."""
+    """Create the missing budgets; some are sized by the history's total."""
     spec = player.spec
     wanted: list[tuple[BudgetSpec, ApiKey | None]] = [(budget, None) for budget in spec.budgets]
     wanted += [(budget, player.keys[key.name]) for key in spec.keys for budget in key.budgets]
@@ -177,8 +177,8 @@ class _Sending:
             self._admit(key, day, fitting)
 
     def _lease(self, key: str, day: date, group: Sequence[DemoUsage]) -> tuple[tuple[int, int] | None, dict[str, int]]:
-        """A slice of just what the group holds, of the windows on the key's way that day; or, by units, what room there
-        is where it is short. Neither: no budget is for the key."""
+        """Return a slice of just what the group holds, of the windows on the key's way that day; or, by units, what
+        room there is where it is short. Neither: no budget is for the key."""
         if key in self._unbounded:
             return None, {}
         row, tenant = self._player.keys[key], self._player.tenant
@@ -212,7 +212,7 @@ class _Sending:
 
 
 def _held(use: DemoUsage, slice_: tuple[int, int] | None) -> Any:
-    """The event as the worker would send it, with what was held for it."""
+    """Return the event as the worker would send it, with what was held for it."""
     held = {"hold": use.need["money"], "hold_tokens": use.need["tokens"]}
     if slice_ is not None:
         held |= {"slice_id": slice_[0], "fence": slice_[1]}

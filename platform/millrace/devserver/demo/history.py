@@ -15,10 +15,10 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 
 from billing.pricing.pricing import Component, PriceIndex, hold_nano
-from inference_worker.contract.messages import BillingContext, UsageEvent
+from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TokenUsage
 from millrace.devserver.demo.seeding import DemoModels, DemoTenant
-from millrace.devserver.demo.tenants import KeySpec, Work
+from millrace.devserver.demo.tenants import DemoWorkload, KeySpec
 
 DAYS = 61  # of history before a tenant was made
 LEARNING_DAYS = 75  # in which a customer learns to use the cache
@@ -36,8 +36,8 @@ class DemoUsage:
     """A request, and what it would hold of budgets."""
 
     key: str
-    work: Work
-    event: UsageEvent
+    work: DemoWorkload
+    event: ExecutionUsage
     need: dict[str, int]  # by unit
 
 
@@ -61,7 +61,7 @@ class DemoPeriod:
 
 
 def uses(player: DemoTenant, day: date, span: DemoPeriod, models: DemoModels, prices: PriceIndex) -> list[DemoUsage]:
-    """The requests of one day until now, in order."""
+    """Return the requests of one day until now, in order."""
     keys = [key for key in player.spec.keys if key.work and models.named(key.work.model)]
     if not keys:
         return []
@@ -120,7 +120,7 @@ def _use(
         model=model,
         price_version=sheet.version,
     )
-    event = UsageEvent(
+    event = ExecutionUsage(
         billing_context=billing_context,
         attempt=1,
         verdict=verdict,
@@ -138,7 +138,7 @@ def _use(
     return DemoUsage(key.name, work, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
 
 
-def _tokens(work: Work, age: float, draw: random.Random) -> tuple[TokenUsage, str]:
+def _tokens(work: DemoWorkload, age: float, draw: random.Random) -> tuple[TokenUsage, str]:
     """By class, and why the cache did not give it all."""
     prompt = min(MAX_PROMPT_TOKENS, max(8, int(work.prompt * math.exp(draw.gauss(0, 0.5)))))
     output = min(2000, max(1, int(work.output * math.exp(draw.gauss(0, 0.6))))) if work.output else 0
@@ -175,5 +175,5 @@ def _cut(usage: TokenUsage, part: float) -> TokenUsage:
 
 
 def months(days: Sequence[date]) -> list[datetime]:
-    """A moment in each month that the days lie in."""
+    """Return a moment in each month that the days lie in."""
     return [datetime(day.year, day.month, 15, tzinfo=UTC) for day in sorted({day.replace(day=1) for day in days})]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
-from billing.actions.invoices import do_finalise
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.models import BillingEntity, CreditGrant, Invoice, Period
 from millrace.devserver.demo.seeding import DemoTenant
@@ -43,7 +43,7 @@ def welcome(players: list[DemoTenant], now: datetime) -> None:
 
 
 def invoice(entity: BillingEntity, now: datetime) -> Billed:
-    """Close the months that are over, draft them, finalise all but the last and one of that, and book payments."""
+    """Close the months that are over, draft them, finalize all but the last and one of that, and book payments."""
     billed = Billed()
     with all_tenants_scope(BypassReason.COMMAND):
         over = Period.objects.filter(entity=entity, ends_at__lte=now - close_after()).order_by("ends_at")
@@ -58,7 +58,7 @@ def invoice(entity: BillingEntity, now: datetime) -> Billed:
         drafts = do_draft(period)
         ready = drafts if not last else [] if _final(period) else drafts[:1]
         for draft in ready:
-            do_finalise(draft, min(now, period.ends_at + timedelta(hours=9)))
+            do_finalize(draft, min(now, period.ends_at + timedelta(hours=9)))
         billed.drafts += len(drafts) - len(ready)
         _settle(period, billed, last)
     return billed

@@ -20,7 +20,7 @@ from millrace.devserver.demo.seeding import DemoModels, DemoTenant, Secrets
 MAX_CONCURRENT_REQUESTS = 4
 MAX_TOKENS = 48
 ANSWER_SECONDS = 120
-REFUSED_PAUSE = 0.5  # whoever is refused waits a little, as a customer's client does
+REFUSED_PAUSE = 0.5  # a refused client waits a little, as a customer's client does
 
 
 class NobodyAnswers(Exception):
@@ -58,7 +58,7 @@ def ask(
     most: int,
     tell: Callable[[LiveResult], None],
 ) -> LiveResult:
-    """Send requests for so many seconds, at most so many.
+    """Send requests for a number of seconds, up to a maximum count.
 
     Raises:
         NobodyAnswers: nothing serves at the URL.
@@ -109,7 +109,7 @@ def _see(url: str) -> None:
 
 
 def _request(url: str, line: _Line, number: int) -> tuple[int, int]:
-    """The answer's status and how many tokens it used; the status 0 for none."""
+    """Return the answer's status and how many tokens it used; the status 0 for none."""
     questions = QUESTIONS[line.slug]
     body = {
         "model": line.model,

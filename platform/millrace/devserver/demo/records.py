@@ -11,7 +11,7 @@ from typing import Any
 
 from billing.models import Budget, UsageEvent
 from billing.pricing.pricing import Tier
-from millrace.apps.records.models import RequestRecord, Verdict
+from millrace.apps.records.models import RequestOutcome, RequestRecord
 from millrace.conf.environment import platform_settings
 from millrace.devserver.demo.history import PREFIX, DemoUsage
 from millrace.devserver.demo.seeding import DemoTenant
@@ -22,9 +22,9 @@ BATCH = 1000
 RUSHED = 40  # of 4096 requests of a key with a limit a minute have one beside them that was too much for it
 _GATEWAY = "demo"
 _STATUS = {
-    "completed": ("200", "", Verdict.COMPLETED),
-    "cancelled": ("nothing", "", Verdict.CANCELLED),
-    "failed": ("500", "internal_error", Verdict.FAILED),
+    "completed": ("200", "", RequestOutcome.COMPLETED),
+    "cancelled": ("nothing", "", RequestOutcome.CANCELLED),
+    "failed": ("500", "internal_error", RequestOutcome.FAILED),
 }
 
 
@@ -56,7 +56,7 @@ def record(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> i
 
 
 def _budget(player: DemoTenant) -> dict[str, Any]:
-    """The budget of the whole tenant, as a record of a refusal names it."""
+    """Return the budget of the whole tenant, as a record of a refusal names it."""
     rows = Budget.objects.for_tenant(player.tenant).filter(mode="hard", key=None, project=None, member=None)
     row = rows.order_by("-unit", "pk").first()
     if row is None:
@@ -93,7 +93,7 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
         stream=bool(work.output) and work.tier != Tier.BATCH and billing_context.request_id[-1] < "a",
         status=status if answered else "429",
         code=code if answered else "budget_exceeded",
-        verdict=verdict if answered else Verdict.LIMITED,
+        verdict=verdict if answered else RequestOutcome.LIMITED,
         bound=None if refused_by is None else {**refused_by, "needed": use.need["money"]},
         route={"targets": [billing_context.model], "prompt_tokens": usage.prompt},
         placements=[placement] if answered else [],
@@ -102,12 +102,12 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
         hold_nano=use.need["money"] if answered else None,
         price_version=billing_context.price_version if answered else None,
         total_ms=(event.queue_us + event.duration_us) // 1000 + 6 if answered else 9,
-        ttft_ms=(event.queue_us + event.ttft_us) // 1000 + 5 if answered and verdict != Verdict.FAILED else None,
+        ttft_ms=(event.queue_us + event.ttft_us) // 1000 + 5 if answered and verdict != RequestOutcome.FAILED else None,
     )
 
 
 def _rushed(use: DemoUsage, limits: LimitSet) -> RequestRecord:
-    """A request that came a moment later and was one too many for its key in that minute."""
+    """Return a request that came a moment later and was one too many for its key in that minute."""
     row = _record(use, refused_by={"kind": "limit"})
     row.request_id, row.at = row.request_id[:-1] + "x", row.at + timedelta(milliseconds=250)
     row.code = "rate_limit_exceeded"

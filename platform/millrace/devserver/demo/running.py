@@ -74,7 +74,7 @@ def _began(players: list[DemoTenant], days: int) -> date:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """The lock is the session's: a run that is killed gives it back."""
+    """Lock the demo data for one run. The lock belongs to the session, so a killed run releases it."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
         if not cursor.fetchone()[0]:

@@ -40,7 +40,8 @@ class DemoModels:
     embedding: tuple[str, ...]
 
     def named(self, which: str) -> str | None:
-        """The model that stands for `first`, `second` or `embedding`; None: the platform has none of the kind."""
+        """Return the model that stands for `first`, `second` or `embedding`; None: the platform has none of the
+        kind."""
         found = self.embedding if which == "embedding" else self.generating
         return found[min(which == "second", len(found) - 1)] if found else None
 
@@ -83,14 +84,14 @@ class Secrets:
 
 
 def real_tenants() -> list[str]:
-    """The slugs of tenants that are no demo, nor gone."""
+    """Return the slugs of tenants that are no demo, nor gone."""
     with all_tenants_scope(BypassReason.COMMAND):
         real = Tenant.objects.all_tenants().filter(is_demo=False).exclude(status=Tenant.Status.PURGED)
         return list(real.values_list("slug", flat=True))
 
 
 def enter(spec: TenantSpec, secrets: Secrets, models: DemoModels, password: str | None) -> DemoTenant:
-    """The tenant with its people, projects, keys and limits; its budgets come once prices are known."""
+    """Return the tenant with its people, projects, keys and limits; its budgets come once prices are known."""
     with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().filter(slug=spec.slug).first()
     if tenant is None:

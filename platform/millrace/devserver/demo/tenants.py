@@ -11,7 +11,7 @@ DOLLAR = 10**9  # nano-USD
 
 
 @dataclass(frozen=True)
-class Work:
+class DemoWorkload:
     """What a key is used for: how much, and what a usual request looks like."""
 
     share: int  # of its tenant's requests, in proportion to the other keys'
@@ -26,7 +26,7 @@ class Work:
 @dataclass(frozen=True)
 class BudgetSpec:
     """A budget of the tenant, a project, a key or a member. `amount`: whole nano-USD, tokens or requests; or, as a
-    float, so many times what was used: in this month so far, in 30 days, or ever, as `of` says."""
+    float, a multiple of what was used: in this month so far, in 30 days, or ever, as `of` says."""
 
     name: str
     unit: Literal["money", "tokens", "requests"]
@@ -43,7 +43,7 @@ class BudgetSpec:
 @dataclass(frozen=True)
 class KeySpec:
     name: str
-    work: Work | None = None  # None: it is never used
+    work: DemoWorkload | None = None  # None: it is never used
     project: str = "default"
     by: str = "owner"
     budgets: tuple[BudgetSpec, ...] = ()
@@ -80,9 +80,9 @@ class TenantSpec:
         return f"{who}@{self.slug}.example"
 
 
-HARBOUR = TenantSpec(
-    slug="demo-harbour",
-    name="Harbour Books (demo)",
+HARBOR = TenantSpec(
+    slug="demo-harbor",
+    name="Harbor Books (demo)",
     country="DE",
     city="Bremen",
     people={
@@ -96,14 +96,14 @@ HARBOUR = TenantSpec(
     keys=(
         KeySpec(
             "Shop assistant",
-            Work(6, 900, 180, writes=Component.CACHE_WRITE_5M),
+            DemoWorkload(6, 900, 180, writes=Component.CACHE_WRITE_5M),
             by="dev",
             budgets=(BudgetSpec("Assistant, tokens a day", "tokens", "day", 500_000),),
             limits={"requests_per_minute": 600, "concurrency": 32},
         ),
-        KeySpec("Nightly blurbs", Work(2, 1500, 420, model="second", tier=Tier.BATCH, reused=0.3), by="dev"),
-        KeySpec("Search", Work(3, 60, 0, model="embedding", reused=0.0), project="search", by="admin"),
-        KeySpec("Staging", Work(1, 500, 120), by="dev", expires_in_days=20, first_model_only=True),
+        KeySpec("Nightly blurbs", DemoWorkload(2, 1500, 420, model="second", tier=Tier.BATCH, reused=0.3), by="dev"),
+        KeySpec("Search", DemoWorkload(3, 60, 0, model="embedding", reused=0.0), project="search", by="admin"),
+        KeySpec("Staging", DemoWorkload(1, 500, 120), by="dev", expires_in_days=20, first_model_only=True),
         KeySpec("Old laptop", by="admin", revoked=True),
     ),
     budgets=(
@@ -126,9 +126,9 @@ LANTERN = TenantSpec(
     },
     projects={"default": "Default", "letters": "Letters"},
     keys=(
-        KeySpec("Triage notes", Work(4, 1800, 260, writes=Component.CACHE_WRITE_1H), by="dev"),
-        KeySpec("Letter drafts", Work(2, 700, 520, model="second"), project="letters", by="dev"),
-        KeySpec("Urgent", Work(1, 400, 90, tier=Tier.PRIORITY), by="owner", limits={"max_output_tokens": 512}),
+        KeySpec("Triage notes", DemoWorkload(4, 1800, 260, writes=Component.CACHE_WRITE_1H), by="dev"),
+        KeySpec("Letter drafts", DemoWorkload(2, 700, 520, model="second"), project="letters", by="dev"),
+        KeySpec("Urgent", DemoWorkload(1, 400, 90, tier=Tier.PRIORITY), by="owner", limits={"max_output_tokens": 512}),
     ),
     budgets=(BudgetSpec("Monthly cap", "money", "month", 1.06, clamp=True),),
     operator_limits={"requests_per_minute": 900},
@@ -144,10 +144,10 @@ COPPER = TenantSpec(
         "dev": DemoUser("Tomas Lind", "developer"),
     },
     keys=(
-        KeySpec("Village dialogue", Work(5, 600, 240), by="dev", limits={"requests_per_minute": 60}),
+        KeySpec("Village dialogue", DemoWorkload(5, 600, 240), by="dev", limits={"requests_per_minute": 60}),
         KeySpec(
             "Quest writer",
-            Work(2, 2400, 700, model="second", tier=Tier.FLEX, reused=0.4),
+            DemoWorkload(2, 2400, 700, model="second", tier=Tier.FLEX, reused=0.4),
             by="dev",
             budgets=(BudgetSpec("Quests a day", "requests", "day", 100, mode="dry_run"),),
         ),
@@ -170,7 +170,7 @@ MEADOW = TenantSpec(
     keys=(
         KeySpec(
             "Paper reader",
-            Work(4, 3200, 300, reused=0.75, writes=Component.CACHE_WRITE_1H),
+            DemoWorkload(4, 3200, 300, reused=0.75, writes=Component.CACHE_WRITE_1H),
             project="papers",
             by="dev",
             budgets=(
@@ -178,8 +178,8 @@ MEADOW = TenantSpec(
                 BudgetSpec("Reader, a trial", "money", "day", 2 * DOLLAR, mode="dry_run"),
             ),
         ),
-        KeySpec("Corpus vectors", Work(3, 240, 0, model="embedding", reused=0.0), project="papers", by="admin"),
-        KeySpec("Notebook", Work(1, 800, 350, reused=0.2), by="dev", limits={"tokens_per_minute": 200_000}),
+        KeySpec("Corpus vectors", DemoWorkload(3, 240, 0, model="embedding", reused=0.0), project="papers", by="admin"),
+        KeySpec("Notebook", DemoWorkload(1, 800, 350, reused=0.2), by="dev", limits={"tokens_per_minute": 200_000}),
     ),
     budgets=(BudgetSpec("Requests a day", "requests", "day", 1_000),),
     limits={"concurrency": 64, "long_queue": 6000, "long_cap": 4},
@@ -192,4 +192,4 @@ BLANK = TenantSpec(
     city="Kiel",
     people={"owner": DemoUser("Pia Sommer", "owner")},
 )
-CAST = (HARBOUR, LANTERN, COPPER, MEADOW, BLANK)
+CAST = (HARBOR, LANTERN, COPPER, MEADOW, BLANK)

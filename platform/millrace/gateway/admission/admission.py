@@ -47,7 +47,7 @@ class AdmissionRequest:
     max_tokens: int | None  # None: the caller did not say
     sequences: int = 1  # answers to generate for the prompt (`n`); 0: it is only embedded
     prompt_param: str = "messages"  # what its callers call the prompt
-    writes_5m: bool = False  # it may write to the prefix cache, for so long
+    writes_5m: bool = False  # it may write to the prefix cache, for 5 minutes
     writes_1h: bool = False
     service_class: ServiceClass = ServiceClass.DEFAULT
     charged: bool = False  # the request itself was counted before its body was read
@@ -81,7 +81,7 @@ class AdmissionLease(Protocol):
         """How the limits stood, for the answer's headers."""
 
     async def close(self, usage: TokenUsage | None) -> None:
-        """The request has ended: give back what it did not use. None: it never ran. May be called twice."""
+        """Release what the ended request did not use. `usage` is None if it never ran. May be called twice."""
 
 
 class Admission(Protocol):
@@ -292,7 +292,7 @@ def _least(sets: Iterable[LimitSetSnapshot], *names: str) -> int | None:
 
 
 def _refuse_what_never_fits(prompt_param: str, checks: Iterable[LimitCheck]) -> None:
-    """Waiting would be in vain: say so at once.
+    """Reject a request that can never fit the limits.
 
     Raises:
         ApiError: 400, or 429 without a time to come back where the limit lets nothing pass at all.
@@ -328,6 +328,6 @@ def _refusal(limit_statuses: Sequence[LimitStatus]) -> ApiError:
 
 
 def _bound(check: LimitCheck, left: int) -> dict[str, Any]:
-    """The limit as a request's record names it."""
+    """Return the limit as a request's record names it."""
     of, told = check.set, {"name": check.name, "limit": check.limit, "left": left, "needed": check.cost}
     return {"kind": "limit", "scope": of.scope, "id": of.id, "model": of.model, **told}

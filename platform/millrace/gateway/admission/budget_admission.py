@@ -1,9 +1,9 @@
 """May it cost that: prices pinned, holds taken from budget slices in memory, and in Postgres when a slice is spent.
 
-All windows on a key's way are taken together or not at all, for the dearest candidate. Before a refusal the other
-gateways are asked to return what they have not admitted (`REVOKE_LEASES_CHANNEL`); they do so within milliseconds. What
-a gateway that does not answer might have admitted stays held until nothing of it can run any more: if only that is in
-the way, the answer is "later" (503) and not "no" (429).
+All windows above a key are taken together or not at all, for the most expensive candidate. Before a rejection the
+other gateways return what they have not admitted, within milliseconds (`REVOKE_LEASES_CHANNEL`). The lease of an
+unresponsive gateway stays reserved until none of its requests can run any more. If only such a lease is missing, the
+response is 503 with `retry-after` instead of 429.
 
 The usage event of an execution releases its reservation when the settler settles it. While a budget is contended the
 gateway releases the unused part before: see early_release.py.
@@ -51,8 +51,8 @@ log = structlog.get_logger(__name__)
 REVOKE_LEASES_CHANNEL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
 REVOKE_LEASES_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
-LEASE_ANSWER_SECONDS = 2.0  # a database that does not say in so long is as good as away
-RECALLED_SECONDS = 5.0  # so long after a recall the other gateways keep nothing that they could release
+LEASE_ANSWER_SECONDS = 2.0  # a database that takes longer counts as unavailable
+RECALLED_SECONDS = 5.0  # after a recall, when other gateways have released all they can
 PRICES_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
 TIERS = {
@@ -94,7 +94,7 @@ class BudgetAdmission:
         self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
 
     async def stop(self) -> None:
-        """Return everything: whoever admits from now on does it elsewhere."""
+        """Return all leases. From now on only other gateways admit requests."""
         await cancel_and_wait(self._tasks)
         await asyncio.gather(*self._leasing, return_exceptions=True)
         self._seal(list(self._paths.values()))
@@ -112,7 +112,7 @@ class BudgetAdmission:
         self._polled_at = at
 
     def forget(self) -> None:
-        """Changes may have gone by unseen."""
+        """Clear the caches, since changes may have been missed."""
         self._changes += 1
         self._by_key.clear()
         self._seal(list(self._paths.values()))
@@ -293,7 +293,7 @@ class BudgetAdmission:
             if take and slice_ is not None and slice_.take(amount, time.monotonic()):
                 return slice_
             path.slice = None  # what is left of it goes back with the same step
-            # Whoever waits may leave; a slice that was leased all the same is kept for others.
+            # The waiting request may end. A slice that was leased nevertheless is kept for others.
             leasing = asyncio.create_task(self._store.lease(path, amount, floor, slice_))
             self._leasing.add(leasing)
             leasing.add_done_callback(self._leasing.discard)
@@ -423,21 +423,21 @@ class RequestAdmission:
 
     def __init__(self, limits: Admission, budget_admission: BudgetAdmission) -> None:
         self._limits = limits
-        self._treasury = budget_admission
+        self._budgets = budget_admission
 
     async def start(self) -> None:
         await self._limits.start()
-        await self._treasury.start()
+        await self._budgets.start()
 
     async def stop(self) -> None:
         await self._limits.stop()
-        await self._treasury.stop()
+        await self._budgets.stop()
 
     async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
-        bill = self._treasury.bill(demand)
+        bill = self._budgets.bill(demand)
         ticket = await self._limits.admit(demand)
         try:
-            ticket.terms = await self._treasury.take(bill, ticket.terms.max_tokens)
+            ticket.terms = await self._budgets.take(bill, ticket.terms.max_tokens)
         except BaseException as exc:
             await ticket.close(None)
             if isinstance(exc, ApiError):
@@ -449,7 +449,7 @@ class RequestAdmission:
         await self._limits.charge(key)
 
     async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
-        await self._treasury.early.end(billing_context, terms, usage)
+        await self._budgets.early.end(billing_context, terms, usage)
 
     async def standing(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
         return await self._limits.standing(key)

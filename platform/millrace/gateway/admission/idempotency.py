@@ -4,9 +4,9 @@ In the broker, a record a key: what was sent (a hash), the call that has it (`ow
 a lease, which the owner's gateway renews. The answer is stored before its last byte is sent. So:
 
 - another body under the key is a conflict, for a day;
-- while the lease lasts, whoever comes is told to wait;
+- while the lease lasts, other calls are rejected and may retry later;
 - where the owner left without an answer (its client went away, its gateway died and the lease ran out), the next call
-  takes the record over and goes on with the request that runs, from its log; if there is none, it starts anew.
+  takes the record over and continues with the request that runs, from its log; if there is none, it starts again.
 
 Refusals and failures are not stored: asked again, they are decided again.
 """
@@ -59,7 +59,7 @@ return redis.call('HSET', KEYS[1], 'lease', time[1] * 1000 + math.floor(time[2] 
 """
 
 # KEYS record; ARGV the call, the request that it runs now.
-_ANEW = """
+_RESTART = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'request', ARGV[2])
 return 1
@@ -134,7 +134,7 @@ class IdempotentCall:
         self.names = names
         self.call = call
         self.left = left  # the request that an earlier call began and did not see the end of
-        self.runs_on = False  # though its client has gone: whoever comes next goes on with it
+        self.runs_on = False  # though its client has gone: the next call continues with it
         self.failed = False  # it was answered with an error, which is not kept
         self._over = False
         self._answer: tuple[int, list[tuple[bytes, bytes]]] | None = None
@@ -142,7 +142,7 @@ class IdempotentCall:
         self._size = 0
 
     def began(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """These are sent."""
+        """Record the status and headers that were sent."""
         self._answer = status, headers
 
     def sent(self, body: bytes) -> None:
@@ -153,18 +153,18 @@ class IdempotentCall:
         else:
             self._body.clear()
 
-    async def anew(self, request_id: str) -> None:
-        """What ran for the key is no more: this request does.
+    async def restart(self, request_id: str) -> None:
+        """Restart the key's call with this request, since the earlier one is gone.
 
         Raises:
-            ApiError: 409, another call has the key by now.
+            ApiError: 409, another call has taken the key.
         """
-        if not await self._store.anew(self, request_id):
+        if not await self._store.restart(self, request_id):
             raise running()
         self.left = None
 
     async def keep(self, request_id: str) -> None:
-        """The answer is complete: keep it."""
+        """Store the complete response."""
         if self._answer is None or self.failed or self._over:
             return
         self._over = True
@@ -173,7 +173,7 @@ class IdempotentCall:
         await self._store.keep(self, None if whole is None else StoredResponse(request_id, status, headers, whole))
 
     async def end(self) -> None:
-        """The call is over, answered or not. May be called twice."""
+        """End the call, with or without a response. May be called twice."""
         if not self._over:
             self._over = True
             await self._store.end(self)
@@ -184,8 +184,8 @@ class IdempotencyStore:
 
     def __init__(self, broker: redis.Redis) -> None:
         self._held: dict[str, IdempotentCall] = {}
-        self._begin, self._lease, self._anew, self._forget, self._keep = (
-            broker.register_script(script) for script in (_BEGIN, _LEASE, _ANEW, _FORGET, _KEEP)
+        self._begin, self._lease, self._restart, self._forget, self._keep = (
+            broker.register_script(script) for script in (_BEGIN, _LEASE, _RESTART, _FORGET, _KEEP)
         )
         self._renewing: asyncio.Task[None] | None = None
 
@@ -224,8 +224,8 @@ class IdempotencyStore:
         self._held[names.record] = once
         return once
 
-    async def anew(self, once: IdempotentCall, request_id: str) -> bool:
-        return bool(await self._anew(keys=[once.names.record], args=[once.call, request_id]))
+    async def restart(self, once: IdempotentCall, request_id: str) -> bool:
+        return bool(await self._restart(keys=[once.names.record], args=[once.call, request_id]))
 
     async def keep(self, once: IdempotentCall, answer: StoredResponse | None) -> None:
         self._let_go(once)

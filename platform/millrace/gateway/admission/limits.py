@@ -170,7 +170,7 @@ def _place(key: str, group: int, limit: int, set_: LimitSetSnapshot, name: str) 
 
 
 def _fixed(start: str, group: int, set_: LimitSetSnapshot, cost: LimitCost) -> Iterable[LimitCheck]:
-    """The longest prompt and answer of a dry-run set, only to be counted: enforced ones are refused before."""
+    """Yield the longest prompt and answer of a dry-run set, only to be counted: enforced ones are refused before."""
     for name, amount in (("max_prompt_tokens", cost.input), ("max_output_tokens", cost.output)):
         limit = getattr(set_, name)
         if limit is not None:
@@ -217,7 +217,7 @@ class LimitStore:
         return TakenLimits(tenant_id, request_id, held), limit_statuses
 
     async def give_back(self, taken: TakenLimits, back: LimitCost) -> None:
-        """The request is over: its places are free, and `back` was not used."""
+        """Release the ended request's concurrency and the unused amounts in `back`."""
         keys, packed = [], []
         for check in taken.checks:
             amount = 0 if check.kind == _PLACE else min(check.cost, getattr(back, check.counts))

@@ -27,7 +27,7 @@ def headers(limit_statuses: Iterable[LimitStatus]) -> Headers:
 
 
 def anthropic_headers(limit_statuses: Iterable[LimitStatus], now: datetime) -> Headers:
-    """`anthropic-ratelimit-…`, likewise; resets are points in time."""
+    """Return the same as `anthropic-ratelimit-…`; resets are points in time."""
     found: Headers = []
     for family, least in _least(limit_statuses, _FINER):
         full_at = now + timedelta(milliseconds=least.reset_ms + 999)
@@ -59,7 +59,7 @@ def duration(milliseconds: int) -> str:
 
 
 def describe(check: LimitCheck) -> str:
-    """The limit in words: `10 requests per minute for this API key and the model 'm'`."""
+    """Return the limit in words: `10 requests per minute for this API key and the model 'm'`."""
     whose = _WHOSE[check.set.scope] + (f" and the model {check.set.model!r}" if check.set.model else "")
     if check.name == "concurrency":
         return f"{check.limit} requests at once (concurrency) for {whose}"

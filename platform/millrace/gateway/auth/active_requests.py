@@ -36,7 +36,7 @@ class ActiveRequests:
             self.remove(key, end)
 
     def touched(self, changes: Collection[ChangeEvent]) -> set[int]:
-        """The keys with requests under way that the changes are about."""
+        """Return the keys with requests under way that the changes are about."""
         keys = {change.key_id for change in changes if change.key_id is not None}
         tenants = {change.tenant_id for change in changes if change.key_id is None}
         return {key_id for key_id, (tenant_id, _) in self._ends.items() if key_id in keys or tenant_id in tenants}

@@ -33,7 +33,7 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-FRESH_SECONDS = 0.75  # without a successful poll for so long, nothing cached counts
+FRESH_SECONDS = 0.75  # without a successful poll for longer, no cached entry is used
 UNKNOWN_SECONDS = 1.0  # how long a key that does not exist is remembered: no change will name it
 DATABASE_SECONDS = 0.5  # one look-up: an answer is due within a second whatever fails
 COPIES_SECONDS = snapshot.VALKEY_SECONDS + 5  # after this no copy in Valkey is older than the change that came before
@@ -63,17 +63,17 @@ class KeyStore:
         self._paced = PacedLookups(self._read_rows)
         self._cache: OrderedDict[bytes, ApiKeySnapshot] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()  # keys that do not exist -> since when that is known
-        self._changes = 0  # so many times something was dropped
+        self._changes = 0  # how often something was dropped
         self._polled_at = float("-inf")
         # Valkey's copies are not believed before: of any tenant (what changed before our start, we have not seen), and
-        # of the tenants that changed since (whoever changed them may not have reached Valkey).
+        # of the tenants that changed since (the process that changed them may not have reached Valkey).
         self._distrust_until = time.monotonic() + COPIES_SECONDS
         self._distrusted: dict[int, float] = {}
         self.used: dict[int, float] = {}  # key -> Unix time of its last use, until it has been written down
         self.outdated: dict[bytes, bytes] = {}  # hash under an old pepper -> under the newest, until it is stored so
 
     async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> ApiKeySnapshot:
-        """The caller's snapshot.
+        """Return the caller's snapshot.
 
         Raises:
             ApiError: 401 for no key or a dead one, 403 if it may not do this, 429 for one of too many wrong keys.
@@ -83,7 +83,7 @@ class KeyStore:
     async def authenticate_ticket(
         self, ticket: PlaygroundToken, scope: str, address: str | None = None
     ) -> ApiKeySnapshot:
-        """The key that a person was given a ticket for, as it is now.
+        """Return the key that a person was given a ticket for, as it is now.
 
         Raises:
             ApiError: as for `authenticate`, and once the ticket has run out.
@@ -166,8 +166,8 @@ class KeyStore:
         """Return the rejection of a wrong ticket: 401, or 429 if the address has sent too many."""
         try:
             self.reject_wrong(address, self._wrong_keys.take(address))
-        except ApiError as throttled:
-            return throttled
+        except ApiError as exc:
+            return exc
         return ApiError("invalid_api_key", message)
 
     async def _look_up_until_current(
@@ -194,7 +194,7 @@ class KeyStore:
         return snapshot.pepper_id(self._peppers[0])
 
     def polled(self, at: float) -> None:
-        """The change log was read, as it was at the monotonic time `at`, and all it said was done."""
+        """Record that all changes up to the monotonic time `at` were applied."""
         self._polled_at = at
 
     def forget(self) -> None:
@@ -218,7 +218,7 @@ class KeyStore:
                 del self._cache[key_hash]
 
     async def by_id(self, key_ids: Collection[int]) -> dict[int, ApiKeySnapshot]:
-        """The snapshots as the database has them now.
+        """Return the snapshots as the database has them now.
 
         Raises:
             psycopg.Error, PoolTimeout: it cannot be asked.

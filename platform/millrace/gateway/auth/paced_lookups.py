@@ -29,7 +29,7 @@ class PacedLookups:
         self._task: asyncio.Task[None] | None = None
 
     async def read_row(self, hashes: tuple[bytes, ...]) -> Row | None:
-        """The row under the first of the hashes that has one.
+        """Return the row under the first of the hashes that has one.
 
         Raises:
             psycopg.Error, PoolTimeout: the database cannot be reached.

@@ -90,7 +90,7 @@ class ChangeFeedReader:
                 self._failing = False
                 self._acknowledge()
                 await self._write_uses()
-                await self._store_anew()
+                await self._rebuild_store()
             except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as exc:
                 if not self._failing:
                     log.warning("change_log_unreadable", error=str(exc) or type(exc).__name__)
@@ -165,7 +165,7 @@ class ChangeFeedReader:
         except (psycopg.Error, PoolTimeout) as exc:
             log.warning("key_uses_not_written", keys=len(used), error=str(exc))
 
-    async def _store_anew(self) -> None:
+    async def _rebuild_store(self) -> None:
         """Store keys that were found under an old pepper under the newest one."""
         while self._keys.outdated:
             old, new = self._keys.outdated.popitem()

@@ -22,7 +22,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from millrace.conf.environment import PlatformSettings, platform_settings
-from tenants.keys.ip_allowlist import allowed, client_network, normalised
+from tenants.keys.ip_allowlist import allowed, client_network, normalized
 
 log = structlog.get_logger(__name__)
 
@@ -226,13 +226,13 @@ class ConnectionGuard:
 
 
 def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
-    """The networks of the proxies; None: every address is one."""
+    """Return the networks of the proxies; None: every address is one."""
     networks: list[str] = []
     for word in trusted_proxies.split(","):
         if word.strip() == "*":
             return None
         try:
-            networks += normalised([word])
+            networks += normalized([word])
         except ValueError:
             continue  # a host name: uvicorn compares it with the peer's address as text, so it trusts none
     return tuple(networks)
@@ -240,7 +240,7 @@ def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
 
 @cache
 def process_guard() -> ConnectionGuard:
-    """The guard of this process."""
+    """Return the guard of this process."""
     limits = ConnectionLimits.from_settings(platform_settings())
     _raise_open_files(limits.connections + OTHER_FILES)
     return ConnectionGuard(limits)

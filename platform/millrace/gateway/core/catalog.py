@@ -29,7 +29,7 @@ class ServedModel:
     folder: Path = Path()  # of its files, for the prompt processes
 
 
-def load_catalogue(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
+def load_catalog(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
     """Read each model's tokenizer and limits."""
     tokenizers: dict[Path, Tokenizer] = {}  # deployments of one model share it: a prompt is counted once for all
     return {spec.name: _load(spec, data_dir, tokenizers) for spec in specs}

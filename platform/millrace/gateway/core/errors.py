@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 OVERLOADED = "server_is_overloaded"
 
-# code -> (HTTP status, type). A code that is not here is a fault of ours: 500.
+# code -> (HTTP status, type). A code that is not here is an internal error: 500.
 _BY_CODE = {
     "context_length_exceeded": (400, "invalid_request_error"),
     "unsupported_parameter": (400, "invalid_request_error"),

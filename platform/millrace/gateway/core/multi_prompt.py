@@ -1,7 +1,7 @@
 """One request with several prompts: each is a request of its own in the engine, and all are answered as one.
 
 The first has the request's name, the others a number after it. Prompt after prompt their events are told as those of
-one request with so many more answers; so the same logs give the same stream, however the parts ran.
+one request with correspondingly more answers; so the same logs give the same stream, however the parts ran.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from inference_worker.contract.request import TokenUsage
 
 
 def part_id(request_id: str, number: int) -> str:
-    """The name under which a prompt is generated from."""
+    """Return the name under which a prompt is generated from."""
     return f"{request_id}.{number}" if number else request_id
 
 
 def whole_id(name: str) -> str:
-    """The request's name, by which its readers know it, from a part's."""
+    """Return the request's name, by which its readers know it, from a part's."""
     return name.partition(".")[0]
 
 
@@ -32,7 +32,7 @@ def added(one: TokenUsage, other: TokenUsage) -> TokenUsage:
 
 
 def merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
-    """The parts' events as one request's. `n`: answers to each prompt."""
+    """Return the parts' events as one request's. `n`: answers to each prompt."""
     return parts[0] if len(parts) == 1 else _merged(parts, n)
 
 

@@ -41,7 +41,7 @@ class TenantConnectionPool:
 
     @asynccontextmanager
     async def of(self, tenant_id: int) -> AsyncIterator[Connection]:
-        """A transaction as the app's role, in the scope of this tenant.
+        """Open a transaction as the app's role, in the scope of this tenant.
 
         Raises:
             ApiError: 503, the database cannot be reached; 400, a text that it cannot hold.

@@ -29,7 +29,7 @@ class ScriptBatch:
         self._sending: asyncio.Task[None] | None = None
 
     async def run(self, script: AsyncScript, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """The script's answer. It runs even if its caller no longer waits.
+        """Run the script and return its result. It runs even if its caller no longer waits.
 
         Raises:
             RedisError: the broker did not answer, or the script failed.

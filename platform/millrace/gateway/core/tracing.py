@@ -27,17 +27,17 @@ def begin(request_id: str, header: bytes | None = None) -> None:
 
 
 def name_tenant(key: ApiKeySnapshot) -> None:
-    """The request is this key's."""
+    """Set the tenant and key of the request's log lines."""
     structlog.contextvars.bind_contextvars(tenant_id=key.tenant_id, key_id=key.key_id)
 
 
 def current() -> str:
-    """The `traceparent` to pass on; empty where no request is served."""
+    """Return the `traceparent` to pass on; empty where no request is served."""
     return _current.get()
 
 
 def continued(header: bytes | None) -> str:
-    """A `traceparent` of ours: a step of the caller's trace, or the first of a new one if the header names none."""
+    """Return a new `traceparent`: a step of the caller's trace, or the first of a new trace."""
     found = _TRACEPARENT.fullmatch((header or b"").decode("latin-1"))
     if found:
         version, trace, parent, flags, more = found.groups()

@@ -79,7 +79,7 @@ class InferenceRequest:
     priority: int = 0  # among the tenant's own requests of one class: lower first
     cache_key: str | None = None  # divides the tenant's own prompt cache further
     metadata: dict[str, str] = field(default_factory=dict)  # the caller's own, kept with the record of decisions
-    user: str | None = None  # whom the caller serves, kept likewise
+    user: str | None = None  # the caller's end user, also stored
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -137,12 +137,12 @@ class Writer(Protocol):
     tokenizer (`writers.make_writer`), for one answer."""
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
-        """The server-sent events' data for this event, in order; maybe none."""
+        """Return the server-sent events' data for this event, in order; maybe none."""
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
-        """The complete answer, for a caller who did not ask for a stream. The last event is the end."""
+        """Return the complete answer, for a caller who did not ask for a stream. The last event is the end."""
 
 
 def usage_so_far(form: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
-    """The usage of an answer under way; `prompt` as its first event told it."""
+    """Return the usage of an answer under way; `prompt` as its first event told it."""
     return dataclasses.replace(prompt or TokenUsage(uncached=form.prompt_tokens), output=output_tokens)

@@ -44,13 +44,13 @@ class DispatchedExecution:
         self.buffer = EventBuffer(broker, self.request_id, dispatch_request.first_attempt)
         self.queued = True  # waits here for a replica's credit
         self.written = False  # its claim record is in the broker
-        self.target: str | None = None  # the replica whose doorbell was rung
+        self.target: str | None = None  # the replica whose wakeup was rung
         self.owner: str | None = None  # the replica that claimed it
         self.start = b""  # names how its prompt starts (see placement)
         self.begun = False  # an event of the current attempt was accepted: no other attempt may answer now
         self.over = False  # nothing is to come from a replica any more
         self.overdue = False  # it was given up after its deadline
-        self.ended = False  # its last event was taken by whoever reads it
+        self.ended = False  # its last event was taken by its reader
         self.retry_after: float | None = None  # seconds, told with its failure
         self.lost = 0  # replicas that died with it
         self.moved = 0  # how often it left a suspected replica

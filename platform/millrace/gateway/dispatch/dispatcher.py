@@ -1,8 +1,8 @@
 """From an admitted request to the replica that answers it, and what happens when that replica does not.
 
 A leg waits in its model's queue, fair between tenants, until a replica has a credit for it; so no long queue stands in
-the broker, before the engines' own fair queues. It is then written to its claim record and a doorbell rings at the
-replica. Doorbells may be lost, late or doubled; claiming is a compare-and-set (inference_worker.contract.claims), so
+the broker, before the engines' own fair queues. It is then written to its claim record and a wakeup rings at the
+replica. Wakeups may be lost, late or doubled; claiming is a compare-and-set (inference_worker.contract.claims), so
 the only care needed is to ring again. The watch over all this is in millrace.gateway.dispatch.monitor.
 """
 
@@ -23,11 +23,11 @@ from inference_worker.contract.messages import (
     BillingContext,
     Claimed,
     End,
+    ExecutionUsage,
     Failed,
     InferenceJob,
     Released,
     StreamEvent,
-    UsageEvent,
     claim_key,
     control_channel,
     encode,
@@ -81,7 +81,7 @@ class Dispatcher:
         self._outbox: list[DispatchedExecution] = []
         self._to_send = asyncio.Event()
         self._untold: list[bytes] = []  # usage events that the broker has not taken yet
-        self._doorbells = WakeupBuilder()
+        self._wakeups = WakeupBuilder()
         self.reader = StreamReader(patient, gateway_id, self._accept, self._on_gap)
         self.give_up_script = broker.register_script(claims.GIVE_UP)
         self._fail_script = broker.register_script(claims.FAIL)
@@ -195,7 +195,7 @@ class Dispatcher:
         self.requeue(generation)
 
     def ring_again(self, generation: DispatchedExecution) -> None:
-        """The doorbell may be lost."""
+        """Send the wakeup again, since it may be lost."""
         generation.rung_at = time.monotonic()
         self._outbox.append(generation)
         self._to_send.set()
@@ -204,7 +204,7 @@ class Dispatcher:
         """Learn who claimed it."""
         if generation.owner == replica_id:
             return
-        if generation.target != replica_id:  # an earlier doorbell was answered after all
+        if generation.target != replica_id:  # an earlier wakeup was answered after all
             self._leave_replica(generation)
             if generation.queued:
                 self._queue(generation.model, generation.batch).remove(generation.tenant, generation)
@@ -253,7 +253,7 @@ class Dispatcher:
         return await self.cancel_claim(generation.request_id, generation.leg)
 
     async def cancel_claim(self, request_id: str, leg: int) -> bool:
-        """The same, of a leg this gateway need not have dispatched."""
+        """Cancel an execution that another gateway may have dispatched."""
         running = await self._cancel_script(keys=[claim_key(request_id, leg), USAGE_STREAM])
         if running is None:
             return False
@@ -275,7 +275,7 @@ class Dispatcher:
         return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * in_any_case) == 1)
 
     async def fail_however_it_ended(self, job: InferenceJob, attempt: int, code: str) -> None:
-        """The same where its caller gets an error of ours in any case: what is settled of it is taken back. While the
+        """Mark the execution as failed even if it has ended; settled usage is reversed. While the
         broker is away this waits, as `never_ran` does."""
         try:
             if await self.fail(job, attempt, code, in_any_case=True):
@@ -311,11 +311,11 @@ class Dispatcher:
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
-            UsageEvent(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _void(self, leg: BillingContext) -> bytes:
-        return encode(UsageEvent(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
+        return encode(ExecutionUsage(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
 
     def _queue(self, model: str, batch: bool) -> FairQueue[DispatchedExecution]:
         queue = self.queues.get((model, batch))
@@ -368,8 +368,8 @@ class Dispatcher:
         async with self.broker.pipeline(transaction=False) as pipe:
             for generation in batch:
                 if generation.target is not None:
-                    doorbell = (generation.request_id, generation.leg, generation.attempt)
-                    by_replica[generation.target].append(doorbell)
+                    wakeup = (generation.request_id, generation.leg, generation.attempt)
+                    by_replica[generation.target].append(wakeup)
                 job, dispatch_request = generation.job, generation.dispatch_request
                 key = claim_key(generation.request_id, generation.leg)
                 seconds = max(1, round(job.deadline - time.time())) + self._keep_seconds
@@ -388,8 +388,8 @@ class Dispatcher:
                 if generation.leg:
                     pipe.hset(claim_key(generation.request_id, 0), "leg", str(generation.leg))
                 pipe.set(why_key(generation.request_id), msgspec.json.encode(dispatch_request.why), ex=seconds)
-            for replica_id, doorbells in by_replica.items():
-                queue, messages = self._doorbells.make(replica_id, doorbells)
+            for replica_id, wakeups in by_replica.items():
+                queue, messages = self._wakeups.make(replica_id, wakeups)
                 pipe.lpush(queue, *messages)
             await pipe.execute()
 

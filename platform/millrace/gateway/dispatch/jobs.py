@@ -20,7 +20,7 @@ class InferenceJobBuilder:
         self._request_seconds = request_seconds
 
     def billing_context(self, demand: AdmissionRequest, terms: AdmissionGrant, *, leg: int) -> BillingContext:
-        """What is to be settled of one leg, for the first of the demand's candidates."""
+        """Return what is to be settled of one leg, for the first of the demand's candidates."""
         key = demand.key
         return BillingContext(
             admitted_at=demand.admitted_at,
@@ -46,7 +46,7 @@ class InferenceJobBuilder:
         request: InferenceRequest,
         prompt: Prompt,
     ) -> InferenceJob:
-        """The leg's job."""
+        """Return the leg's job."""
         return InferenceJob(
             billing_context=billing_context,
             gateway_id=self._gateway_id,
@@ -63,6 +63,6 @@ class InferenceJobBuilder:
         )
 
     def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:
-        """Derived from a secret, so that nobody can hit or forge another tenant's cached prefixes."""
+        """Derive the cache salt from a secret, so that no tenant can hit or forge another tenant's cached prefixes."""
         name = f"{tenant_id}\0{model}\0{cache_key or ''}".encode()
         return hmac.new(self._prefix_cache_secret, name, hashlib.sha256).digest()[:16]

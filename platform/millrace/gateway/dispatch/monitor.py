@@ -199,7 +199,7 @@ class DispatchMonitor:
         return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
 
     async def _ring_again(self) -> None:
-        """For what nobody has claimed: its doorbell may lie, taken but unread, in a replica that is gone."""
+        """For what nobody has claimed: its wakeup may lie, taken but unread, in a replica that is gone."""
         now = time.monotonic()
         for generation in self._legs():
             if not generation.unclaimed or not generation.written:

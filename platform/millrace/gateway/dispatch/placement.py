@@ -50,7 +50,7 @@ class Placement:
 
     def __init__(self, board: ReplicaRegistry) -> None:
         self._board = board
-        # Replica, and whether they are of the batch class: so many legs.
+        # Replica, and whether they are of the batch class: number of legs.
         self._ours: Counter[tuple[str, bool]] = Counter()  # of this gateway that are sent and not ended
         self._claimed: Counter[tuple[str, bool]] = Counter()  # of those, that are claimed: the heartbeat has them
         self._others: Counter[tuple[str, bool]] = Counter()  # other gateways', as the heartbeat told
@@ -69,7 +69,7 @@ class Placement:
             self._claimed[replica_id, batch] -= 1
 
     def computed(self, start: bytes, replica_id: str) -> None:
-        """The replica has worked on a prompt with that start."""
+        """Record that the replica computed a prompt with that start."""
         self._warm[start, replica_id] = time.monotonic()
         self._warm.move_to_end((start, replica_id))
         if len(self._warm) > MAX_REMEMBERED_PREFIXES:
@@ -94,7 +94,7 @@ class Placement:
         return self._ours[replica_id, False]
 
     def load(self, replica_id: str, *, batch: bool = False) -> int:
-        """Requests that it has; for one that is not of the batch class, those of that class do not count."""
+        """Return the number of the replica's requests; batch requests count only for batch requests."""
         classes = (False, True) if batch else (False,)
         return sum(self._ours[replica_id, each] + self._others[replica_id, each] for each in classes)
 
@@ -102,7 +102,7 @@ class Placement:
         return beat.max_batch + max(1, beat.max_batch // 8) - self.load(replica_id, batch=batch)
 
     def capacity(self, model: str) -> int:
-        """Requests that all replicas of the model could take now."""
+        """Return the number of requests that all replicas of the model could take now."""
         return sum(max(0, self.credits(name, beat)) for name, beat in self._board.ready(model).items())
 
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
@@ -129,7 +129,7 @@ class Placement:
 
 
 def _start(job: InferenceJob) -> bytes:
-    """A name for how the prompt starts, the tenant's own; empty if it is too short to care."""
+    """Return a name for how the prompt starts, the tenant's own; empty if it is too short to care."""
     start = job.prompt_token_ids[:AFFINITY_TOKENS]
     if len(start) < AFFINITY_TOKENS or job.input_lengths:  # nothing is cached of what is embedded
         return b""
@@ -137,5 +137,5 @@ def _start(job: InferenceJob) -> bytes:
 
 
 def _by_affinity(start: bytes, replicas: Iterable[str]) -> Sequence[str]:
-    """The replicas in the order this start prefers."""
+    """Return the replicas in the order this start prefers."""
     return sorted(replicas, key=lambda name: hashlib.blake2b(name.encode(), key=start[:32]).digest(), reverse=True)

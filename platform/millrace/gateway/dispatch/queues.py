@@ -59,7 +59,7 @@ class FairQueue(Generic[T]):
         self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # those with requests waiting
         self._busy_weight = Fraction(0)  # exact: a float would drift with each change
         self._numbers = itertools.count()
-        self._now = 0.0  # the clock of whoever went last
+        self._now = 0.0  # the clock of the tenant served last
         self._size = 0
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class FairQueue(Generic[T]):
         return len(self._tenants[tenant]) if tenant in self._tenants else 0
 
     def share(self, tenant: int, weight: float) -> float:
-        """The part of the service that the tenant gets as things stand, from 0 to 1."""
+        """Return the part of the service that the tenant gets as things stand, from 0 to 1."""
         entry = self._tenants.get(tenant)
         own = Fraction(entry.weight) if entry is not None and entry in self._busy else 0
         return weight / (weight + float(self._busy_weight - own))
@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
         self._join_order(entry)
 
     def put_back(self, tenant: int, weight: float, item: T) -> None:
-        """Go first again: it had its turn, and whoever was to serve it is gone. Never refused."""
+        """Go first again: it had its turn, and its replica is gone. Never refused."""
         entry = self._entry(tenant, weight, self._now)
         self._leave_order(entry)
         entry.short.waiting.appendleft((item, 0))
@@ -134,7 +134,7 @@ class FairQueue(Generic[T]):
             self._join_order(entry)
 
     def remove(self, tenant: int, item: T) -> bool:
-        """It no longer waits. False if it did not."""
+        """Remove the item. Return False if it was not waiting."""
         entry = self._tenants.get(tenant)
         if entry is None:
             return False

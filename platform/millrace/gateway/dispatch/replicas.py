@@ -93,7 +93,7 @@ class ReplicaRegistry:
         return lost
 
     def reprieve(self) -> None:
-        """The broker was away: nobody could be heard, so nobody is counted silent for that time."""
+        """Extend all replicas' liveness by the time that the broker was unavailable."""
         now = self._clock()
         for replica in self._replicas.values():
             if not replica.dead:
@@ -138,7 +138,7 @@ class ReplicaRegistry:
         return list(self.ready(model).values())
 
     def ready(self, model: str) -> dict[str, Heartbeat]:
-        """The same, by the replicas' ids."""
+        """Return the same, by the replicas' ids."""
         return {
             replica_id: replica.heartbeat
             for replica_id, replica in self._replicas.items()

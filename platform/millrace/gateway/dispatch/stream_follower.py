@@ -1,4 +1,4 @@
-"""Reading a request's answer from its log, whoever dispatched it: that gateway may be gone."""
+"""Reading a request's answer from its log, also at a gateway that did not dispatch it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StreamFollower:
         self._withdraw = dispatcher.broker.register_script(claims.WITHDRAW)
 
     async def form(self) -> ResponseSpec:
-        """What it takes to write the answer, as the leg that answers has it.
+        """Return the response spec of the execution that answers.
 
         Raises:
             Gone: there is no such request of this tenant.
@@ -64,7 +64,7 @@ class StreamFollower:
         return decode_response_spec(form)
 
     async def leg(self) -> AnsweringExecution:
-        """The leg that answers now.
+        """Return the leg that answers now.
 
         Raises:
             Gone: it is no longer kept.
@@ -79,8 +79,8 @@ class StreamFollower:
         return AnsweringExecution(number, int(attempt), state.decode(), owner.decode() if owner is not None else None)
 
     async def events(self) -> AsyncIterator[AnswerEvent]:
-        """The answer's events from the first one on, as they come; the last one is its end. Until the first has come
-        another leg may take over, and the form be another one.
+        """Yield the answer's events from the first one on, as they come; the last one is its end. Until the first has
+        come another leg may take over, and the form be another one.
 
         Raises:
             ApiError: the request failed, or nobody works on it any more.
@@ -102,7 +102,7 @@ class StreamFollower:
         return [StreamFollower(self._dispatcher, name, self._tenant_id) for name in names]
 
     async def _sent_events(self, first: StreamFollower) -> AsyncIterator[AnswerEvent]:
-        """The events, once it is sent: it may still wait where the request's first prompt was sent."""
+        """Yield the events, once it is sent: it may still wait where the request's first prompt was sent."""
         while not await self._broker.exists(claim_key(self.request_id, 0)):
             gateway: Any = await self._broker.hget(claim_key(first.request_id, 0), "gateway")
             if gateway is None or not await self._broker.exists(gateway_stream(gateway.decode())):
@@ -145,7 +145,7 @@ class StreamFollower:
         return await self._broker.hmget(claim_key(self.request_id, leg), "attempt", "state", "owner", "leg")
 
     async def _check_alive(self, leg: AnsweringExecution) -> None:
-        """Nothing new in the log: is anything still to come?"""
+        """Raise an error if the log has nothing new and no more events can follow."""
         key = claim_key(self.request_id, leg.number)
         if leg.state == "failed":
             raise ApiError("worker_lost", WORKER_LOST)

@@ -1,4 +1,4 @@
-"""Who reads a stream besides the client that asked for it: so that one who leaves takes nothing from the others."""
+"""The readers of each stream. A generation is cancelled only when its last reader has left."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class StreamSubscribers:
             return True  # who cannot be asked is not cut off
 
     async def first_left(self, request_id: str) -> None:
-        """The client that asked has gone and means to return."""
+        """Record that the first client left and intends to return."""
         try:
             await self._broker.hset(claim_key(request_id, 0), "left", "1")
         except redis.RedisError:
             return  # then no reader who leaves ends it: it ends by itself
 
     async def leave(self, request_id: str, reader: str) -> bool:
-        """A reader goes; whether nobody is left, neither another reader nor the client that asked."""
+        """Remove a reader. Return whether no reader is left, including the first client."""
         await self._broker.zrem(_key(request_id), reader)
         if await self.any(request_id):
             return False

@@ -38,7 +38,7 @@ class EventsLost(Exception):
 
 
 async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq: int) -> list[LogEvent]:
-    """The logged events of an attempt from `first_seq` on, in order, each once.
+    """Return the logged events of an attempt from `first_seq` on, in order, each once.
 
     Raises:
         EventsLost: later ones are there, the next one is not.
@@ -50,7 +50,7 @@ async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq
 async def read_log_to_gap(
     broker: redis.Redis, request_id: str, attempt: int, first_seq: int
 ) -> tuple[list[LogEvent], bool]:
-    """The same, and whether there are later ones beyond a gap."""
+    """Return the logged events up to a gap, and whether there are later ones."""
     # Event n is element n, unless a worker wrote a round twice after a broken connection, or the broker lost some.
     log_key = request_log(request_id, attempt)
     payloads: Any = await broker.lrange(log_key, first_seq, -1)
@@ -64,7 +64,7 @@ async def read_log_to_gap(
 
 
 def _in_order(payloads: list[bytes], first_seq: int) -> tuple[list[LogEvent], bool]:
-    """The events from `first_seq` on without a gap, and whether there are later ones beyond a gap."""
+    """Return the events from `first_seq` on without a gap, and whether there are later ones beyond a gap."""
     by_seq: dict[int, LogEvent] = {}
     for payload in payloads:
         event = decode_event(payload)
@@ -116,7 +116,7 @@ class EventBuffer:
         self._behind = False
 
     async def get(self) -> LogEvent:
-        """The next event; waits for it."""
+        """Wait for the next event and return it."""
         while not self._events:
             if self._behind:
                 await self._read_log()

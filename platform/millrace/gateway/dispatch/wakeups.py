@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WakeupBuilder:
-    """Writes doorbells. A task that names several legs keeps a worker's thread until the last of them has ended; there
+    """Writes wakeups. A task that names several legs keeps a worker's thread until the last of them has ended; there
     are never more such threads than legs, and a replica is sent no more legs than it has credits."""
 
     def __init__(self) -> None:
@@ -43,15 +43,15 @@ class WakeupBuilder:
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
 
-    def make(self, replica_id: str, doorbells: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
-        """The queue, and messages for it that name all the legs."""
+    def make(self, replica_id: str, wakeups: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
+        """Return the queue, and messages for it that name all the legs."""
         queue = replica_queue(replica_id)
-        starts = range(0, len(doorbells), WAKEUPS_PER_TASK)
-        return queue, [self._message(queue, doorbells[start : start + WAKEUPS_PER_TASK]) for start in starts]
+        starts = range(0, len(wakeups), WAKEUPS_PER_TASK)
+        return queue, [self._message(queue, wakeups[start : start + WAKEUPS_PER_TASK]) for start in starts]
 
-    def _message(self, queue: str, doorbells: Sequence[Wakeup]) -> bytes:
+    def _message(self, queue: str, wakeups: Sequence[Wakeup]) -> bytes:
         task = f"{self._name}-{next(self._numbers)}"
-        body = _encode([[doorbells], {}, self._embedded])
+        body = _encode([[wakeups], {}, self._embedded])
         return _encode(
             {
                 "body": base64.b64encode(body).decode(),

@@ -34,7 +34,7 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
-STALLED_SECONDS = 60.0  # a client that has read next to nothing for so long is cut off; it can resume
+STALLED_SECONDS = 60.0  # a client that reads almost nothing for longer is disconnected; it can resume
 TELL_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
 CANCEL_AGAIN_SECONDS = 0.1
@@ -163,8 +163,8 @@ class HttpConsumer(AsyncConsumer):
             if self.method not in (self.http_method, ANY_METHOD):
                 raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
             await self.handle()
-        except Replay as replay:
-            await self._replay(replay.answer)
+        except Replay as exc:
+            await self._replay(exc.answer)
         except ApiError as exc:
             # The frames of the traceback refer to the body, and this request's log to the error: a cycle.
             exc.__traceback__ = None
@@ -181,7 +181,7 @@ class HttpConsumer(AsyncConsumer):
             )
 
     def _end(self, fault: ApiError) -> None:
-        """The key died."""
+        """End the request, since its key was revoked."""
         self.key_died = fault
         self._ending = asyncio.create_task(self._cancel_until_told())
 
@@ -315,8 +315,7 @@ class HttpConsumer(AsyncConsumer):
 
 
 def sse(data: bytes) -> bytes:
-    """A server-sent event. Data that begins with its type has that for its name too: so Anthropic's events want it, and
-    those of OpenAI's responses."""
+    """Return a server-sent event. Data that begins with its type also gets it as the event's name."""
     named = data.startswith(_TYPE)
     name = b"event: %s\n" % data[len(_TYPE) : data.index(b'"', len(_TYPE))] if named else b""
     return b"%sdata: %s\n\n" % (name, data)

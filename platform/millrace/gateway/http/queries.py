@@ -9,7 +9,7 @@ from millrace.gateway.core.errors import ApiError, invalid
 
 
 def read_query(scope: Any, *known: str) -> dict[str, str]:
-    """The parameters.
+    """Return the parameters.
 
     Raises:
         ApiError: 400, another one, or one twice.

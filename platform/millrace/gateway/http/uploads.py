@@ -26,7 +26,7 @@ class UploadConsumer(HttpConsumer):
 
     @asynccontextmanager
     async def spooled(self) -> AsyncIterator[Path]:
-        """The whole body in a file, which is gone afterwards. An Idempotency-Key's first call goes on.
+        """Write the complete body to a file, which is removed afterwards. An Idempotency-Key's first call continues.
 
         Raises:
             ApiError: 413; 503, the disk has no space for it.

@@ -98,7 +98,7 @@ class BatchLineStore:
             return [BatchHeader(**row) for row in await cursor.fetchall()]
 
     async def claim(self, batch: BatchHeader, most: int) -> Sequence[BatchLine]:
-        """Take so many of the batch's lines that are due."""
+        """Claim up to `most` of the batch's due lines."""
         wanted = {"batch": batch.id, "most": most, "runner": self._runner, "lease": LEASE_SECONDS}
         async with self._rows.of_all() as connection:
             cursor = await connection.execute(_CLAIM, wanted)
@@ -110,13 +110,13 @@ class BatchLineStore:
             await connection.execute(_KEEP, [LEASE_SECONDS, self._runner])
 
     async def answer(self, line: BatchLine, status: int, answer: bytes) -> bool:
-        """Store its answer. False: another gateway has it by now, and answers it."""
+        """Store its answer. False: another gateway has taken it over, and answers it."""
         told = {**self._mine(line), "status": status, "answer": answer, "request": line.request_id}
         async with self._rows.of_all() as connection:
             return bool((await connection.execute(_ANSWER, told)).rowcount)
 
     async def put_back(self, line: BatchLine, seconds: float, *, losses: int) -> None:
-        """Run it again as another request, after so long."""
+        """Run the line again as another request, after a delay."""
         async with self._rows.of_all() as connection:
             await connection.execute(_PUT_BACK, {**self._mine(line), "seconds": seconds, "losses": losses})
 

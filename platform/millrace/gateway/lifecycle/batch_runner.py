@@ -61,7 +61,7 @@ DIALECTS: Mapping[str, str] = {
 
 
 class NotNow(Exception):
-    """The line is to be run again, after so many seconds."""
+    """The line must be run again, after `seconds`."""
 
     def __init__(self, seconds: float, *, lost: bool = False) -> None:
         super().__init__(seconds)
@@ -100,7 +100,7 @@ class BatchRunner:
         self._tasks = [asyncio.create_task(self._look_again()), asyncio.create_task(self._keep_leases())]
 
     async def stop(self) -> None:
-        """Leave everything to other gateways: what the engine works on goes on."""
+        """Leave everything to other gateways: what the engine works on continues."""
         self._stopping = True
         await cancel_and_wait(self._tasks)
         await cancel_and_wait(list(self._running))
@@ -175,8 +175,8 @@ class BatchRunner:
             trace.batch = line.batch.id, line.number
         try:
             status, answer = await self._answer(line, key, trace)
-        except NotNow as later:
-            put_back = partial(self._lines.put_back, line, later.seconds, losses=line.losses + later.lost)
+        except NotNow as exc:
+            put_back = partial(self._lines.put_back, line, exc.seconds, losses=line.losses + exc.lost)
             await self._store(put_back)
         except asyncio.CancelledError:
             if self._stopping:
@@ -189,7 +189,7 @@ class BatchRunner:
             await self._store(partial(self._lines.answer, line, status, answer))
 
     async def _store(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Until the database has it. Whoever takes the line over meanwhile finds the same answer."""
+        """Until the database has it. A gateway that takes the line over meanwhile finds the same answer."""
         while True:
             try:
                 await write()
@@ -201,7 +201,7 @@ class BatchRunner:
     async def _answer(
         self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None = None
     ) -> tuple[int, bytes]:
-        """The line's status and body.
+        """Answer the line and return its status and body.
 
         Raises:
             NotNow: it has none yet.
@@ -293,7 +293,7 @@ class BatchRunner:
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(call)
             return msgspec.json.encode(call.writer().whole([event async for event in events]))
-        except (ApiError, redis.RedisError):  # it has its verdict, or goes on and is asked for again
+        except (ApiError, redis.RedisError):  # it has its verdict, or continues and is asked for again
             raise
         except Exception:
             await self._service.fault(call)
@@ -303,7 +303,7 @@ class BatchRunner:
 
 
 def _told(line: BatchLine, fault: ApiError, trace: RequestTrace | None) -> tuple[int, bytes]:
-    """A fault in the words of the line's dialect."""
+    """Return a fault in the words of the line's dialect."""
     if trace is not None:
         trace.fault = fault
     words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI

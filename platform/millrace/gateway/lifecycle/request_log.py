@@ -98,7 +98,7 @@ _TYPES = {
 
 
 def _insert(table: str, row: type[msgspec.Struct]) -> str:
-    """A statement whose one parameter is a JSON array of rows. Rows that are there already stay."""
+    """Return a statement whose one parameter is a JSON array of rows. Rows that are there already stay."""
     names = row.__struct_fields__
     values = ", ".join("timestamptz 'epoch' + at * interval '1 microsecond'" if n == "at" else n for n in names)
     columns = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in names)
@@ -151,7 +151,7 @@ class RequestTrace:
         return self.key.keep_content_days > 0
 
     def asked(self, request: InferenceRequest, body: bytes | None) -> None:
-        """This is what the caller wants."""
+        """Record the request."""
         self._asked, self.stream = request.model, request.stream
         if self.keeps_content and body is not None:
             self.body = body[
@@ -202,7 +202,7 @@ class RequestTrace:
         )
 
     def content(self) -> LoggedContent | None:
-        """What is to be kept of its prompt and answer."""
+        """Return what is to be kept of its prompt and answer."""
         if self.body is None:
             return None
         body = self.body.decode("utf-8", "replace")
@@ -252,7 +252,7 @@ class RequestLogWriter:
             log.warning("records_not_written", records=len(self._records.rows))
 
     def end(self, trace: RequestTrace, status: str, *, complete: bool = True) -> None:
-        """The request is over: keep its record until it is written."""
+        """Buffer the ended request's record until it is written."""
         self._put(self._records, trace.record(self._gateway_id, status, complete=complete))
         content = trace.content()
         if content is not None:

@@ -26,7 +26,7 @@ from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.lifecycle.request_log import RequestTrace
-from millrace.gateway.protocols.prompts import tokenise
+from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.router import Candidate, Route, Router
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -152,7 +152,7 @@ class InferenceService:
         return call
 
     async def count(self, key: ApiKeySnapshot, request: InferenceRequest) -> int:
-        """The tokens of the request's prompt.
+        """Count the tokens of the request's prompt.
 
         Raises:
             ApiError: the key may not use its model, or it is no prompt for that.
@@ -160,7 +160,7 @@ class InferenceService:
         return len((await self._tokenize(self._router.measure(key, request.model), request)).ids)
 
     def events(self, call: ActiveRequest) -> AsyncIterator[AnswerEvent]:
-        """The answer's events, the last of them its end.
+        """Return the answer's events, the last of them its end.
 
         Raises:
             ApiError: the request failed; before the first event this can still be an HTTP status.
@@ -168,13 +168,12 @@ class InferenceService:
         return merged([self._events(part) for part in (call, *call.more)], call.request.sampling.n)
 
     def let_go(self, call: ActiveRequest, *, means_to_return: bool = False) -> None:
-        """The caller is done with the request, or gone. Called once for every call, however it ended."""
+        """Release the request after its end or its caller's disconnect. Called once for every request."""
         for part in (call, *call.more):
             self._in_background(self._close(part, means_to_return))
 
     async def fault(self, call: ActiveRequest, code: str = "internal_error") -> None:
-        """The caller is about to be told of a fault of ours, or that a part of the request is refused: nobody pays for
-        any of it, whatever comes of it."""
+        """Mark the request as failed before reporting an internal error or a rejection, so that it is never billed."""
         for part in (call, *call.more):
             await self._abandon(part.generation, code)
 
@@ -278,9 +277,9 @@ class InferenceService:
             ApiError: 400, it is no prompt for this model.
         """
         if request.tokenized is not None:
-            return await tokenise(model, request)
+            return await tokenize(model, request)
         async with self._tokenizing:
-            prompt = await tokenise(model, request)
+            prompt = await tokenize(model, request)
             await asyncio.sleep(0)
             return prompt
 
@@ -309,7 +308,7 @@ class InferenceService:
         ticket = await self._admission.admit(demand)
         billing_context = self._jobs.billing_context(demand, ticket.terms, leg=call.legs)
         try:
-            dispatch_request = self._errand(call, demand, ticket, billing_context, echo)
+            dispatch_request = self._dispatch_request(call, demand, ticket, billing_context, echo)
             call.generation = self._dispatcher.submit(dispatch_request)
         except BaseException:
             await self._dispatcher.never_ran(billing_context)
@@ -320,12 +319,12 @@ class InferenceService:
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
     async def _echo(self, model: ServedModel, call: ActiveRequest) -> list[list[int]]:
-        """The prompts, for an answer that begins with them."""
+        """Return the prompts, for an answer that begins with them."""
         more = enumerate(call.request.more_prompts, 1)
         others = [dataclasses.replace(call.request, prompt=prompt, number=number) for number, prompt in more]
         return [call.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
 
-    def _errand(
+    def _dispatch_request(
         self,
         call: ActiveRequest,
         demand: AdmissionRequest,
@@ -359,7 +358,7 @@ class InferenceService:
         )
 
     async def _fall_back(self, call: ActiveRequest, fault: ApiError) -> None:
-        """The leg failed before its first token: let another candidate try."""
+        """Start the next candidate's execution after a failure before the first token."""
         log.info("falling_back", request_id=call.request_id, model=call.model, code=fault.code)
         call.skip(fault)
         self._dispatcher.release(call.generation)
@@ -387,7 +386,7 @@ class InferenceService:
 
     async def _wait_for_return(self, call: ActiveRequest) -> bool:
         """Let it run on for a while without a reader, and for as long as somebody resumed it. False: this gateway
-        stops, and the leg runs on for whoever resumes it at another."""
+        stops, and the leg runs on for clients that resume it at another."""
         died = asyncio.Event()
         with self._live.listed(call.key, lambda _: died.set()):
             name = whole_id(call.request_id)
@@ -401,7 +400,7 @@ class InferenceService:
         return True
 
     async def _abandon(self, generation: DispatchedExecution, code: str) -> None:
-        """It counts as failed, even if it has ended by now, and need not go on."""
+        """Mark the execution as failed, even if it has already ended, and cancel it."""
         try:
             await self._dispatcher.fail_however_it_ended(generation.job, generation.attempt, code)
             await self._dispatcher.tell_to_stop(generation)
@@ -439,7 +438,7 @@ class InferenceService:
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> bool:
-    """Wait until one of the events is set, so long at most; whether one is."""
+    """Wait until one of the events is set or the time is over. Return whether one is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

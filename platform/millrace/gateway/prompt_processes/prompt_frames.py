@@ -35,7 +35,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     longest: int  # the longest context among the name's deployments
 
 
-class Work(msgspec.Struct, frozen=True):
+class PromptTask(msgspec.Struct, frozen=True):
     """A body to read."""
 
     reader: str

@@ -19,7 +19,7 @@ import structlog
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.prompt_processes.prompt_frames import LENGTH, MAX_FRAME_BYTES, ModelFiles, Result, Work
+from millrace.gateway.prompt_processes.prompt_frames import LENGTH, MAX_FRAME_BYTES, ModelFiles, PromptTask, Result
 from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 
 log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class PromptPool:
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
 
-    async def run(self, tenant_id: int, work: Work, body: bytes) -> Result:
+    async def run(self, tenant_id: int, work: PromptTask, body: bytes) -> Result:
         """Have a process do the work.
 
         Raises:

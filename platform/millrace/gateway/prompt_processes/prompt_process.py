@@ -2,8 +2,9 @@
 
     python -m millrace.gateway.prompt_processes.prompt_process
 
-The first frame of the standard input names the models, then each two frames are a `Work` and its body. The answer to
-each is a `Result`. The process ends with its standard input. It has no secret, no connection and a low priority.
+The first frame of the standard input names the models, then each two frames are a `PromptTask` and its body. The
+answer to each task is a `Result`. The process ends with its standard input. It has no
+secret, no connection and a low priority.
 """
 
 from __future__ import annotations
@@ -24,14 +25,21 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.types import InferenceRequest
-from millrace.gateway.prompt_processes.prompt_frames import LENGTH, ModelFiles, PackedPrompt, Problem, Result, Work
+from millrace.gateway.prompt_processes.prompt_frames import (
+    LENGTH,
+    ModelFiles,
+    PackedPrompt,
+    Problem,
+    PromptTask,
+    Result,
+)
 from millrace.gateway.protocols.dialect_readers import COUNT, READERS
 from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
 from millrace.gateway.protocols.prompts import tokenize_here
 
 NICENESS = 10
 _decode_models = msgspec.msgpack.Decoder(list[ModelFiles]).decode
-_decode_work = msgspec.msgpack.Decoder(Work).decode
+_decode_work = msgspec.msgpack.Decoder(PromptTask).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -47,7 +55,7 @@ def main() -> None:
         _write_frame(target, _encode(result))
 
 
-def do_work(models: Mapping[str, ServedModel], work: Work, body: bytes) -> Result:
+def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) -> Result:
     """Read a body and tokenize its prompts."""
     try:
         request = READERS[work.reader](body)

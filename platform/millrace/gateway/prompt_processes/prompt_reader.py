@@ -13,7 +13,7 @@ from millrace.gateway.admission.admission import Admission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
-from millrace.gateway.prompt_processes.prompt_frames import Result, Target, Work
+from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, Target
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, SMALL_PROMPT_COST, max_body_bytes, prompt_cost
@@ -58,7 +58,7 @@ class PromptReader:
             await self._admission.charge(key)
         names = self._router.usable_names(key)
         longest = {name: max(model.context_length for model in models) for name, models in names.items()}
-        work = Work(reader, {name: Target(models[0].name, longest[name]) for name, models in names.items()})
+        work = PromptTask(reader, {name: Target(models[0].name, longest[name]) for name, models in names.items()})
         result = await self.run(key, work, body)
         request = result.request
         if request is None:
@@ -70,7 +70,7 @@ class PromptReader:
         kept = body if any(model.tokenizer is not models[0].tokenizer for model in models) else None
         return dataclasses.replace(request, tokenized=_ProcessedPrompts(self, key, work, kept, models[0], result))
 
-    async def run(self, key: ApiKeySnapshot, work: Work, body: bytes) -> Result:
+    async def run(self, key: ApiKeySnapshot, work: PromptTask, body: bytes) -> Result:
         """Have a prompt process do the work.
 
         Raises:
@@ -89,7 +89,7 @@ class _ProcessedPrompts:
         self,
         reader: PromptReader,
         key: ApiKeySnapshot,
-        work: Work,
+        work: PromptTask,
         body: bytes | None,
         model: ServedModel,
         result: Result,

@@ -25,7 +25,7 @@ class Dialect:
         return fault.body()
 
     def event(self, fault: ApiError, request_id: str, number: int) -> bytes:
-        """The data of the event that ends a stream, after so many others."""
+        """Return the data of the event that ends a stream, with its number."""
         return msgspec.json.encode(self.body(fault, request_id))
 
     def rates(self, limit_statuses: Sequence[LimitStatus]) -> rates.Headers:

@@ -13,11 +13,11 @@ from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.prompt_bounds import max_characters, too_long
 
 PIECE_CHARACTERS = 2**16
-DENSE = 2  # a prompt whose first pieces have so many times the context's tokens is refused without the rest
+DENSE = 2  # a prompt whose first pieces have this multiple of the context's tokens is rejected
 
 
-async def tokenise(model: ServedModel, request: InferenceRequest) -> Prompt:
-    """The prompt in the model's tokens: of a small request at once, of any other by a prompt process.
+async def tokenize(model: ServedModel, request: InferenceRequest) -> Prompt:
+    """Tokenize the prompt: a small one immediately, any other one in a prompt process.
 
     Raises:
         ApiError: 400, it is no prompt for this model.
@@ -102,7 +102,7 @@ class _Encoding:
         return Prompt(ids, tuple(place for place in found if place is not None))
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        """The text's tokens.
+        """Return the text's tokens.
 
         Raises:
             ApiError: 400, they are more than the longest prompt's.
@@ -140,7 +140,8 @@ class _Encoding:
     def _place(
         self, messages: list[dict[str, Any]], told: list[dict[str, Any]], ids: list[int], at: Breakpoint
     ) -> CacheBreakpoint | None:
-        """The breakpoint in tokens: as far as the prompt agrees with one that ends, or goes on otherwise, there."""
+        """Return the breakpoint's position in tokens: the length of the common prefix with a prompt that differs
+        there."""
         if at.tools is not None and at.tools < len(told):
             other = messages, told[: at.tools]
         elif at.tools is not None or not at.messages:

@@ -51,7 +51,7 @@ Piece = AnswerText | CallStart | CallArguments
 
 
 def call_id(request_id: str, index: int, number: int, prefix: str = "call_") -> str:
-    """A call's name: the same however often its stream is written."""
+    """Return a call's name: the same however often its stream is written."""
     return prefix + hashlib.sha256(f"{request_id}/{index}/{number}".encode()).hexdigest()[:24]
 
 
@@ -67,7 +67,7 @@ class ToolCallParser:
         self.calls = 0  # so far
 
     def push(self, text: str) -> list[Piece]:
-        """What the next text of the answer brings."""
+        """Return what the next text of the answer brings."""
         self._held += text
         pieces: list[Piece] = []
         while self._state(pieces):
@@ -75,7 +75,7 @@ class ToolCallParser:
         return pieces
 
     def close(self) -> list[Piece]:
-        """What is left when the answer has ended."""
+        """Return what is left when the answer has ended."""
         pieces = self.push("")
         if self._state == self._in_head:
             pieces.append(AnswerText(OPEN + self._held))
@@ -161,7 +161,7 @@ class PlainTextParser:
 
 
 def answer_parser(names: Collection[str]) -> ToolCallParser | PlainTextParser:
-    """What splits an answer's text where these tools may be called."""
+    """Return what splits an answer's text where these tools may be called."""
     return ToolCallParser(names) if names else PlainTextParser()
 
 
@@ -182,7 +182,7 @@ def check_tools(tools: Sequence[Tool], name_path: str, longest_name: int) -> Non
 
 
 def spec(request: InferenceRequest) -> StructuredSpec | None:
-    """The form that the request's tool calls must have, and what is no call."""
+    """Return the form that the request's tool calls must have, and what is no call."""
     if not request.tools or request.tool_choice == "none":
         return None
     content: dict[str, Any] = {
@@ -197,7 +197,7 @@ def spec(request: InferenceRequest) -> StructuredSpec | None:
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:
-    """A tool as models' chat templates take it."""
+    """Return a tool as models' chat templates take it."""
     function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
@@ -214,7 +214,7 @@ To call a function, answer with its name and its arguments as JSON within <tool_
 
 
 def in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a template that knows nothing of tools: told in the system message, calls and results as
+    """Return the messages for a template that knows nothing of tools: told in the system message, calls and results as
     text."""
     plain = [_plain(message) for message in messages]
     if tools:
@@ -238,7 +238,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_beginning_of(tag: str, text: str) -> str:
-    """The text without an end that may turn out to be the tag's beginning."""
+    """Return the text without an end that may turn out to be the tag's beginning."""
     for size in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:size]):
             return text[:-size]

@@ -40,11 +40,11 @@ class Router:
         self._models = models
 
     def served(self, name: str) -> ServedModel | None:
-        """The deployment of this name."""
+        """Return the deployment of this name."""
         return self._models.get(name)
 
     def visible(self, key: ApiKeySnapshot) -> dict[str, ServedModel]:
-        """The names this key may ask for, each with the model to describe it by."""
+        """Return the names this key may ask for, each with the model to describe it by."""
         found = dict(self._models)
         for name, policy in key.policies.items():
             served = [self._models[model] for model in policy.models if model in self._models]
@@ -60,7 +60,7 @@ class Router:
         return {name: models for name, models in found.items() if models and (key.models is None or name in key.models)}
 
     def measure(self, key: ApiKeySnapshot, name: str) -> ServedModel:
-        """The model whose tokens a prompt is counted in before it is known where it goes.
+        """Return the model whose tokens a prompt is counted in before it is known where it goes.
 
         Raises:
             ApiError: 404 if there is no such name, 403 if this key may not use it.

@@ -46,7 +46,7 @@ WHERE name = %(name)s AND project_id = %(project)s AND dialect = %(dialect)s AND
 
 
 async def find(connection: Connection, key: ApiKeySnapshot, dialect: str, name: str) -> dict[str, Any]:
-    """A batch of the key's project.
+    """Return a batch of the key's project.
 
     Raises:
         ApiError: 404.
@@ -130,7 +130,7 @@ class CreateBatch(HttpConsumer):
         kept = asked.output_expires_after
         seconds = None if kept is None else check_seconds("output_expires_after.seconds", kept.seconds)
         async with self.gateway.rows.of(key.tenant_id) as connection:
-            # NOTE: held until the batch is there: whoever deletes the file then sees that it is in use.
+            # NOTE: held until the batch is there: a call that deletes the file then sees that it is in use.
             found = await connection.execute(
                 "SELECT FROM batches_file WHERE name = %s AND project_id = %s AND purpose = 'batch'"
                 " AND expires_at > now() FOR SHARE",

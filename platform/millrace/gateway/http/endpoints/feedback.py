@@ -52,7 +52,7 @@ class SubmitFeedback(HttpConsumer):
         await self.respond_json(201 if first else 200, answer)
 
     async def _require_request(self, key: ApiKeySnapshot, request_id: str) -> None:
-        """The request is the tenant's: one that is still kept, or one that is settled."""
+        """Require that the request is the tenant's and is still stored or is settled."""
         tenant: Any = await self.gateway.broker.hget(claim_key(request_id, 0), "tenant")
         if tenant is not None and int(tenant) == key.tenant_id:
             return

@@ -62,7 +62,7 @@ async def insert_file(
     size: int,
     kept: int,
 ) -> dict[str, Any]:
-    """The row of a file whose contents are there.
+    """Insert the row of a file whose contents are stored.
 
     Raises:
         ApiError: 429, the tenant's files would be larger than it may have.
@@ -184,7 +184,7 @@ class FilesEndpoint(HttpConsumer):
 
 
 def page(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A list as OpenAI's SDK reads it; `found` has one more if there are more."""
+    """Return a list as OpenAI's SDK reads it; `found` has one more if there are more."""
     data = found[:limit]
     return {
         "object": "list",

@@ -47,7 +47,7 @@ class MetricsEndpoint(HttpConsumer):
         await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
     def _require_reader(self) -> None:
-        """They tell of everybody's traffic: whoever has the token may read them or, if there is none, this machine.
+        """They cover the traffic of all tenants: clients with the token may read them or, without one, this machine.
 
         Raises:
             ApiError: 401 or 403.

@@ -92,7 +92,7 @@ class InferenceConsumer(PromptConsumer):
         finally:
             returns = self.headers.get(b"x-millrace-resume") == b"1"
             if self.once is not None and call.generation.written:
-                returns = self.once.runs_on = True  # whoever sends the key again goes on with it
+                returns = self.once.runs_on = True  # the next call with the key continues with it
             self.gateway.service.let_go(call, means_to_return=returns and self.key_died is None)
 
     async def _go_on(self, key: ApiKeySnapshot, once: IdempotentCall, request: InferenceRequest) -> bool:
@@ -108,7 +108,7 @@ class InferenceConsumer(PromptConsumer):
                 form = await following.form()
             except (ApiError, StreamNotFound):  # it was never sent, lost its worker, or was cancelled since nobody came
                 once.runs_on = False
-                await once.anew(self.request_id)
+                await once.restart(self.request_id)
                 return False
             self.request_id = once.left
             if self.trace is not None:
@@ -157,7 +157,7 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
 
 
 def _cost(call: ActiveRequest) -> Headers:
-    """What the answer costs, exactly, in USD."""
+    """Return what the answer costs, exactly, in USD."""
     femto = 0
     for part in (call, *call.more):
         sheet, usage = part.ticket.terms.sheet, part.usage

@@ -100,7 +100,7 @@ class CreateMessageBatch(UploadConsumer):
         await self.respond_json(200, message_batch(row, settings.base_url))
 
     def _write(self, spool: Path, name: str) -> int:
-        """The body as a batch's input file; how many requests it has."""
+        """Write the body as a batch's input file and return the number of requests."""
         storage = self.gateway.storage
         with storage.writing(name) as target:
             for custom_id, params in _requests(spool):
@@ -109,9 +109,9 @@ class CreateMessageBatch(UploadConsumer):
         try:
             with storage.path(name).open("rb") as file:
                 return len(read_lines(file, ENDPOINT, self.gateway.settings.max_request_body_bytes))
-        except BadFile as bad:
+        except BadFile as exc:
             storage.remove(name)
-            fault = bad.faults[0]
+            fault = exc.faults[0]
             raise invalid(f"requests.{(fault['line'] or 1) - 1}", fault["message"]) from None
 
 

@@ -39,7 +39,7 @@ class ResumeStream(HttpConsumer):
         return self.path_arguments["request_id"]
 
     def check(self, form: ResponseSpec) -> None:
-        """May it be gone on with here, and in which words?
+        """Check that the stream can be resumed here, and set its dialect.
 
         Raises:
             Gone: it may not.
@@ -68,7 +68,7 @@ class ResumeStream(HttpConsumer):
             await self._leave(reader, finished)
 
     def last_had(self) -> int:
-        """The number of the last event the client has had; -1 for none."""
+        """Return the number of the last event the client has had; -1 for none."""
         text = self.headers.get(b"last-event-id", b"").decode("latin-1")
         if not text:
             return -1
@@ -78,7 +78,7 @@ class ResumeStream(HttpConsumer):
         return int(number)
 
     async def _leave(self, reader: str, finished: bool) -> None:
-        """The last reader that goes away without the word that it means to return takes the generation with it."""
+        """Leave the stream. Cancel the execution if no reader is left and none intends to return."""
         with contextlib.suppress(Exception):  # best effort: the request has a deadline in any case
             await asyncio.shield(self._leave_to_others(reader, finished))
 

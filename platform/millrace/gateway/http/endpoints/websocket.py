@@ -42,7 +42,7 @@ TICKET_CHECK_SECONDS = 1.0  # how often a socket with a ticket checks that its u
 MAX_CONCURRENT_REQUESTS = 64
 MOST_AUTH_BYTES = 4096
 MAX_ID_CHARACTERS = 64
-UNAUTHORISED, REFUSED = 4401, 1008  # close codes
+UNAUTHORIZED, REFUSED = 4401, 1008  # close codes
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,7 +57,7 @@ _decode_head = msgspec.json.Decoder(Head).decode
 
 
 async def realtime_chat(scope: Any, receive: Any, send: Any) -> None:
-    """The ASGI application."""
+    """Serve the WebSocket as an ASGI application."""
     await Socket(scope, receive, send).run()
 
 
@@ -146,9 +146,9 @@ class Socket:
             raise self._gateway.keys.reject_ticket(self._address, "This ticket is unknown or too old: get a new one.")
         try:
             first = await self._gateway.broker.set(ticket.name, 1, nx=True, ex=2 * playground_tokens.TAKEN_WITHIN)
-        except redis.RedisError as broken:
-            log.warning("broker_unreachable", error=str(broken))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from broken
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
+            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc
         if not first:
             raise self._gateway.keys.reject_ticket(self._address, "This ticket was taken before: get a new one.")
         return ticket
@@ -175,7 +175,7 @@ class Socket:
         return key
 
     async def _next(self) -> bytes | None:
-        """The next message; None: there comes no more."""
+        """Return the next message; None: there comes no more."""
         message = await self._receive()
         if message["type"] != "websocket.receive":
             return None
@@ -243,8 +243,8 @@ class Socket:
             told = await self._tell_fault(name, fault, trace)
         except ApiError as exc:
             told = await self._tell_fault(name, exc, trace)
-        except redis.RedisError as broken:
-            log.warning("broker_unreachable", error=str(broken))
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
             told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."), trace)
         except Exception:
             log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
@@ -295,7 +295,7 @@ class Socket:
     # Out.
 
     async def _tell_fault(self, name: str | None, fault: ApiError, trace: RequestTrace | None = None) -> str:
-        """The status it counts as."""
+        """Send the error and return the status that it counts as."""
         if trace is not None:
             trace.fault = fault
         retry = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
@@ -314,10 +314,10 @@ class Socket:
             raise asyncio.CancelledError from None
 
     async def _close(self, fault: ApiError) -> None:
-        """The caller is not let in."""
+        """Close the connection of a caller that was not authenticated."""
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await self._tell_fault(None, fault)
-            await self._base_send({"type": "websocket.close", "code": UNAUTHORISED})
+            await self._base_send({"type": "websocket.close", "code": UNAUTHORIZED})
 
 
 def _object(message: bytes) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _head(message: bytes) -> Head:
 
 
 def _name(head: Head) -> str:
-    """What the client calls the request."""
+    """Return what the client calls the request."""
     name = head.id
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
         raise invalid("id", f"id must be a text of 1 to {MAX_ID_CHARACTERS} characters, of your choice.")

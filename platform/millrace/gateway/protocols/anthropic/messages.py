@@ -89,7 +89,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 
 def read_messages(body: bytes) -> InferenceRequest:
-    """The internal form of a body of /v1/messages.
+    """Parse a body of /v1/messages.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -109,7 +109,7 @@ def read_messages(body: bytes) -> InferenceRequest:
 
 
 def read_count(body: bytes) -> InferenceRequest:
-    """The internal form of a body of /v1/messages/count_tokens.
+    """Parse a body of /v1/messages/count_tokens.
 
     Raises:
         ApiError: 400 that names the parameter.

@@ -91,7 +91,7 @@ class ChatBody(Common):
 
 
 def read_chat(body: bytes) -> InferenceRequest:
-    """The internal form of a chat completion's body.
+    """Parse a chat completion's body.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -165,7 +165,7 @@ def _structured(chat: ChatBody) -> StructuredSpec | None:
 
 
 def _breakpoints(chat: ChatBody) -> tuple[Breakpoint, ...]:
-    """The last of those that are marked, and one at the end of the prompt if that was asked for."""
+    """Return the last of those that are marked, and one at the end of the prompt if that was asked for."""
     found = marked(chat.messages)
     options = chat.prompt_cache_options
     if options is not None and options.mode != "explicit":

@@ -20,7 +20,7 @@ class CompletionBody(Common):
 
 
 def read_completion(body: bytes) -> InferenceRequest:
-    """The internal form of a completion's body.
+    """Parse a completion's body.
 
     Raises:
         ApiError: 400 that names the parameter.

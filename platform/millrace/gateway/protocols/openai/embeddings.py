@@ -32,7 +32,7 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_embeddings(body: bytes) -> InferenceRequest:
-    """The internal form of an embedding request's body.
+    """Parse an embedding request's body.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -99,7 +99,7 @@ class EmbeddingsWriter:
 
 
 def _cut(vector: bytes, dimensions: int | None) -> bytes:
-    """The vector's first numbers, made to have the length 1 again."""
+    """Return the vector's first numbers, made to have the length 1 again."""
     if dimensions is None or len(vector) == 4 * dimensions:
         return vector
     kept = _floats(vector[: 4 * dimensions])

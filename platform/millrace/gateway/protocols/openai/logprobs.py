@@ -22,8 +22,8 @@ def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs]) -> dict[
 def completion_logprobs(
     tokenizer: Tokenizer, found: Sequence[TokenLogprobs | int], offset: int
 ) -> tuple[dict[str, Any], int]:
-    """The object, and where the next token's text begins. A bare token id is one that nothing stands before, and so
-    has no probability. `offset`: where in the answer's text the first token's begins."""
+    """Return the object, and where the next token's text begins. A bare token id is one that nothing stands before,
+    and so has no probability. `offset`: where in the answer's text the first token's begins."""
     tokens: list[str] = []
     logprobs: list[float | None] = []
     tops: list[dict[str, float] | None] = []
@@ -49,7 +49,7 @@ def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any
 
 
 def _name(spelling: bytes) -> str:
-    """A token as text; one that is a part of a character by its bytes."""
+    """Return a token as text; one that is a part of a character by its bytes."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:

@@ -71,7 +71,7 @@ Message = ChatSystem | Developer | ChatUser | ChatTool | ChatAssistant
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as templates take them.
+    """Return the messages as templates take them.
 
     Raises:
         ApiError: 400 that names the message.
@@ -128,7 +128,7 @@ def _calls(path: str, message: ChatAssistant, names: dict[str, str]) -> dict[str
 
 
 def call_arguments(path: str, text: str) -> dict[str, Any]:
-    """A call's arguments, which stand at `path`.
+    """Return a call's arguments, which stand at `path`.
 
     Raises:
         ApiError: 400, they are no JSON object.

@@ -111,7 +111,7 @@ def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] 
 
 
 def converted(value: Any, type_: type[C], path: str = "") -> C:
-    """A part of a body, at `path`, as one of this type.
+    """Return a part of a body, at `path`, as one of this type.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -142,7 +142,7 @@ _ALIKE = (  # their names are the engine's
 
 
 def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
-    """What chooses and ends the tokens, its ranges checked.
+    """Return the sampling parameters after checking their ranges.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -177,7 +177,7 @@ def check_ranges(params: SamplingParams, **names: str) -> None:
 
 
 def common_fields(body: Common) -> dict[str, Any]:
-    """What is not about sampling, by its name in `InferenceRequest`.
+    """Return the parameters other than sampling, by their names in `InferenceRequest`.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -221,7 +221,7 @@ def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) 
 
 
 def guided(body: Common) -> StructuredSpec | None:
-    """The form that the answer must have by vLLM's extensions.
+    """Return the form that the answer must have by vLLM's extensions.
 
     Raises:
         ApiError: 400, there are two.

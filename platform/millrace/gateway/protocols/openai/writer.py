@@ -70,19 +70,19 @@ class OpenAIWriter(ABC):
 
     @abstractmethod
     def _head(self, streamed: bool) -> dict[str, Any]:
-        """The fields before `choices`."""
+        """Return the fields before `choices`."""
 
     @abstractmethod
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
-        """What an answer's new tokens bring, as streamed choices."""
+        """Return what an answer's new tokens bring, as streamed choices."""
 
     @abstractmethod
     def _last_deltas(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
-        """An answer's end, as streamed choices."""
+        """Return an answer's end, as streamed choices."""
 
     @abstractmethod
     def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
-        """A choice of a whole answer."""
+        """Return a choice of a whole answer."""
 
     def _chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
         chunk = {**self._head(True), "choices": [choice]}

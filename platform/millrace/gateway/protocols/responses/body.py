@@ -101,7 +101,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_response(body: bytes) -> InferenceRequest:
-    """The internal form of a body of /v1/responses.
+    """Parse a body of /v1/responses.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -161,7 +161,7 @@ def _structured(text: TextConfig | None) -> StructuredSpec | None:
 
 
 def _asked(wanted: ResponseBody) -> dict[str, Any]:
-    """What a response repeats of its request."""
+    """Return what a response repeats of its request."""
     given: dict[str, Any] = msgspec.to_builtins(wanted)
     text = {"verbosity": "medium", **{k: v for k, v in (given["text"] or {}).items() if v is not None}}
     labels = {name: label for name in LABELS if (label := given[name]) is not None}

@@ -51,7 +51,7 @@ Item = ResponseMessage | FunctionCall | FunctionCallOutput
 
 
 def template_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a template.
+    """Return the messages for a template.
 
     Raises:
         ApiError: 400 that names the item.

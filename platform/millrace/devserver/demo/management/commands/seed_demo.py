@@ -21,7 +21,7 @@ _LINE_SECONDS = 2.0  # between lines of progress that is no terminal's
 
 class Command(BaseCommand):
     help = (
-        "Fill the console with life: five demo tenants (demo-harbour, demo-lantern near its budget, demo-copper over"
+        "Fill the console with life: five demo tenants (demo-harbor, demo-lantern near its budget, demo-copper over"
         " it, demo-meadow, and demo-blank, which is empty) with people, keys, budgets and limits; two months of usage,"
         " sent through the settler at a price book of their own; last month drafted and partly invoiced by a company"
         f" of their own; then some requests to the running platform. Usage made up has request ids in {PREFIX}…. A"
@@ -31,13 +31,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-        parser.add_argument(
-            "--events", type=_count, default=EVENTS, help="usage of each tenant, about so many requests"
-        )
+        parser.add_argument("--events", type=_count, default=EVENTS, help="usage events of each tenant, approximately")
         parser.add_argument("--days", type=_days, default=DAYS, help="how far back it reaches")
-        parser.add_argument("--seconds", type=_count, default=20, help="send live requests for so long; 0: none")
-        parser.add_argument("--requests", type=_count, default=200, help="at most so many of them")
-        parser.add_argument("--password", help="let the demo people log in with it (owner@demo-harbour.example, …)")
+        parser.add_argument("--seconds", type=_count, default=20, help="duration of the live requests; 0: none")
+        parser.add_argument("--requests", type=_count, default=200, help="maximum number of live requests")
+        parser.add_argument("--password", help="let the demo people log in with it (owner@demo-harbor.example, …)")
         parser.add_argument(
             "--allow-real-tenants",
             action="store_true",

@@ -1,0 +1,100 @@
+"""The checks in tools/: each finds a violation."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import check_commits, check_names, check_words
+
+WORDS = check_words.WordList(
+    spelling={"plowgh": "plow"}, identifiers={"errand": "request"}, texts={"goes on": "continues", "anew": "again"}
+)
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_valid"),
+    [
+        ("gateway: return the memory of large bodies", True),
+        ("billing, console: write CSV with one writer", True),
+        ("Mend what a stranger found", False),
+        ("Gateway: return memory", False),
+        ("gateway:return memory", False),
+        ("gateway: return memory.", False),
+        (f"gateway: {'x' * 63}", True),
+        (f"gateway: {'x' * 64}", False),
+    ],
+)
+def test_commit_subjects(subject: str, is_valid: bool) -> None:
+    assert (check_commits.find_problems([("abc", subject)]) == []) is is_valid
+
+
+def test_commits_are_read_after_the_start_commit(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        options = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *options, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert check_commits.read_commits(tmp_path, "HEAD") == []  # no repository
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "-m", "An exempt subject")
+    start = git("rev-parse", "HEAD")
+    git("commit", "--quiet", "--allow-empty", "-m", "tests: add a check\n\nA body.")
+    assert [subject for _, subject in check_commits.read_commits(tmp_path, start)] == ["tests: add a check"]
+    assert check_commits.read_commits(tmp_path, "0" * 40) == []  # a shallow checkout
+
+
+def test_class_names_are_unique(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class Limit: ...\nclass _Row: ...\n")
+    (tmp_path / "b.py").write_text("class _Row: ...\nif True:\n    class Limit: ...\n")
+    (tmp_path / "_c.py").write_text("class Limit: ...\n")
+    commands = tmp_path / "management" / "commands"
+    commands.mkdir(parents=True)
+    for name in ("one.py", "two.py"):
+        (commands / name).write_text("class Command: ...\n")
+    paths = sorted(tmp_path.rglob("*.py"))
+    assert check_names.find_problems(paths, tmp_path) == ["b.py:3: class Limit is also defined at a.py:1"]
+
+
+def test_exceptions_are_named_exc(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("try: ...\nexcept OSError as exc: ...\nexcept ValueError as fault: ...\n")
+    assert check_names.find_problems([path], tmp_path) == ["a.py:3: name the exception exc, not fault"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.py", 'class LastErrand: ...\n"""Goes on\nanew."""\n', ["LastErrand", "Goes on", "anew"]),
+        ("a.py", "x = 1  # it goes on\nerrands = f'{x} anew'\n", ["goes on", "anew"]),
+        ("a.py", "anew = goes_on = 1\n", []),
+        ("a.md", "It goes\non, in every plowgh.\n", ["goes on", "plowgh"]),
+        ("a.html", "<p>{{ errand.plowgh }} renewed</p>", ["plowgh", "errand"]),
+    ],
+)
+def test_words(name: str, text: str, found: list[str]) -> None:
+    problems = check_words.find_problems(Path(name), text, WORDS, product=True)
+    assert sorted(word for _, word, _ in problems) == sorted(found)
+
+
+def test_only_the_spelling_is_checked_in_tests() -> None:
+    problems = check_words.find_problems(Path("a.py"), "errand = 'anew'  # a Plowgh\n", WORDS, product=False)
+    assert problems == [(1, "Plowgh", "plow")]
+
+
+def test_the_glossary_names_code_that_exists() -> None:
+    text = (check_names.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    places = re.findall(r"\| `([\w/]+\.py)` `(\w+)` \|", text)
+    assert len(places) == sum(line.startswith("| ") for line in text.splitlines()) - 5  # less a header for each table
+    missing = [
+        f"{path}: {name}"
+        for path, name in places
+        if not (check_names.ROOT / path).exists()
+        or not re.search(
+            rf"^(?:(?:async )?def |class )?{name}\b", (check_names.ROOT / path).read_text(encoding="utf-8"), re.M
+        )
+    ]
+    assert missing == []

@@ -1,0 +1,70 @@
+"""Check of names: a public class name is unique in the product packages, and a caught exception is named `exc`.
+
+    python -m tools.check_names
+
+A name or module that starts with an underscore is private. Django finds a management command by the name `Command`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "kernels", "tools")
+
+
+def product_modules(root: Path) -> Iterator[Path]:
+    """Yield the modules of the product packages, without migrations."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            if "migrations" not in path.parts:
+                yield path
+
+
+def public_classes(path: Path, tree: ast.Module) -> Iterator[ast.ClassDef]:
+    """Yield the public classes that a module defines at its top level."""
+    if path.stem.startswith("_") and path.stem != "__init__":
+        return
+    is_command = path.parts[-3:-1] == ("management", "commands")
+    for statement in tree.body:
+        for node in ast.walk(statement) if isinstance(statement, ast.If | ast.Try) else (statement,):
+            if (
+                not isinstance(node, ast.ClassDef)
+                or node.name.startswith("_")
+                or (is_command and node.name == "Command")
+            ):
+                continue
+            yield node
+
+
+def find_problems(paths: Iterable[Path], root: Path) -> list[str]:
+    """Return a line for each class name that is used twice and each exception that is not named `exc`."""
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    problems = []
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        name = path.relative_to(root)
+        for node in public_classes(path, tree):
+            classes[node.name].append(f"{name}:{node.lineno}")
+        for handler in ast.walk(tree):
+            if isinstance(handler, ast.ExceptHandler) and handler.name not in (None, "exc"):
+                problems.append(f"{name}:{handler.lineno}: name the exception exc, not {handler.name}")
+    for class_name, places in sorted(classes.items()):
+        if len(places) > 1:
+            problems.append(f"{places[-1]}: class {class_name} is also defined at {', '.join(places[:-1])}")
+    return problems
+
+
+def main() -> int:
+    """Print the problems; return 1 if there are any."""
+    problems = find_problems(product_modules(ROOT), ROOT)
+    print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
