@@ -58,7 +58,7 @@ TENANT = (
         ),
     ),
     NavigationGroup(
-        "Organisation",
+        "Organization",
         (
             NavigationEntry("Members", "members", "members", "m", Permission.MEMBERS_READ),
             NavigationEntry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
@@ -77,14 +77,14 @@ OPERATOR = (
         ),
     ),
     NavigationGroup(
-        "Money",
+        "Billing",
         (
             NavigationEntry("Billing runs", "ops-billing", "runs", "b"),
             NavigationEntry("Price book", "ops-prices", "prices", "p"),
         ),
     ),
     NavigationGroup(
-        "Machines",
+        "Infrastructure",
         (
             NavigationEntry("Models and workers", "ops-models", "models", "m"),
             NavigationEntry("Fleet", "ops-fleet", "fleet", "f"),
@@ -92,7 +92,7 @@ OPERATOR = (
         ),
     ),
     NavigationGroup(
-        "Control",
+        "Governance",
         (
             NavigationEntry("Alerts", "ops-alerts", "alerts", "l"),
             NavigationEntry("Audit log", "ops-audit", "audit", "a"),

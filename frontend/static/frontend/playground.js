@@ -99,7 +99,7 @@ if (form) {
         const first = JSON.parse(text);
         first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The socket was refused."));
       };
-      opened.onclose = opened.onerror = () => broken(new Error("The gateway cannot be reached."));
+      opened.onclose = opened.onerror = () => broken(new Error("Cannot reach the gateway. Try again."));
     });
     opened.onmessage = ({ data: text }) => hear(JSON.parse(text));
     opened.onerror = null;
@@ -129,7 +129,7 @@ if (form) {
       end(run, "good", "Complete");
     } else if (told.type === "error") {
       if (told.error.code === "cancelled") end(run, "warn", "Stopped");
-      else end(run, "bad", told.error.code === "rate_limit_exceeded" || /budget|quota/.test(told.error.code) ? "Limited" : "Refused", why(told));
+      else end(run, "bad", told.error.code === "rate_limit_exceeded" || /budget|quota/.test(told.error.code) ? "Rate limited" : "Rejected", why(told));
     }
   };
   const why = ({ error, retry_after }) => {
@@ -231,9 +231,9 @@ if (form) {
     const body = { model, messages: messagesWith(turns), ...settings() };
     const json = JSON.stringify(body, null, 2);
     const quoted = json.replaceAll("'", "'\\''");
-    $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
+    $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
     const more = Object.entries(settings()).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${value},\n`).join("");
-    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(answer.choices[0].message.content)`;
+    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(answer.choices[0].message.content)`;
   };
   const held = () => {
     const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);

@@ -22,7 +22,7 @@ class FirstRequest:
     @property
     def curl(self) -> str:
         return f"""curl {self.base_url}/chat/completions \\
-  -H "Authorization: Bearer $MILLRACE_KEY" \\
+  -H "Authorization: Bearer $MILLRACE_API_KEY" \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "{self.model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
 
@@ -32,7 +32,7 @@ class FirstRequest:
 
 from openai import OpenAI
 
-client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_KEY"])
+client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_API_KEY"])
 answer = client.chat.completions.create(
     model="{self.model}",
     messages=[{{"role": "user", "content": "Hello!"}}],
