@@ -22,7 +22,7 @@ from tenants.permissions import Permission
 from tenants.routing_policies import policy
 
 _PRICED = ((Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cached input"), (Component.OUTPUT, "Output"))
-ANSWERS = ("Chat", "Responses", "Messages", "Streaming", "Tools", "Answers in a schema", "Prompt cache", "Batches")
+ANSWERS = ("Chat", "Responses", "Messages", "Streaming", "Tools", "Structured outputs", "Prompt cache", "Batches")
 VECTORS = ("Embeddings", "Batches")
 
 
@@ -67,7 +67,7 @@ class Snippets:
         if self.embeds:
             path, body = "embeddings", '"input": "Hello!"'
         return f"""curl {self.base_url}/{path} \\
-  -H "Authorization: Bearer $MILLRACE_KEY" \\
+  -H "Authorization: Bearer $MILLRACE_API_KEY" \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "{self.model}", {body}}}'"""
 
@@ -86,7 +86,7 @@ print(answer.choices[0].message.content)"""
 
 from openai import OpenAI
 
-client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_KEY"])
+client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_API_KEY"])
 {ask}"""
 
 
