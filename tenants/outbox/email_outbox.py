@@ -22,7 +22,7 @@ from tenants.models import Mail, Membership
 from tenants.outbox.email_rendering import letter
 
 log = structlog.get_logger(__name__)
-NOBODY = "No member has one of the roles it is for."
+NOBODY = "No member has a role that receives this email."
 # Whoever claims a mail has some minutes to send it, twice as many after each try, before another tries.
 _CLAIM = """
 UPDATE tenants_mail SET claimed_at = %(now)s, tries = tries + 1
@@ -60,11 +60,11 @@ def reason(fault: OSError | smtplib.SMTPException) -> str:
     """What a tenant may read of it: the server's own words name servers and log-ins."""
     match fault:
         case smtplib.SMTPRecipientsRefused():
-            return "The mail server refused the addresses."
+            return "The mail server rejected the recipients."
         case smtplib.SMTPAuthenticationError():
-            return "The mail server refused the platform’s log-in."
+            return "The mail server rejected the platform’s login."
         case smtplib.SMTPResponseException():
-            return f"The mail server answered {fault.smtp_code}."
+            return f"The mail server responded with {fault.smtp_code}."
     return "The mail server could not be reached."
 
 
