@@ -61,13 +61,13 @@ def mail(tenant_id: int, invitation_id: int) -> None:
         return
     inviter = invitation.invited_by.email if invitation.invited_by else "An operator"
     text = (
-        f"{inviter} invites you to {invitation.tenant.name} as {invitation.get_role_display()}.\n\n"
-        f"Accept here, until {invitation.expires_at:%-d %B %Y, %H:%M} UTC:\n\n{link(invitation)}\n\n"
-        "The link works once, for you alone."
+        f"{inviter} invited you to {invitation.tenant.name} as {invitation.get_role_display()}.\n\n"
+        f"Accept the invitation by {invitation.expires_at:%-d %B %Y, %H:%M} UTC:\n\n{link(invitation)}\n\n"
+        "The link works once and only for this email address."
     )
-    why = "If you did not expect it, ignore this mail: without the link nothing happens."
-    subject = f"{invitation.tenant.name} on Millrace"
-    letter(subject, text, [invitation.email], button="Accept the invitation", why=why).send()
+    why = "If you did not expect this invitation, ignore this email."
+    subject = f"Invitation to {invitation.tenant.name} on Millrace"
+    letter(subject, text, [invitation.email], button="Accept invitation", why=why).send()
 
 
 def _proof(invitation: Invitation) -> str:

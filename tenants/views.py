@@ -28,7 +28,7 @@ M = TypeVar("M", bound=Model)
 
 
 class ReauthenticationRequired(exceptions.PermissionDenied):
-    default_detail = "Confirm that it is you: log in again, or enter your code."
+    default_detail = "Confirm it’s you: sign in again or enter your code."
     default_code = "reauthentication_required"
 
 

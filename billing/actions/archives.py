@@ -174,7 +174,7 @@ def _alone() -> Iterator[None]:
     with connections[OWNER].cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
         if not cursor.fetchone()[0]:
-            raise Conflict("Another archives or restores a month now.")
+            raise Conflict("Another archive or restore is running.")
         try:
             yield
         finally:

@@ -39,7 +39,7 @@ def do_make_budget(
         ActionRefused: a value is wrong, or more than one of project, key and member is named.
     """
     if sum(each is not None for each in (project, key, member)) > 1:
-        raise ActionRefused("Name a project, a key or a member, not several at once.")
+        raise ActionRefused("Choose one project, key or member.")
     with changing(tenant) as locked:
         _check_theirs(locked, project, key, member)
         budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
@@ -57,7 +57,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
         Conflict: it was removed. ActionRefused: a value is wrong.
     """
     if fixed := sorted(set(fields) - set(CHANGEABLE)):
-        raise ActionRefused(f"{', '.join(fixed)} cannot be changed; make another budget.")
+        raise ActionRefused(f"{', '.join(fixed)} cannot be changed. Create a new budget instead.")
     with changing(budget.tenant_id) as tenant:
         found = _active(tenant, budget)
         before = audit.described(found)
@@ -98,20 +98,20 @@ def _active(tenant: Tenant, budget: Budget) -> Budget:
 def _check(budget: Budget) -> None:
     check(budget)
     if min(budget.amount, budget.raise_amount, budget.rollover_cap) < 0:
-        raise ActionRefused("An amount is not negative.")
+        raise ActionRefused("The amount must not be negative.")
     if bool(budget.raise_amount) != (budget.raise_until is not None):
-        raise ActionRefused("A raise has an amount and an end: give raise_amount and raise_until together.")
+        raise ActionRefused("Set raise_amount and raise_until together.")
     budget.thresholds = sorted(set(budget.thresholds))
     if len(budget.thresholds) > MAX_THRESHOLDS or not all(
         0 < each <= MAX_THRESHOLD_PERCENT for each in budget.thresholds
     ):
-        raise ActionRefused(f"Thresholds are 1 to {MAX_THRESHOLD_PERCENT} %, {MAX_THRESHOLDS} of them at most.")
+        raise ActionRefused(f"Enter up to {MAX_THRESHOLDS} thresholds from 1 to {MAX_THRESHOLD_PERCENT}%.")
     if budget.raise_until is not None and budget.raise_until.tzinfo is None:
         budget.raise_until = budget.raise_until.replace(tzinfo=UTC)
     if budget.rollover_cap and budget.period == Budget.Period.LIFETIME:
-        raise ActionRefused("A budget without a period has no next period to roll over to.")
+        raise ActionRefused("A budget that never resets cannot roll over. Choose a daily or monthly period.")
     if budget.clamp and budget.unit == "requests":
-        raise ActionRefused("No answer can be shortened to fit a number of requests.")
+        raise ActionRefused("max_tokens can only be reduced for money and token budgets.")
 
 
 def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None, member: User | None) -> None:
@@ -119,7 +119,7 @@ def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None, m
         if row is not None and row.tenant_id != tenant.pk:
             raise ActionRefused(f"{row} is not this tenant's.")
     if member is not None and not Membership.objects.for_tenant(tenant).filter(user=member).exists():
-        raise ActionRefused(f"{member} is no member of this tenant.")
+        raise ActionRefused(f"{member} is not a member of this tenant.")
 
 
 def is_raised(budget: Budget, at: datetime) -> bool:

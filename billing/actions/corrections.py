@@ -24,12 +24,12 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
     """
     amounts = list(amounts)
     if not amounts or any(cents <= 0 for _, cents in amounts):
-        raise ActionRefused("Each amount must be more than nothing.")
+        raise ActionRefused("Every amount must be greater than zero.")
     with booking(invoice.tenant_id) as tenant:
         rows = Invoice.objects.for_tenant(tenant).select_related("entity", "period")
         billed = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
         if billed.gives_back or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
-            raise Conflict("Only an invoice that is open or paid can be credited.")
+            raise Conflict("Only open or paid invoices can be credited.")
         same = Invoice.objects.for_tenant(tenant).filter(period=billed.period, kind=Invoice.Kind.CREDIT_NOTE)
         note = Invoice(
             tenant=tenant,
@@ -44,7 +44,7 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
         lines = [_credit(note, number, *amount) for number, amount in enumerate(amounts, 1)]
         write(note, lines)
         if note.taxable < note.subtotal:
-            raise Conflict(f"Only {dollars(note.taxable)} of this invoice are left to give back.")
+            raise Conflict(f"Only {dollars(note.taxable)} of this invoice can still be credited.")
         return do_finalize(note)
 
 
@@ -69,7 +69,7 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
     with booking(invoice.tenant_id):
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
         if row.state != Invoice.State.OPEN or outstanding(row) != row.total or notes_on(row).exists():
-            raise Conflict("Only an open invoice of which nothing was paid or credited can be void: use a credit note.")
+            raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
         credits.do_give_back(row)
         booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
         undone = [PostedEntry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
@@ -87,7 +87,7 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
     with booking(invoice.tenant_id):
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
         if row.gives_back or row.state != Invoice.State.OPEN:
-            raise Conflict("Only an open invoice can be uncollectible.")
+            raise Conflict("Only open invoices can be written off.")
         nano = outstanding(row) * NANO_A_CENT
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
         post(row.tenant_id, f"bad-debt:{row.pk}", entries)

@@ -45,12 +45,12 @@ def do_grant_credit(
     """
     starts_at = starts_at or datetime.now(UTC)
     if nano <= 0:
-        raise ActionRefused("Credit is more than nothing.")
+        raise ActionRefused("The credit must be greater than zero.")
     if expires_at is not None and expires_at <= starts_at:
-        raise ActionRefused("It would expire before it starts.")
+        raise ActionRefused("The expiration date is in the past. Choose a later date.")
     with booking(tenant if isinstance(tenant, int) else tenant.pk) as locked:
         if kind == CreditGrant.Kind.PREPAID and -balance(locked.pk, Account.DEPOSITS) < nano:
-            raise Conflict("The tenant's deposits do not cover that: record the payment first.")
+            raise Conflict("The tenant’s advance payments are too low. Record the payment first.")
         grant = CreditGrant(
             tenant=locked,
             kind=kind,

@@ -99,7 +99,7 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
             lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
         if back and (note := _blank(period, tenant, Invoice.Kind.CORRECTION)):
-            note.reason = "Usage corrected after it was invoiced"
+            note.reason = "Corrections to invoiced usage"
             note.refers_to = _standing(tenant_id, max(use.late_from for use in back))
             found.append(write(note, [line(note, number, use) for number, use in enumerate(back, 1)]))
     return found
@@ -177,7 +177,7 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     if invoice.gives_back:
         invoice.taxable, invoice.taxes = _given_back(invoice)
         rest = invoice.subtotal - invoice.taxable
-        invoice.credits = [{"label": "Given back as credit", "cents": rest}] if rest else []
+        invoice.credits = [{"label": "Returned as credit", "cents": rest}] if rest else []
     else:
         usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
         burnt = credits.burnt(usable, use)

@@ -47,11 +47,11 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         rows = Invoice.objects.for_tenant(invoice.tenant_id).select_related("entity", "period", "tenant", "refers_to")
         row = rows.select_for_update(of=("self",)).filter(pk=invoice.pk).first()
         if row is None:
-            raise Conflict("This draft is gone.")
+            raise Conflict("This draft no longer exists.")
         if row.state != Invoice.State.DRAFT:
             return row
         if not row.complete:
-            raise Conflict("Its period was open when this was drafted. Close it and draft it again.")
+            raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
         address(row)
         lines = list(lines_of(row))
         try:

@@ -49,7 +49,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
         if known is not None:
             if (known.tenant_id, known.cents) != (tenant.pk, received.cents):
-                raise Conflict(f"Payment {received.reference} was recorded with another amount or tenant.")
+                raise Conflict(f"Payment {received.reference} was already recorded with another amount or tenant.")
             return known, False
         payment = Payment.objects.create(
             tenant=tenant,
@@ -85,7 +85,7 @@ def _whose(received: Received) -> tuple[int, int | None]:
                 return found[0]
         elif tenant := Tenant.objects.all_tenants().filter(slug=received.tenant).first():
             return tenant.pk, None
-    raise Conflict(f"Payment {received.reference} names no tenant or invoice that is known.")
+    raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")
 
 
 def match_deposits(tenant_id: int, first: int | None = None) -> None:

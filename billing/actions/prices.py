@@ -49,7 +49,7 @@ def do_propose_prices(
     except ValueError as exc:
         raise ActionRefused(f"prices: {exc}.") from exc
     if tenant is not None and book != PriceBook.LIST:
-        raise ActionRefused("A tenant's own prices are in no other book.")
+        raise ActionRefused("Tenant prices cannot be part of another price book.")
     with _changing():
         version = PriceVersion(
             book=_book(book),
@@ -76,10 +76,10 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
     with _changing() as now:
         locked = _draft(version)
         if by is not None and by.pk == locked.created_by_id:
-            raise ActionRefused("Another person than the author publishes prices.")
+            raise ActionRefused("Prices must be published by someone other than their author.")
         at = locked.effective_from or now
         if at < now and by is not None:
-            raise Conflict("The moment these prices were to begin has passed: propose them again.")
+            raise Conflict("The effective date of these prices has passed. Create a new draft with a later date.")
         before = audit.described(locked)
         locked.effective_from, locked.number = at, _next_number(locked.book)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
@@ -123,7 +123,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
     with _changing() as now:
         chosen = PriceBook.objects.filter(name=book).first()
         if chosen is None:
-            raise ActionRefused(f"There is no price book {book!r}.")
+            raise ActionRefused(f"Price book {book!r} does not exist.")
         assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
         before = assigned.book if assigned else _book(PriceBook.LIST)
         if before == chosen:
@@ -168,7 +168,7 @@ def _book(name: str) -> PriceBook:
 def _draft(version: PriceVersion) -> PriceVersion:
     locked = PriceVersion.objects.select_for_update(of=("self",)).select_related("book").get(pk=version.pk)
     if locked.state != PriceVersion.State.DRAFT:
-        raise Conflict(f"These prices are {locked.state} already.")
+        raise Conflict(f"These prices are already {locked.state}.")
     return locked
 
 
@@ -202,5 +202,5 @@ def _set_prices(version: PriceVersion, at: datetime) -> None:
         with transaction.atomic():
             Price.objects.bulk_create(rows, batch_size=_BATCH)
     except IntegrityError as exc:
-        raise Conflict("A version that begins then or later sets some of these prices already.") from exc
+        raise Conflict("A version with the same or a later effective date already sets some of these prices.") from exc
     compile_sheets(version.book, version.tenant_id, kinds, at)

@@ -23,7 +23,7 @@ def do_replay_quarantined(pk: int) -> UsageQuarantine:
     row = _open(pk)
     outcome = settle([UsageMessage(row.stream_id, bytes(row.payload))])
     if not (outcome.settled or outcome.repeated):
-        raise ActionRefused(f"It still cannot be settled: {row.detail}.")
+        raise ActionRefused(f"The record still cannot be settled: {row.detail}.")
     return _resolve(row, "quarantine.replay", {})
 
 
@@ -34,7 +34,7 @@ def do_dismiss_quarantined(pk: int, why: str) -> UsageQuarantine:
         Conflict: nobody waits for it any more. ActionRefused: there is no reason.
     """
     if not why.strip() or len(why) > 200:
-        raise ActionRefused("Say why, in at most 200 characters.")
+        raise ActionRefused("Enter a reason of up to 200 characters.")
     return _resolve(_open(pk), "quarantine.dismiss", {"why": why.strip()})
 
 
@@ -52,6 +52,6 @@ def _resolve(row: UsageQuarantine, verb: str, more: dict[str, str]) -> UsageQuar
     with all_tenants_scope(BypassReason.BILLING):
         open_still = UsageQuarantine.objects.filter(pk=row.pk, resolved_at__isnull=True)
         if not open_still.update(resolved_at=row.resolved_at):
-            raise Conflict("Somebody else has just seen to it.")
+            raise Conflict("This record was already handled by another operator.")
         audit.record(verb, row, tenant_id=None, before=before, after=audit.described(row) | more)
     return row

@@ -59,7 +59,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     entity = BillingEntity(**fields)
     _check_zone(entity.time_zone)
     with all_tenants_scope(BypassReason.BILLING):
-        insert(entity, f"There is an entity {entity.slug!r} already.")
+        insert(entity, f"An entity with the slug {entity.slug!r} already exists.")
         audit.record("entity.add", entity, tenant_id=None, after=audit.described(entity))
     return entity
 

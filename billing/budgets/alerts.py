@@ -142,11 +142,11 @@ def _mail(alerts: Sequence[BudgetAlert], window: Window) -> tuple[str, str]:
     budget = alert.budget
     used, limit = (_text(value, budget) for value in (alert.used, alert.limit))
     if alert.forecast is None:
-        subject = f"{budget.name}: {alert.used * 100 // alert.limit}% of the budget is used"
-        text = f"{used} of {limit} of the budget “{budget.name}” of {budget.tenant.name} are used."
+        subject = f"{budget.name}: {alert.used * 100 // alert.limit}% of the budget used"
+        text = f"{used} of {limit} of the budget “{budget.name}” of {budget.tenant.name} used."
         text += f"\n{_reached([each.threshold for each in alerts])}"
     else:
-        subject = f"{budget.name}: the budget will not last"
+        subject = f"{budget.name}: budget forecast to be exceeded"
         text = (
             f"If use continues as it did, the budget “{budget.name}” of {budget.tenant.name} amounts to"
             f" {_text(alert.forecast, budget)} of {limit}. {used} are used."
@@ -154,7 +154,7 @@ def _mail(alerts: Sequence[BudgetAlert], window: Window) -> tuple[str, str]:
     if window.period_end is not None:
         text += f"\nThe period ends on {window.period_end:%-d %B %Y, %H:%M} UTC."
     if budget.mode == Budget.Mode.HARD:
-        text += "\nIt refuses requests that do not fit any more."
+        text += "\nRequests over the remaining budget are rejected."
     return subject, f"{text}\n\n{platform_settings().base_url}/t/{budget.tenant.slug}/budgets/"
 
 
@@ -162,10 +162,10 @@ def _reached(thresholds: Sequence[str]) -> str:
     """Name the highest threshold, and list the others."""
     *others, highest = (f"{threshold}%" for threshold in thresholds)
     if not others:
-        return f"The alert threshold of {highest} is reached."
+        return f"The {highest} alert threshold was reached."
     *first, last = others
     listed = f"{', '.join(first)} and {last} are" if first else f"{last} is"
-    return f"The highest alert threshold reached is {highest}. {listed} reached, too."
+    return f"The highest alert threshold reached is {highest}. {listed} also reached."
 
 
 def _text(amount: int, budget: Budget) -> str:

@@ -16,11 +16,11 @@ from billing.models import Invoice, InvoiceLine
 COMPONENTS = {
     "uncached": "Input tokens",
     "cache_read": "Input tokens, cached",
-    "cache_write_5m": "Input tokens, written to the cache for 5 minutes",
-    "cache_write_1h": "Input tokens, written to the cache for an hour",
+    "cache_write_5m": "Input tokens, cache write (5 minutes)",
+    "cache_write_1h": "Input tokens, cache write (1 hour)",
     "output": "Output tokens",
-    "answer_hit_input": "Input tokens of answers from the cache",
-    "answer_hit_output": "Output tokens of answers from the cache",
+    "answer_hit_input": "Input tokens of cached responses",
+    "answer_hit_output": "Output tokens of cached responses",
 }
 TITLES = {"invoice": "Invoice", "correction": "Credit note", "credit_note": "Credit note"}
 _LINE = (
@@ -90,7 +90,7 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": TITLES[document["kind"]],
         "number": document["number"] or "Draft",
-        "issued": _day(document["issued_at"], zone) if document["issued_at"] else "not yet",
+        "issued": _day(document["issued_at"], zone) if document["issued_at"] else "Not yet",
         "due": _day(document["due_on"], zone) if document["due_on"] else "",
         "period": _month(document["period"], zone),
         "time_zone": document["period"]["time_zone"],
@@ -175,7 +175,7 @@ def _display_words(display: Mapping[str, Any] | None) -> str:
     if display is None:
         return ""
     rate = decimal(display["micro_per_usd"], 6, 2)
-    return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} a dollar, for information"
+    return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} per USD, for information"
 
 
 def _saved(document: Mapping[str, Any]) -> str:

@@ -73,11 +73,11 @@ def _written(pk: int) -> EmailMessage:
     subject = f"{kind} {invoice.number}"
     if mail.kind == InvoiceMail.Kind.REMINDER:
         subject = f"Reminder: {subject}"
-        text = f"{dollars(owed)} of invoice {invoice.number} were due on {invoice.due_on:%-d %B %Y} and are still open."
+        text = f"{dollars(owed)} of invoice {invoice.number} was due on {invoice.due_on:%-d %B %Y} and is unpaid."
     link = f"{platform_settings().base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
     subject = f"{subject} from {invoice.seller['name']}"
-    why = f"You get this for {invoice.tenant.name}: as named in its billing details, or as an owner or billing member."
-    message = letter(subject, f"{text}\n\n{link}", to, button=f"Open the {kind.lower()}", why=why)
+    why = f"You receive this email as a billing contact, owner or billing member of {invoice.tenant.name}."
+    message = letter(subject, f"{text}\n\n{link}", to, button=f"View {kind.lower()}", why=why)
     message.attach(f"{invoice.number}.pdf", bytes(pdf), "application/pdf")
     return message
 

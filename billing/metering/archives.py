@@ -38,7 +38,7 @@ def require_usage(period_id: int) -> None:
     """
     rows = UsageArchive.objects.filter(periods__contains=[period_id], restored_at__isnull=True).order_by("month")
     if months := ", ".join(map(str, rows)):
-        raise Conflict(f"Its usage is archived ({months}). An operator can restore it.")
+        raise Conflict(f"Usage of {months} is archived. An operator can restore it.")
 
 
 class ArchiveDamagedError(Exception):

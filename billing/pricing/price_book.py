@@ -55,14 +55,14 @@ def nano_per_million(usd_per_million: str | Decimal) -> int:
     """Return a price in USD per million tokens as whole nano-USD.
 
     Raises:
-        ValueError: it is no number, negative, not whole, or beyond any use.
+        ValueError: it is not a number, negative, not whole, or beyond any use.
     """
     try:
         with localcontext(prec=60):
             exact = Decimal(usd_per_million).scaleb(9)
             whole = int(exact)
     except (DecimalException, ValueError, OverflowError):
-        raise ValueError(f"{usd_per_million!r} is no number") from None
+        raise ValueError(f"{usd_per_million!r} is not a number") from None
     if exact != whole:
         raise ValueError(f"{usd_per_million} is not a whole number of nano-USD")
     if not 0 <= whole <= MAX_NANO_PER_MILLION:
@@ -78,9 +78,9 @@ def parse(body: Mapping[str, Any]) -> Proposal:
     """
     proposal = msgspec.convert(body, Proposal)
     if not proposal.kinds:
-        raise ValueError("it sets no price")
+        raise ValueError("it sets no prices")
     if len(proposal.prices) > MAX_PRICES:
-        raise ValueError(f"want at most {MAX_PRICES} prices")
+        raise ValueError(f"use at most {MAX_PRICES} prices")
     both = {price.kind for price in proposal.prices} & set(proposal.withdrawn)
     if both:
         raise ValueError(f"{min(both)[0]} is priced and withdrawn at once")
@@ -92,7 +92,7 @@ def parse(body: Mapping[str, Any]) -> Proposal:
 
 def _check(price: NewPrice) -> None:
     if not 0 < len(price.model) <= MAX_NAME_LENGTH:
-        raise ValueError(f"want a model's name of 1 to {MAX_NAME_LENGTH} characters, not {price.model!r}")
+        raise ValueError(f"expected a model name of 1 to {MAX_NAME_LENGTH} characters, not {price.model!r}")
     if not 0 <= price.nano_per_million <= MAX_NANO_PER_MILLION:
         raise ValueError(f"{price.model}: {price.component} is out of range")
     if not 0 <= price.from_tokens < price.until_tokens <= NO_END:

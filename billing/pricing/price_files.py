@@ -65,7 +65,7 @@ def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[s
     """
     content = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     if not isinstance(content, dict):
-        raise ValueError("want a JSON object of models")
+        raise ValueError("expected a JSON object of models")
     wanted = None if models is None else set(models)
     imported = Imported(rounded=rounding)
     for model, fields in content.items():
@@ -184,5 +184,5 @@ def minute(text: str) -> int:
     """
     match = re.fullmatch(r"(\d\d):([0-5]\d)", text)
     if match is None or (at := int(match[1]) * 60 + int(match[2])) > MINUTES_A_DAY:
-        raise ValueError(f"{text!r} is no time of day: want HH:MM")
+        raise ValueError(f"{text!r} is not a time of day: use HH:MM")
     return at

@@ -24,7 +24,7 @@ class AccountAdapter(DefaultAccountAdapter):
 
     error_messages: ClassVar = {
         **DefaultAccountAdapter.error_messages,
-        "email_password_mismatch": "This e-mail address and password do not match. The password is case-sensitive.",
+        "email_password_mismatch": "Email address and password do not match. Passwords are case-sensitive.",
     }
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
@@ -76,7 +76,7 @@ class AccountAdapter(DefaultAccountAdapter):
             plain.to,
             button="Set a new password",
             home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
-            why="You get this because of your login at Millrace.",
+            why="You receive this email because you have a Millrace account.",
             headers=plain.extra_headers,
         )
 
@@ -98,7 +98,7 @@ class LogInForm(LoginForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         address = self.fields["login"]
-        address.label = "E-mail address"
+        address.label = "Email address"
         address.widget.attrs |= {"autocomplete": "username", "autofocus": True}
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)  # the label says it

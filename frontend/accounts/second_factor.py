@@ -38,9 +38,9 @@ class OperatorSecondFactor:
             if request.path == reverse("mfa_reauthenticate"):
                 return self.get_response(request)
             url = f"{reverse('mfa_reauthenticate')}?{urlencode({'next': page_of(request)})}"
-            return _refuse(request, "second_factor_required", "Enter the code of your second factor first.", url)
+            return _refuse(request, "second_factor_required", "Enter your two-factor authentication code first.", url)
         if settings.OPERATORS_NEED_TOTP and not proofs.has_totp and not request.path.startswith("/account/"):
-            detail = "Operators must enroll a second factor first."
+            detail = "Operators must set up two-factor authentication first."
             return _refuse(request, "totp_required", detail, reverse("mfa_activate_totp"))
         return self.get_response(request)
 

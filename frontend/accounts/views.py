@@ -108,7 +108,7 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
 def account(request: HttpRequest) -> HttpResponse:
     """One's own login: password and second factor."""
     user = signed_in(request)
-    context = {"shell": person_shell(request, "Your login"), "totp": has_totp(user)}
+    context = {"shell": person_shell(request, "Account"), "totp": has_totp(user)}
     return render(request, "frontend/account.html", context)
 
 
@@ -123,5 +123,5 @@ def home(request: HttpRequest) -> HttpResponse:
     tenants = [access.tenant for access in accesses(user)]
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
-    context = {"shell": person_shell(request, "Your tenants"), "tenants": tenants}
+    context = {"shell": person_shell(request, "Your organizations"), "tenants": tenants}
     return render(request, "frontend/choose.html", context)

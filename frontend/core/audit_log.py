@@ -199,7 +199,7 @@ def _times(visit: PageContext) -> tuple[dict[str, datetime], str]:
             try:
                 found[lookup] = instant(text).astimezone(UTC) + more
             except ValueError:
-                return {}, "Give days as year-month-day."
+                return {}, "Enter dates as YYYY-MM-DD."
     return found, ""
 
 

@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from billing.models import Invoice, Price
+from frontend.core.labels import verdict_label
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import show
@@ -59,7 +60,7 @@ def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
     if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
         for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
             yield Hit(
-                row.request_id, visit.url("requests-detail", row.request_id), "requests", row.get_verdict_display()
+                row.request_id, visit.url("requests-detail", row.request_id), "requests", verdict_label(row.verdict)
             )
 
 
@@ -116,7 +117,7 @@ OPERATOR: dict[str, Finder] = {
 def _found(visit: PageContext) -> tuple[Hits, ...]:
     typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
     links = [link for section in sections(visit) for link in section.links if typed.lower() in link.label.lower()]
-    found = [Hits("Screens", tuple(Hit(link.label, link.url, link.icon, letter=link.letter) for link in links))]
+    found = [Hits("Pages", tuple(Hit(link.label, link.url, link.icon, letter=link.letter) for link in links))]
     if typed:
         with visit.scope():
             finders = OPERATOR if visit.access is None else TENANT

@@ -23,5 +23,5 @@ class Confirm(forms.Form):
     def clean_typed(self) -> str:
         typed: str = self.cleaned_data["typed"]
         if typed.strip() != self._name:
-            raise forms.ValidationError(f"This is not {self._name}.")
+            raise forms.ValidationError(f"This does not match {self._name}.")
         return typed

@@ -96,11 +96,11 @@ def _dates(visit: PageContext) -> tuple[datetime, datetime]:
         start = instant(visit.query.get("from", ""))
         end = instant(visit.query.get("to", "")) + _DAY
     except ValueError as exc:
-        raise ValueError("Give both days as year-month-day.") from exc
+        raise ValueError("Enter both dates as YYYY-MM-DD.") from exc
     if start >= end:
-        raise ValueError("The first day is after the last.")
+        raise ValueError("The start date is after the end date.")
     if end - start > _MAX_RANGE:
-        raise ValueError("A year at most.")
+        raise ValueError("Choose a range of one year or less.")
     return start, min(end, max(visit.now, start + _DAY))
 
 

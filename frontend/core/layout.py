@@ -97,7 +97,7 @@ def person_shell(request: HttpRequest, title: str) -> Shell:
         title=title,
         heading="Millrace",
         detail="Console",
-        sections=(Section("", (Link("Tenants", reverse("home"), "tenants"),)),),
+        sections=(Section("", (Link("Organizations", reverse("home"), "tenants"),)),),
         breadcrumbs=(Breadcrumb(title),),
     )
 
@@ -114,7 +114,11 @@ def _shell(
     tenants: tuple[Link, ...] = (),
     palette: str | None = None,
 ) -> Shell:
-    all_tenants = Link("All tenants", reverse("operator-tenants" if user.is_staff else "home"), "tenants")
+    all_tenants = (
+        Link("All tenants", reverse("operator-tenants"), "tenants")
+        if user.is_staff
+        else Link("All organizations", reverse("home"), "tenants")
+    )
     theme = request.COOKIES.get("theme", "")
     return Shell(
         title=title,

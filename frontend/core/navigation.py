@@ -77,14 +77,14 @@ OPERATOR = (
         ),
     ),
     NavigationGroup(
-        "Money",
+        "Billing",
         (
             NavigationEntry("Billing runs", "operator-billing", "runs", "b"),
             NavigationEntry("Price book", "operator-prices", "prices", "p"),
         ),
     ),
     NavigationGroup(
-        "Machines",
+        "Infrastructure",
         (
             NavigationEntry("Models and workers", "operator-models", "models", "m"),
             NavigationEntry("Fleet", "operator-fleet", "fleet", "f"),
@@ -92,7 +92,7 @@ OPERATOR = (
         ),
     ),
     NavigationGroup(
-        "Control",
+        "Governance",
         (
             NavigationEntry("Alerts", "operator-alerts", "alerts", "l"),
             NavigationEntry("Audit log", "operator-audit", "audit", "a"),

@@ -46,7 +46,7 @@ def changing(tenant: Tenant | int) -> Iterator[Tenant]:
     with tenant_scope(tenant):
         locked = Tenant.objects.for_tenant(tenant).select_for_update(no_key=True).first()
         if locked is None or locked.status == Tenant.Status.PURGED:
-            raise Conflict("This tenant is gone.")
+            raise Conflict("This tenant no longer exists.")
         yield locked
 
 

@@ -81,12 +81,12 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         Conflict: the key is revoked or expired, or was rotated before.
     """
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
-        raise ActionRefused(f"The overlap is at most {MAX_OVERLAP.days} days.")
+        raise ActionRefused(f"Choose an overlap of {MAX_OVERLAP.days} days or less.")
     now = datetime.now(UTC)
     with changing(key.tenant_id) as tenant:
         old = _live(tenant, key)
         if ApiKey.objects.for_tenant(tenant).filter(replaces=old, revoked_at__isnull=True).exists():
-            raise Conflict("This key was rotated before: rotate the one that replaced it.")
+            raise Conflict("This key was already rotated. Rotate its replacement instead.")
         before = audit.described(old)
         new = ApiKey(
             tenant=tenant,
@@ -151,7 +151,7 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
     with changing(key.tenant_id) as tenant:
         row = _live(tenant, key)
         if "inference" not in row.scopes:
-            raise Conflict("This key may not ask models.")
+            raise Conflict("This key has no inference permission.")
         audit.record("key.ticket", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
     secret = platform_settings().secret_key
     return playground_tokens.give(
@@ -204,14 +204,14 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
     if unknown := sorted(set(key.scopes) - set(snapshot.SCOPES)):
         raise ActionRefused(f"Unknown scope {', '.join(unknown)}; known are {', '.join(snapshot.SCOPES)}.")
     if not key.scopes:
-        raise ActionRefused("A key needs a scope.")
+        raise ActionRefused("Choose at least one permission.")
     if fields.get("expires_at") is not None and fields["expires_at"] <= datetime.now(UTC):
-        raise ActionRefused("The expiry lies in the past.")
+        raise ActionRefused("The expiration date is in the past. Choose a later date.")
     if key.allowed_addresses is not None:
         try:
             key.allowed_addresses = list(ip_allowlist.normalized(key.allowed_addresses))
         except ValueError as exc:
-            raise ActionRefused(f"Allowed addresses: {exc}.") from exc
+            raise ActionRefused(f"Allowed IPs: {exc}.") from exc
     if key.pk is not None:
         check(key)
 
@@ -219,7 +219,7 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
 def _live(tenant: Tenant, key: ApiKey) -> ApiKey:
     row = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk).first()
     if row is None or not row.is_live:
-        raise Conflict("This key is revoked or expired.")
+        raise Conflict("This key is revoked or expired. Create a new key.")
     return row
 
 

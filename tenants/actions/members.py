@@ -80,7 +80,7 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
     now = datetime.now(UTC)
     with changing(tenant) as locked:
         if Membership.objects.for_tenant(locked).filter(user__email=email).exists():
-            raise Conflict(f"{email} is a member already.")
+            raise Conflict(f"{email} is already a member.")
         for old in Invitation.objects.for_tenant(locked).filter(
             email__iexact=email, accepted_at__isnull=True, revoked_at__isnull=True
         ):
@@ -93,7 +93,7 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
             invited_by=by,
             expires_at=now + timedelta(days=INVITATION_DAYS),
         )
-        insert(invitation, f"{email} is invited already.")
+        insert(invitation, f"{email} is already invited.")
         audit.record("member.invite", invitation, tenant_id=locked.pk, after=audit.described(invitation))
         transaction.on_commit(partial(invitations.send, locked.pk, invitation.pk))
     return invitation
@@ -122,7 +122,7 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
             pk=invitation.pk, accepted_at__isnull=True, revoked_at__isnull=True, expires_at__gt=now
         )
         if not still_open.update(accepted_at=now, accepted_by=user):
-            raise Conflict("This invitation was used, was taken back, or has expired.")
+            raise Conflict("This invitation was used, revoked or has expired. Request a new one.")
         row = rows.get(pk=invitation.pk)
         audit.record(
             "member.accept",
@@ -150,7 +150,7 @@ def _revoke(tenant: Tenant, invitation: Invitation, now: datetime) -> bool:
 def _member(tenant: Tenant, membership: Membership) -> Membership:
     row = Membership.objects.for_tenant(tenant).select_related("user", "tenant").filter(pk=membership.pk).first()
     if row is None:
-        raise Conflict("They are no longer a member.")
+        raise Conflict("This user is no longer a member.")
     return row
 
 
@@ -158,7 +158,7 @@ def _keep_an_owner(tenant: Tenant, leaving: Membership) -> None:
     """Refuse to lose the last owner. NOTE: the tenant's row is locked, so of two owners at once one stays."""
     owners = Membership.objects.for_tenant(tenant).filter(role=Membership.Role.OWNER)
     if leaving.role == Membership.Role.OWNER and not owners.exclude(pk=leaving.pk).exists():
-        raise Conflict("A tenant needs an owner: make somebody else one first.")
+        raise Conflict("At least one owner is required. Make another member an owner first.")
 
 
 def _check_role(role: str) -> None:

@@ -32,11 +32,11 @@ def do_set_limits(
     if unknown := sorted(set(limits) - set(LIMITS)):
         raise ActionRefused(f"Unknown limit {', '.join(unknown)}; known are {', '.join(LIMITS)}.")
     if all(value is None for value in limits.values()):
-        raise ActionRefused("Give at least one limit.")
+        raise ActionRefused("Enter at least one limit.")
     if any(value is not None and value < 0 for value in limits.values()):
-        raise ActionRefused("A limit is not negative.")
+        raise ActionRefused("A limit must not be negative.")
     if project is not None and key is not None:
-        raise ActionRefused("Limit a project or a key, not both at once.")
+        raise ActionRefused("Choose a project or a key, not both.")
     with changing(tenant) as locked:
         _check_theirs(locked, project, key)
         scope = {"project": project, "key": key, "model": model, "by_operator": by_operator, "dry_run": dry_run}
@@ -86,7 +86,7 @@ def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None =
     with changing(policy_version.tenant_id) as tenant:
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
-            raise Conflict("There is no such version.")
+            raise Conflict("This version does not exist.")
         return _publish(tenant, "policy.revert", old.name, old.body, created_by)
 
 

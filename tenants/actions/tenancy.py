@@ -43,7 +43,7 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
     """
     tenant = Tenant(pk=_new_id(), slug=slug, name=name, is_demo=is_demo)
     with tenant_scope(tenant):
-        insert(tenant, f"There is a tenant {slug!r} already.")
+        insert(tenant, f"A tenant with the slug {slug!r} already exists. Choose another slug.")
         audit.record("tenant.create", tenant, tenant_id=tenant.pk, after=audit.described(tenant))
         do_create_project(tenant, "default", "Default")
         if owner is not None:
@@ -161,7 +161,7 @@ def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
     """
     with changing(tenant) as locked:
         project = Project(tenant=locked, slug=slug, name=name)
-        insert(project, f"There is a project {slug!r} already.")
+        insert(project, f"A project with the slug {slug!r} already exists. Choose another slug.")
         audit.record("project.create", project, tenant_id=locked.pk, after=audit.described(project))
     return project
 
@@ -187,7 +187,7 @@ def do_delete_project(project: Project) -> None:
     with changing(project.tenant_id) as tenant:
         row = _project(project)
         if ApiKey.objects.for_tenant(tenant).filter(project=row).exists():
-            raise Conflict("This project has keys; revoked ones count, since usage names them.")
+            raise Conflict("This project has or had API keys, so it cannot be deleted.")
         audit.record("project.delete", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
 
@@ -195,7 +195,7 @@ def do_delete_project(project: Project) -> None:
 def _project(project: Project) -> Project:
     row = Project.objects.for_tenant(project.tenant_id).filter(pk=project.pk).first()
     if row is None:
-        raise Conflict("This project is gone.")
+        raise Conflict("This project no longer exists.")
     return row
 
 

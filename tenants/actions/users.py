@@ -103,12 +103,12 @@ def do_remove_second_factor(user: User) -> bool:
 def _changing(user: User) -> Iterator[tuple[User, set[int]]]:
     """Open a transaction that changes the user; gives the locked row, and the ids of the active operators."""
     if audit.current_actor().user_id == user.pk:
-        raise Conflict("You cannot do this to your own login. Ask another operator.")
+        raise Conflict("You can’t change your own login here. Ask another operator.")
     with transaction.atomic():
         wanted = Q(pk=user.pk) | Q(is_staff=True, is_active=True)
         rows = {row.pk: row for row in User.objects.select_for_update(no_key=True).filter(wanted).order_by("pk")}
         if user.pk not in rows:
-            raise Conflict("This user is gone.")
+            raise Conflict("This user no longer exists.")
         yield rows[user.pk], {row.pk for row in rows.values() if row.is_staff and row.is_active}
 
 

@@ -34,7 +34,7 @@ def do_create_endpoint(
     url = check_endpoint_url(url)
     with changing(tenant) as locked:
         if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
-            raise Conflict(f"There are {MAX_ENDPOINTS} endpoints already.")
+            raise Conflict(f"The maximum of {MAX_ENDPOINTS} endpoints is reached. Delete one first.")
         endpoint = WebhookEndpoint(tenant=locked, url=url, description=description, kinds=sorted(set(kinds or ())))
         _check(endpoint)
         endpoint.save(force_insert=True)
@@ -95,10 +95,10 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
         audit.record("webhook.disable", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
         text = (
             f"Millrace no longer sends events of {tenant.name} to\n{row.url}\n\n{because}\n\n"
-            "Switch the endpoint on again once it works. Events that did not arrive can be replayed.\n\n"
+            "Fix the endpoint, then enable it again. Failed deliveries can be replayed.\n\n"
             f"{platform_settings().base_url}/t/{tenant.slug}/webhooks/"
         )
-        enqueue_mail(tenant.pk, ["owner", "admin"], f"A webhook of {tenant.name} was disabled", text)
+        enqueue_mail(tenant.pk, ["owner", "admin"], f"Webhook of {tenant.name} disabled", text)
     return True
 
 
@@ -157,11 +157,11 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
     """
     with changing(delivery.tenant_id) as tenant:
         if not _locked(tenant.pk, delivery.endpoint_id).active:
-            raise Conflict("Its endpoint is disabled.")
+            raise Conflict("The endpoint of this delivery is disabled. Enable it first.")
         rows = WebhookDelivery.objects.for_tenant(tenant).select_related("event", "endpoint")
         row = rows.select_for_update(of=("self",), no_key=True).filter(pk=delivery.pk).first()
         if row is None:
-            raise Conflict("This delivery is gone.")
+            raise Conflict("This delivery no longer exists.")
         before = audit.described(row)
         row.state, row.tries, row.next_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
         row.save(update_fields=["state", "tries", "next_at", "leased_until"])
@@ -172,7 +172,7 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
 def _locked(tenant_id: int, pk: int) -> WebhookEndpoint:
     row = WebhookEndpoint.objects.for_tenant(tenant_id).select_for_update().filter(pk=pk).first()
     if row is None:
-        raise Conflict("This endpoint is gone.")
+        raise Conflict("This endpoint no longer exists.")
     return row
 
 
@@ -184,7 +184,7 @@ def _drop_pending(endpoint: WebhookEndpoint) -> None:
 def _check(endpoint: WebhookEndpoint) -> None:
     check(endpoint)
     if unknown := sorted(set(endpoint.kinds) - set(KINDS)):
-        raise ActionRefused(f"There is no kind of event {', '.join(unknown)}.")
+        raise ActionRefused(f"Unknown event type {', '.join(unknown)}.")
 
 
 def _secret(endpoint: WebhookEndpoint) -> str:

@@ -22,8 +22,8 @@ from tenants.models import Mail, Membership
 from tenants.outbox.email_rendering import letter
 
 log = structlog.get_logger(__name__)
-NOBODY = "No member has one of the roles it is for."
-# A process that claims a mail has some minutes to send it, twice as many after each try, before another tries.
+NOBODY = "No member has a role that receives this email."
+# The sender that claims an email has some minutes to send it, twice as many after each attempt.
 _CLAIM = """
 UPDATE tenants_mail SET claimed_at = %(now)s, tries = tries + 1
 WHERE id = (
@@ -60,11 +60,11 @@ def reason(fault: OSError | smtplib.SMTPException) -> str:
     """Return what a tenant may read of it: the server's own message names servers and logins."""
     match fault:
         case smtplib.SMTPRecipientsRefused():
-            return "The mail server refused the addresses."
+            return "The mail server rejected the recipients."
         case smtplib.SMTPAuthenticationError():
-            return "The mail server refused the platform’s login."
+            return "The mail server rejected the platform’s login."
         case smtplib.SMTPResponseException():
-            return f"The mail server answered {fault.smtp_code}."
+            return f"The mail server responded with {fault.smtp_code}."
     return "The mail server could not be reached."
 
 

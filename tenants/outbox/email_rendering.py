@@ -30,7 +30,7 @@ def letter(
     *,
     button: str = "Open Millrace",
     home: str = "",
-    why: str = "You get this as a member of a tenant on Millrace.",
+    why: str = "You receive this email as a member of an organization on Millrace.",
     headers: Mapping[str, str] | None = None,
 ) -> EmailMultiAlternatives:
     """Return the mail, to be sent. `button`: what its buttons say. `home`: where they may lead, if not to the

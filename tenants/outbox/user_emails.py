@@ -29,11 +29,11 @@ def mail_second_factor_removed(user_id: int) -> None:
     if user is None:
         return
     text = (
-        "An operator removed the second factor of your login at Millrace, with its recovery codes. You were signed out"
-        " on all devices.\n\n"
-        "Sign in with your password and set up a second factor again:\n\n"
+        "An operator removed two-factor authentication and recovery codes from your Millrace account. You were"
+        " signed out on all devices.\n\n"
+        "Sign in with your password and set up two-factor authentication again:\n\n"
         f"{platform_settings().base_url}/account/\n\n"
         "If you did not request this, contact your operator and change your password."
     )
-    why = "You get this because of your login at Millrace."
-    letter("Your second factor was removed", text, [user.email], button="Open your login", why=why).send()
+    why = "You receive this email because you have a Millrace account."
+    letter("Two-factor authentication removed", text, [user.email], button="View account", why=why).send()

@@ -118,7 +118,7 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
         _check_targets(place, rule)
         _check_conditions(f"{place}.when", rule.when)
         if rule.when == When() and r < len(policy.rules) - 1:
-            raise ValueError(f"holds always, so the rules after it never do - at `{place}`")
+            raise ValueError(f"always matches, so later rules never apply - at `{place}`")
     return msgspec.structs.replace(policy, version=version)
 
 
@@ -153,7 +153,7 @@ def _read(body: Mapping[str, Any]) -> Policy:
     except msgspec.ValidationError as exc:
         raise ValueError(str(exc)) from exc
     if policy.version:
-        raise ValueError("a version is given when it is published - at `$.version`")
+        raise ValueError("the version is assigned on publication - at `$.version`")
     return policy
 
 
@@ -181,11 +181,11 @@ def _check_targets(place: str, rule: Rule) -> None:
     for t, target in enumerate(rule.targets):
         _within(f"{place}.targets[{t}].weight", target.weight, 0, MAX_WEIGHT)
         if not target.model:
-            raise ValueError(f"want a model's name - at `{place}.targets[{t}].model`")
+            raise ValueError(f"expected a model name - at `{place}.targets[{t}].model`")
         if any(target.model == other.model for other in rule.targets[:t]):
-            raise ValueError(f"{target.model!r} is named twice - at `{place}.targets[{t}].model`")
+            raise ValueError(f"{target.model!r} is listed twice - at `{place}.targets[{t}].model`")
     if not any(target.weight for target in rule.targets):
-        raise ValueError(f"want at least one weight above 0 - at `{place}.targets`")
+        raise ValueError(f"at least one weight must be greater than 0 - at `{place}.targets`")
 
 
 def _check_conditions(place: str, when: When) -> None:
@@ -198,20 +198,20 @@ def _check_conditions(place: str, when: When) -> None:
             try:
                 _time(getattr(hours, name))
             except ValueError:
-                raise ValueError(f"want a time as HH:MM - at `{place}.hours.{name}`") from None
+                raise ValueError(f"expected a time as HH:MM - at `{place}.hours.{name}`") from None
         if hours.start == hours.end:
-            raise ValueError(f"want another time than the start - at `{place}.hours.end`")
+            raise ValueError(f"the end must differ from the start - at `{place}.hours.end`")
         if not hours.days:
-            raise ValueError(f"want at least one day - at `{place}.hours.days`")
+            raise ValueError(f"expected at least one day - at `{place}.hours.days`")
         try:
             _zone(hours.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError(f"{hours.zone!r} is no time zone - at `{place}.hours.zone`") from None
+            raise ValueError(f"{hours.zone!r} is not a time zone - at `{place}.hours.zone`") from None
 
 
 def _within(place: str, value: int, low: int, high: int, what: str = "") -> None:
     if not low <= value <= high:
-        raise ValueError(f"want {what and what + ': '}{low} to {high}, not {value} - at `{place}`")
+        raise ValueError(f"expected {what and what + ': '}{low} to {high}, not {value} - at `{place}`")
 
 
 def _time(text: str) -> time:

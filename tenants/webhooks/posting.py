@@ -86,7 +86,7 @@ def post(
         if connection is not None:
             connection.close()
     text = excerpt.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    error = "" if 200 <= response.status < 300 else f"The answer was {response.status}."
+    error = "" if 200 <= response.status < 300 else f"The response status was {response.status}."
     return WebhookResponse(response.status, _since(began), error, text)
 
 
@@ -99,11 +99,11 @@ def _said(fault: Exception, *, over: bool) -> str:
     if isinstance(fault, TargetRefused):
         return str(fault)
     if over or isinstance(fault, TimeoutError):
-        return "There was no answer in time."
+        return "The endpoint did not respond in time."
     if isinstance(fault, ssl.SSLCertVerificationError):
         return f"The certificate is not valid: {fault.verify_message}."[:200]
     if isinstance(fault, ssl.SSLError):
-        return "There was no TLS connection."
+        return "The TLS connection failed."
     if isinstance(fault, OSError):
-        return f"There was no connection: {fault.strerror or type(fault).__name__}."[:200]
-    return "The answer was no HTTP."
+        return f"The connection failed: {fault.strerror or type(fault).__name__}."[:200]
+    return "The response was not valid HTTP."

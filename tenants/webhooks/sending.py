@@ -155,8 +155,8 @@ def _note(claimed: _Claimed, answer: WebhookResponse, now: datetime) -> bool:
 
 def _why(answer: WebhookResponse) -> str:
     if answer.status == GONE:
-        return "The server reported that the endpoint is permanently gone (410)."
-    return f"For {GIVE_UP_AFTER.days} days nothing arrived. {answer.error}"[:200]
+        return "The endpoint responded with 410 Gone."
+    return f"No delivery succeeded for {GIVE_UP_AFTER.days} days. {answer.error}"[:200]
 
 
 def _put_off(row: WebhookDelivery, endpoint: WebhookEndpoint, now: datetime) -> None:

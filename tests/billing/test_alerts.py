@@ -98,15 +98,15 @@ def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(ten
     assert [check_thresholds(NOW), check_thresholds(NOW)] == [3, 0]
     assert told(tenant) == ["50", "80", "100"]
     (mail,) = of(Mail, tenant)
-    assert mail.subject == "b: 120% of the budget is used"
-    assert "The highest alert threshold reached is 100%. 50% and 80% are reached, too." in mail.text
+    assert mail.subject == "b: 120% of the budget used"
+    assert "The highest alert threshold reached is 100%. 50% and 80% are also reached." in mail.text
     assert {row.mail_id for row in of(BudgetAlert, tenant)} == {mail.pk}
     assert sorted(event.payload["threshold"] for event in of(WebhookEvent, tenant)) == ["100", "50", "80"]
     assert len({row.event_id for row in of(BudgetAlert, tenant)}) == 3
     assert send_mails() == 1
     use(make(tenant, thresholds=[50, 60]), 700)
     check_thresholds(NOW)
-    assert "The highest alert threshold reached is 60%. 50% is reached, too." in of(Mail, tenant)[-1].text
+    assert "The highest alert threshold reached is 60%. 50% is also reached." in of(Mail, tenant)[-1].text
 
 
 def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
@@ -116,15 +116,15 @@ def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
     use(budget, 1000)
     assert check_thresholds(NOW) == 2
     first, second = sorted(of(Mail, tenant), key=lambda mail: mail.pk)
-    assert "The alert threshold of 50% is reached." in first.text
-    assert "The highest alert threshold reached is 100%. 80% is reached, too." in second.text
+    assert "The 50% alert threshold was reached." in first.text
+    assert "The highest alert threshold reached is 100%. 80% is also reached." in second.text
 
 
 def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
     use(make(tenant, name="All", unit="money", amount=1_200 * 10**9), 970 * 10**9)
     check_thresholds(NOW)
     mail = of(Mail, tenant)[-1]
-    assert mail.subject == "All: 80% of the budget is used"
+    assert mail.subject == "All: 80% of the budget used"
     assert "$970.00 of $1,200.00 of the budget" in mail.text
     assert "The period ends on 1 December 2026, 00:00 UTC." in mail.text
 
@@ -250,9 +250,9 @@ def test_checkers_at_once_alert_once(monkeypatch):
     ("fault", "why"),
     [
         (OSError("10.0.0.7 is down"), "The mail server could not be reached."),
-        (SMTPAuthenticationError(535, b"smtp-user"), "The mail server refused the platform’s login."),
-        (SMTPRecipientsRefused({"owner@acme.example": (550, b"no")}), "The mail server refused the addresses."),
-        (SMTPDataError(451, b"of 10.0.0.7"), "The mail server answered 451."),
+        (SMTPAuthenticationError(535, b"smtp-user"), "The mail server rejected the platform’s login."),
+        (SMTPRecipientsRefused({"owner@acme.example": (550, b"no")}), "The mail server rejected the recipients."),
+        (SMTPDataError(451, b"of 10.0.0.7"), "The mail server responded with 451."),
     ],
 )
 def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault, why):
@@ -275,7 +275,7 @@ def test_a_mail_for_nobody_is_no_mail_that_was_sent():
     check_thresholds(NOW)
     assert send_mails() == 0
     (row,) = Everybody(Mail).filter()
-    assert (row.state, row.error) == (Mail.State.FAILED, "No member has one of the roles it is for.")
+    assert (row.state, row.error) == (Mail.State.FAILED, "No member has a role that receives this email.")
 
 
 def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):

@@ -281,7 +281,7 @@ def test_reminders_of_what_is_past_due(acme):
     assert found == [0, 1, 0, 0, 1, 0, 1, 0]
     assert emails.send_all() == 3
     assert mail.outbox[-1].subject.startswith("Reminder: Invoice")
-    alike(mail.outbox[-1], "are still open", invoice.number)
+    alike(mail.outbox[-1], "is unpaid", invoice.number)
     do_record_payment(Received("manual", "p", invoice.total, NOVEMBER, tenant="acme"))
     assert emails.remind(due + timedelta(days=90)) == 0
 

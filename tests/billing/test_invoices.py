@@ -136,7 +136,7 @@ def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
 def test_what_was_paid_by_credit_is_credit_again(acme):
     credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 350 * CENT, starts_at=OCTOBER, expires_at=NOVEMBER)
     october, note = corrected(acme)
-    assert (note.subtotal, note.credits, note.total) == (*(100, [{"label": "Given back as credit", "cents": 50}], 50),)
+    assert (note.subtotal, note.credits, note.total) == (*(100, [{"label": "Returned as credit", "cents": 50}], 50),)
     assert owed(october) == 0
     assert -booked(acme, Account.CREDITS) == 50 * CENT
 
@@ -163,7 +163,7 @@ def test_a_draft_of_an_open_period_cannot_be_finalized(acme):
     use(acme, OCTOBER, (price("3"), MILLION))
     (draft,) = do_draft(period(OCTOBER))
     assert draft.total == 300
-    with pytest.raises(Conflict, match="Close it"):
+    with pytest.raises(Conflict, match="Close the period"):
         do_finalize(draft)
 
 

@@ -110,10 +110,10 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
             assert (event["verdict"], event["output"]) == ("completed", TOKENS)
         eventually(lambda: issues(stack), 90)
         (_, title, over), (replica, of_replica, _) = issues(stack)
-        assert title.startswith("The disk is almost full:")
+        assert title.startswith("Disk almost full:")
         assert not over
         assert replica.startswith(f"{MODEL}-0.")
-        assert "takes no new requests" in of_replica
+        assert "accepts no new requests" in of_replica
 
         # Not a byte is left, also for PostgreSQL, which stops over that.
         fill_up(small_disk)

@@ -27,9 +27,9 @@ def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
         page = window(base_url=stack.url).new_page()
         page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
         page.goto("/login")
-        page.get_by_label("E-mail address").fill(kept["owner_email"])
+        page.get_by_label("Email address").fill(kept["owner_email"])
         page.get_by_label("Password").fill(kept["owner_password"])
-        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("button", name="Sign in").click()
         page.wait_for_url("**/t/demo/**")
         yield page
     assert complaints == []
@@ -57,7 +57,7 @@ def budget_row(page: Page) -> Any:
 def test_a_key_is_made_used_bounded_and_let_on(page, stack):
     secret = make_key(page)
     assert ask(stack, secret).status_code == 200
-    page.get_by_role("link", name="I have copied it").click()
+    page.get_by_role("link", name="Done").click()
     expect(row(page)).to_contain_text("Active")
     assert secret not in page.content()
 
@@ -85,8 +85,8 @@ def make_key(page: Page) -> str:
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill(NAME)
     dialog.get_by_role("button", name="Create key").click()
-    expect(dialog.get_by_text("This is shown once.")).to_be_visible()
-    secret = dialog.get_by_role("region", name="The secret of the key").inner_text()
+    expect(dialog.get_by_text("You won’t be able to see it again.")).to_be_visible()
+    secret = dialog.get_by_role("region", name="API key").inner_text()
     assert re.fullmatch(r"sk-mr-[\w-]{30,}", secret)
     return secret
 
@@ -94,10 +94,10 @@ def make_key(page: Page) -> str:
 def make_budget(page: Page) -> None:
     """A cent a day, for the key whose page led here; what it would have refused shows while it is typed."""
     page.get_by_label("Name").fill("A cent")
-    page.get_by_label("It begins again").select_option("day")
+    page.get_by_label("Resets").select_option("day")
     page.get_by_label("Limit", exact=True).press_sequentially("0.01")
-    expect(page.get_by_text("A hard limit of $0.01 a day would have refused")).to_be_visible()
-    expect(page.get_by_text("gets 429 budget_exceeded")).to_be_visible()
+    expect(page.get_by_text("A hard limit of $0.01 per day would have rejected")).to_be_visible()
+    expect(page.get_by_text("receives 429 budget_exceeded")).to_be_visible()
     page.get_by_role("button", name="Create budget").click()
     expect(budget_row(page)).to_contain_text("Blocks")
 
@@ -114,11 +114,11 @@ def raise_budget(page: Page) -> None:
 def disable(page: Page) -> None:
     page.goto("/t/demo/keys/")
     row(page).get_by_role("link", name=NAME).click()
-    moved(page, page.get_by_role("link", name="Disable"))
-    page.get_by_role("link", name="Disable").click()
+    moved(page, page.get_by_role("link", name="Revoke"))
+    page.get_by_role("link", name="Revoke").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_text("works nowhere within a second")).to_be_visible()
+    expect(dialog.get_by_text("stops working immediately")).to_be_visible()
     dialog.get_by_label(f"Type {NAME} to confirm").fill(NAME)
-    dialog.get_by_role("button", name="Disable key").click()
+    dialog.get_by_role("button", name="Revoke key").click()
     page.wait_for_url("**/keys/")
     expect(row(page)).to_have_count(0)

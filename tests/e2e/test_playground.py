@@ -26,9 +26,9 @@ def signed_in(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     with chromium(pytestconfig) as browser, windows(browser) as window:
         page = window(base_url=stack.url).new_page()
         page.goto("/login")
-        page.get_by_label("E-mail address").fill(kept["owner_email"])
+        page.get_by_label("Email address").fill(kept["owner_email"])
         page.get_by_label("Password").fill(kept["owner_password"])
-        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("button", name="Sign in").click()
         page.wait_for_url("**/t/demo/**")
         yield page
 
@@ -49,7 +49,7 @@ def page(signed_in: Page) -> Iterator[Page]:
 
 
 def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
-    page.get_by_label("Longest answer, tokens").fill("" if max_tokens is None else str(max_tokens))
+    page.get_by_label("Max output tokens").fill("" if max_tokens is None else str(max_tokens))
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message").fill(prompt)
     mine = page.locator(".turn.user:visible")
@@ -105,7 +105,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
         for _ in range(20):
             ask(page, LONG)
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=90_000)
-            if state(page).inner_text() == "Limited":
+            if state(page).inner_text() == "Rate limited":
                 break
         refusal = column(page).locator(".turn.fault").inner_text()
         assert "monthly budget 'A tenth of a cent' does not allow this request" in refusal
@@ -126,9 +126,9 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
 def test_it_is_also_curl_and_python(page):
     page.get_by_label("Instructions").fill("Be brief.")
     page.get_by_label("Message").fill("It's me")
-    curl = page.get_by_role("region", name="The request with curl").inner_text()
+    curl = page.get_by_role("region", name="Request with curl").inner_text()
     assert "$MILLRACE_API_KEY" in curl and "It'\\''s me" in curl and "Be brief." in curl
-    assert 'content": "It\'s me"' in page.get_by_role("region", name="The request in Python").inner_text()
+    assert 'content": "It\'s me"' in page.get_by_role("region", name="Request in Python").inner_text()
 
 
 def test_a_ticket_opens_one_socket_and_nothing_else(page, stack):

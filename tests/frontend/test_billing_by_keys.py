@@ -20,10 +20,15 @@ from tests.seeing import Everybody, of, only_project
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 MOST_STOPS = 150
 FORMS = {
-    "payment": ("Record a payment", "Record the payment", {"Reference": "bank-77"}, "Paid"),
-    "credit-note": ("Credit note", "Issue the credit note", {"Amount": "1", "What for": "Slow", "Why": "SLA"}, "Open"),
-    "void": ("Void", "Void it", {"Why": "Wrong tenant"}, "Void"),
-    "write-off": ("Give up", "Give it up", {"Why": "Gone"}, "Uncollectible"),
+    "payment": ("Record payment", "Record payment", {"Reference": "bank-77"}, "Paid"),
+    "credit-note": (
+        "Credit note",
+        "Issue credit note",
+        {"Amount": "1", "Description": "Slow", "Reason": "SLA"},
+        "Open",
+    ),
+    "void": ("Void", "Void", {"Reason": "Wrong tenant"}, "Void"),
+    "write-off": ("Write off", "Write off", {"Reason": "Gone"}, "Uncollectible"),
 }
 
 
@@ -59,7 +64,7 @@ def fill(page: Page, link: str, name: str, submit: str, fields: dict[str, str]) 
     tab_to(page, dialog.get_by_role("button", name=submit))
     page.keyboard.press("Enter")
     typed = dialog.get_by_label(f"Type {name} to confirm")
-    expect(dialog.get_by_text(f"This is not {name}.")).to_be_visible()
+    expect(dialog.get_by_text(f"This does not match {name}.")).to_be_visible()
     expect(typed).to_be_focused()  # what is wrong, to be mended at once
     page.keyboard.press("Control+a")
     page.keyboard.type(name)
@@ -83,12 +88,12 @@ def test_a_month_is_drafted_finalized_and_credited(opened: Any) -> None:
     page = opened("op@example.com", f"/operator/billing/?month={label}")
     fill(page, "Draft all", label, "Close and draft", {})
     expect(page.locator("#panel-list .badge", has_text="Draft")).to_have_count(2)
-    fill(page, "Finalize that of Lab", "lab", "Finalize", {})
+    fill(page, "Finalize invoice of Lab", "lab", "Finalize", {})
     page.wait_for_url(re.compile(r"/operator/billing/\d+$"))
     page.goto(f"/operator/billing/?month={label}")
     fill(page, "Finalize 1", label, "Finalize all", {})
     expect(page.locator("#panel-list .badge", has_text="Open")).to_have_count(2)
-    fill(page, "Credit for Lab", "lab", "Give credit", {"Amount": "5", "Note": "Sorry"})
+    fill(page, "Credit for Lab", "lab", "Add credit", {"Amount": "5", "Note": "Sorry"})
     page.wait_for_url(re.compile(r"/operator/tenants/\d+/$"))
     assert [(row.nano, row.note) for row in of(CreditGrant, other)] == [(5 * 10**9, "Sorry")]
 

@@ -136,8 +136,8 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     assert sent.startswith(b"%PDF") and hashlib.sha256(sent).hexdigest() == kept.sha256
     assert download.value.suggested_filename == f"{bill.number}.pdf"
 
-    page.get_by_role("link", name="Record a payment").click()
-    confirm(page, str(bill.number), "Record the payment", Reference="bank-77")
+    page.get_by_role("link", name="Record payment").click()
+    confirm(page, str(bill.number), "Record payment", Reference="bank-77")
     expect(page.locator("dialog[open]")).to_have_count(0)
     expect(page.locator(".head .badge")).to_have_text("Paid")
     mine.goto(f"/t/acme/invoices/{bill.pk}")
@@ -155,7 +155,7 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
 @pytest.mark.django_db
 def test_nothing_is_done_without_the_name_or_a_proof(operator: Client, acme: Tenant) -> None:
     draft = drafted(operator)
-    assert "This is not acme" in send(operator, f"/operator/billing/{draft.pk}/finalise", 422, typed="other")
+    assert "This does not match acme" in send(operator, f"/operator/billing/{draft.pk}/finalize", 422, typed="other")
     stale = Client()
     stale.force_login(User.objects.get(email="op@example.com"))
     answer = stale.post(f"/operator/billing/{draft.pk}/finalise", {"typed": "acme"})
@@ -173,8 +173,8 @@ def test_all_drafts_are_finalized_and_one_that_cannot_be_is_named(
 ) -> None:
     period = month()
     draft = drafted(operator)
-    page = unescape(operator.get(f"/operator/billing/months/{period.pk}/finalise").content.decode())
-    assert f"1 invoice of {period.label}, ${draft.total / 100:,.2f} together" in page
+    page = unescape(operator.get(f"/operator/billing/months/{period.pk}/finalize").content.decode())
+    assert f"1 invoice of {period.label} (total ${draft.total / 100:,.2f})" in page
     from frontend.operator.billing import services
 
     def refuse(invoice: Invoice) -> None:
@@ -200,7 +200,7 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
     (paid,) = Everybody(Payment).filter()
     assert (paid.cents, only().state) == (150, "open")
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
-    assert "Still owed" in page and f"${(bill.total - 150) / 100:,.2f}" in page
+    assert "Balance due" in page and f"${(bill.total - 150) / 100:,.2f}" in page
     for wrong in (
         {"amount": "0"},
         {"amount": "-1"},
@@ -217,17 +217,17 @@ def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client
     bill = final(operator)
     note = {"amount": "2", "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
     send(operator, f"/operator/billing/{bill.pk}/credit-note", **note)
-    assert "came between" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
+    assert "Another credit note was issued" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
     (given,) = Everybody(Invoice).filter(kind=Invoice.Kind.CREDIT_NOTE)
     assert given.subtotal == 200
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert f"Credit note {given.number}" in page
     credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "typed": "acme"}
     send(operator, "/operator/billing/tenants/acme/credit", **credit)
-    assert "came between" in send(operator, "/operator/billing/tenants/acme/credit", 422, **credit)
+    assert "Another credit was added" in send(operator, "/operator/billing/tenants/acme/credit", 422, **credit)
     (grant,) = Everybody(CreditGrant).filter()
     assert (grant.nano, grant.note) == (5 * 10**9, "Sorry")
-    assert "deposits do not cover" in send(
+    assert "advance payments are too low" in send(
         operator, "/operator/billing/tenants/acme/credit", 422, **{**credit, "kind": "prepaid", "seen": "1"}
     )
 
@@ -257,7 +257,7 @@ def test_a_line_is_the_sum_of_the_events_it_leads_to(
         url, tokens, cost, names = f"/t/acme/invoices/{bill.pk}/lines/{line.position}", 0, Decimal(0), []
         while url:
             page = unescape(operator.get(url).content.decode())
-            found = re.search(r"On this page: ([\d,]+) tokens, \$([\d.]+)", page)
+            found = re.search(r"This page: ([\d,]+) tokens, \$([\d.]+)", page)
             assert found
             tokens, cost = tokens + int(found[1].replace(",", "")), cost + Decimal(found[2])
             names += re.findall(r'href="/t/acme/requests/(req_\w+)"', page)
@@ -308,7 +308,7 @@ def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acm
     ):
         assert f'href="{url}{bill.pk}"' in client.get(search, {"q": str(bill.number)[-6:]}).content.decode()
     page = owner.get(f"/t/acme/invoices/{bill.pk}/panels/check").content.decode()
-    assert "Usage matches billing" in page and "3 metered" in page
+    assert "Usage matches billing" in page and "3 usage records" in page
 
 
 @pytest.mark.django_db
@@ -341,7 +341,7 @@ def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant
         UsageEvent.objects.all_tenants().bulk_create([event])
     page = operator.get(f"/operator/billing/{bill.pk}/panels/check").content.decode()
     assert "Usage and billing differ" in page
-    assert "Raw usage says otherwise" in page
+    assert "Raw usage differs" in page
     compared = operator.get(f"/operator/billing/panels/compared?month={LAST:%Y-%m}").content.decode()
-    assert "0 of 1 invoice equal" in compared
+    assert "0 of 1 invoice match" in compared
     assert str(bill.number) in compared

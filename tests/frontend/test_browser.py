@@ -67,9 +67,9 @@ def busy(acme: Tenant, use: Callable[..., str]) -> Tenant:
 
 def log_in(page: Page, email: str = EMAIL) -> None:
     page.goto("/login")
-    page.get_by_label("E-mail address").fill(email)
+    page.get_by_label("Email address").fill(email)
     page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("button", name="Sign in").click()
 
 
 def check(page: Page) -> None:
@@ -89,7 +89,7 @@ def test_it_works(open_page, busy):
     assert (
         page.locator("#panel-figures").inner_text().startswith(f"Key figures\nRequests\n{datetime.now(UTC).day + 2}\n")
     )
-    page.get_by_role("button", name="Log out").click()
+    page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/login")
     page.goto("/t/acme/")
     page.wait_for_url("**/login?next=/t/acme/")
@@ -100,7 +100,7 @@ def test_a_suspended_tenants_overview_is_accessible(open_page, busy, theme):
     actions.do_suspend_tenant(busy)
     page = open_page(theme)
     log_in(page)
-    page.get_by_text("This account is suspended").wait_for()
+    page.get_by_text("This organization is suspended").wait_for()
     check(page)
 
 
@@ -113,8 +113,8 @@ def test_the_log_in_is_accessible(open_page, acme, theme, width):
     log_in(page, "nobody@example.com")
     page.get_by_role("alert").wait_for()
     check(page)
-    page.get_by_label("E-mail address").fill("no address")
-    page.get_by_role("button", name="Log in").click()
+    page.get_by_label("Email address").fill("no address")
+    page.get_by_role("button", name="Sign in").click()
     page.get_by_text("Enter a valid email address").wait_for()
     check(page)
 
@@ -134,5 +134,5 @@ def test_what_is_not_there_is_accessible(open_page, acme, theme):
     log_in(page)
     page.wait_for_url("**/t/acme/")
     page.goto("/t/other/")
-    page.get_by_role("heading", name="There is no such page").wait_for()
+    page.get_by_role("heading", name="Page not found").wait_for()
     check(page)

@@ -71,7 +71,7 @@ def test_a_secret_is_shown_once(client, acme, log_in):
         ({"scopes": []}, "This field is required"),
         ({"scopes": ["root"]}, "not one of the available choices"),
         ({"models": ["no-such-model"]}, "not one of the available choices"),
-        ({"addresses": "nowhere"}, "Allowed addresses"),
+        ({"addresses": "nowhere"}, "Allowed IPs"),
         ({"expires_on": "2001-01-01"}, "in the past"),
         ({"project": "999999"}, "not one of the available choices"),
     ],
@@ -114,11 +114,11 @@ def test_roles(client, acme, log_in):
 def test_a_key_without_limits_of_its_own_is_bound_by_others(client, acme, log_in):
     log_in()
     make(acme, name="free")
-    assert "Nothing bounds it" in row_of(client.get("/t/acme/keys/").content.decode(), "free")
+    assert "No limit" in row_of(client.get("/t/acme/keys/").content.decode(), "free")
     do_make_budget(acme, name="All", unit="money", period="month", amount=5 * 10**9)
     shown = row_of(client.get("/t/acme/keys/").content.decode(), "free")
-    assert "Nothing bounds it" not in shown
-    assert "of $5 .00 a month, the account’s" in shown
+    assert "No limit" not in shown
+    assert "of $5 .00 per month, the organization’s" in shown
 
 
 def test_safety_views(client, acme, log_in):
@@ -153,7 +153,7 @@ def test_rotating_and_disabling(client, acme, log_in):
     assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "another"}).status_code == 422
     assert Everybody(ApiKey).get(pk=new.pk).revoked_at is None
     said = client.get(f"/t/acme/keys/{new.pk}/disable").content.decode()
-    assert "works nowhere within a second" in said
+    assert "stops working immediately" in said
     assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "prod"}).status_code == 303
     assert Everybody(ApiKey).get(pk=new.pk).revoked_at is not None
     assert Everybody(AuditEntry).filter(verb="key.revoke")[0].actor == "owner@example.com"

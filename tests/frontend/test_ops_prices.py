@@ -134,7 +134,7 @@ def test_the_public_file_is_read_and_what_is_left_out_is_listed(client, operator
     file = SimpleUploadedFile("prices.json", json.dumps(content).encode())
     page = client.post("/operator/prices/import", {"file": file})
     shown = page.content.decode()
-    assert "Not whole nano-USD, left out" in shown
+    assert "Skipped: not whole nano-USD" in shown
     assert "odd: output_cost_per_token = " in shown
     assert "pictures" in shown
     assert drafts() == 0
@@ -150,7 +150,7 @@ def test_the_difference_is_against_what_is_in_force(client, operator):
     put(price("m", "2"), price("m", "1", Component.UNCACHED), price("m", "5", Component.CACHE_READ))
     version = draft(price("m", "3"), price("m", "1", Component.UNCACHED), price("n", "7"))
     page = client.get(f"/operator/prices/{version.pk}/panels/diff").content.decode()
-    for said in ("$2.00", "$3.00", "+50.0%", "new", "ends", "1 stay"):
+    for said in ("$2.00", "$3.00", "+50.0%", "new", "ends", "1 unchanged"):
         assert said in page, said
     published = do_publish_prices(version, by=None)
     assert client.get(f"/operator/prices/{published.pk}/panels/diff").content.decode() == page
@@ -175,7 +175,7 @@ def test_one_publishes_what_another_drafted(client, operator, second, acme):
     url = f"/operator/prices/{version.pk}/publish"
     typed = {"typed": f"publish {version.pk}"}
     own = client.post(url, typed)
-    assert (own.status_code, "Another person than the author" in own.content.decode()) == (422, True)
+    assert (own.status_code, "someone other than their author" in own.content.decode()) == (422, True)
     assert url not in client.get(f"/operator/prices/{version.pk}/").content.decode()
     other = log_in(second)
     assert url in other.get(f"/operator/prices/{version.pk}/").content.decode()
@@ -196,7 +196,7 @@ def test_a_scheduled_version_waits(client, operator):
     do_publish_prices(version, by=None)
     page = client.get("/operator/prices/").content.decode()
     assert "Scheduled" in page
-    assert "Nothing is priced here" in page
+    assert "No prices yet" in page
 
 
 def test_a_draft_is_given_up(client, operator):
@@ -236,7 +236,7 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
     first.get_by_label("Model", exact=True).fill("new-model")
     first.get_by_label("Output", exact=True).fill("0.123456789")
     first.get_by_role("button", name="Draft").click()
-    expect(first.get_by_text("You drafted this.")).to_be_visible()
+    expect(first.get_by_text("You created this draft.")).to_be_visible()
     expect(first.get_by_role("link", name="Publish")).to_have_count(0)
 
     other = page_of(window(base_url=served), served, second)
@@ -244,16 +244,16 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
     other.get_by_role("link", name="Publish").click()
     other.get_by_label("to confirm").fill(f"publish {newest().pk}")
     other.get_by_role("button", name="Publish").click()
-    expect(other.get_by_text("is published.")).to_be_visible()
+    expect(other.get_by_text("was published.")).to_be_visible()
 
     other.goto("/t/acme/prices/")
-    other.get_by_label("Why").fill("ticket 12")
+    other.get_by_label("Reason").fill("ticket 12")
     other.get_by_role("button", name="View").click()
     expect(other.get_by_role("row", name="new-model")).to_contain_text("$0.123456789")
-    expect(other.get_by_text("You view Acme as an operator.")).to_be_visible()
+    expect(other.get_by_text("You are viewing Acme as an operator.")).to_be_visible()
     token = other.locator("[name=csrfmiddlewaretoken]").first.input_value()
     refused = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
     assert refused.status == 403
-    other.get_by_role("button", name="End the view").click()
+    other.get_by_role("button", name="End view").click()
     expect(other.get_by_role("heading", name="Acme", exact=True)).to_be_visible()
-    expect(other.get_by_text("End the view")).to_have_count(0)
+    expect(other.get_by_text("End view")).to_have_count(0)

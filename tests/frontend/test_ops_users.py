@@ -52,7 +52,7 @@ def test_users_are_listed_searched_and_filtered(client, operator, dev):
 def test_one_user_is_shown_with_tenants_and_changes(client, operator, dev):
     actions.do_deactivate_user(dev)
     page = client.get(f"/operator/users/{dev.pk}/").content.decode()
-    for text in ("Dev Eloper", "Acme", "Developer", "user.deactivate", "Reactivate", "Remove second factor"):
+    for text in ("Dev Eloper", "Acme", "Developer", "user.deactivate", "Reactivate", "Remove 2FA"):
         assert text in page, text
     assert "hush" not in page
     assert client.get("/operator/users/99999999/").status_code == 404
@@ -118,4 +118,4 @@ def test_an_operator_finds_a_user_and_deactivates_them(opened, served, window):
     expect(page.get_by_role("link", name="Reactivate")).to_be_visible()
     expect(page.get_by_text("user.deactivate")).to_be_visible()
     theirs.goto("/t/acme/")
-    expect(theirs.get_by_role("heading", name="Log in")).to_be_visible()
+    expect(theirs.get_by_role("heading", name="Sign in")).to_be_visible()

@@ -24,12 +24,12 @@ TEXT = """{
 @pytest.mark.parametrize(
     ("text", "line", "place", "said"),
     [
-        (TEXT, 3, "rules[0].when.hours.start", "Want a time as HH:MM"),
-        (TEXT.replace('"8:00"', '"08:00"'), 6, "rules[1].targets[1].model", "'b' is named twice"),
+        (TEXT, 3, "rules[0].when.hours.start", "Expected a time as HH:MM"),
+        (TEXT.replace('"8:00"', '"08:00"'), 6, "rules[1].targets[1].model", "'b' is listed twice"),
         ('{"rules": [\n{"targets": [\n{"modl": "a"}]}]}', 3, "rules[0].targets[0]", "Object"),
         ('{"rules": [\n{},,]}', 2, "", "Expecting value"),
         ('{"name": 1,\n"ruls": []}', 1, "", "Object"),
-        ("[]", 1, "", "Want an object"),
+        ("[]", 1, "", "Expected an object"),
         ("", 1, "", "Expecting value"),
         ('{"rules": [\n{"when": {"tools":\n3}, "targets": []}]}', 3, "rules[0].when.tools", "Expected"),
         ('{"rules":\n[{"targets": [{"model": "}],{:\\""},\n{"model": 5}]}]}', 3, "rules[0].targets[1].model", "Exp"),

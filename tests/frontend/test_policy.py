@@ -50,14 +50,14 @@ def test_pages_keep_to_the_policy(client, operator, owner, path):
 
 def test_what_is_not_there(client, operator):
     client.force_login(operator)
-    check(client.get("/t/nobody/"), 404, "There is no such page")
+    check(client.get("/t/nobody/"), 404, "Page not found")
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "heading"),
     [
-        (RuntimeError("secret detail"), 500, "Something went wrong on our side"),
-        (PermissionDenied("secret detail"), 403, "This was refused"),
+        (RuntimeError("secret detail"), 500, "Internal error"),
+        (PermissionDenied("secret detail"), 403, "Access denied"),
     ],
 )
 def test_a_fault_shows_our_page_and_no_detail(client, owner, monkeypatch, fault, status, heading):
@@ -75,5 +75,5 @@ def test_a_fault_shows_our_page_and_no_detail(client, owner, monkeypatch, fault,
 def test_a_form_without_its_token_is_refused(operator):
     client = Client(enforce_csrf_checks=True)
     client.force_login(operator)
-    check(client.post("/logout"), 403, "This was refused")
+    check(client.post("/logout"), 403, "Access denied")
     assert "_auth_user_id" in client.session

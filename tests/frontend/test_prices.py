@@ -30,7 +30,7 @@ def test_what_has_no_bands_stands_in_each_band_and_in_no_row_of_its_own():
         price(Component.OUTPUT, 9),
     ) == {
         "prompts up to 200,000 tokens": ["1.00", "–", "9.00"],
-        "prompts from 200,001 tokens on": ["2.00", "–", "9.00"],
+        "prompts of 200,001 tokens or more": ["2.00", "–", "9.00"],
     }
 
 
@@ -44,7 +44,7 @@ def test_a_part_of_the_day_splits_only_the_band_that_has_it():
     ) == {
         "prompts up to 200,000 tokens, 00:00 to 20:00 UTC": ["2.00", "–", "9.00"],
         "prompts up to 200,000 tokens, 20:00 to 24:00 UTC": ["1.00", "–", "9.00"],
-        "prompts from 200,001 tokens on": ["3.00", "–", "9.00"],
+        "prompts of 200,001 tokens or more": ["3.00", "–", "9.00"],
     }
 
 

@@ -100,7 +100,7 @@ def test_the_drawer_tells_the_story(client, acme):
     record(acme, 0, request_id=event.request_id, limits=[limit], placements=[{**place, "queued_ms": 7}])
     page = get(client, f"/t/acme/requests/{event.request_id}")
     for text in (
-        *("requests per day", "1,233", "1,234", "alpha-0.1", "had too much to do", "7 ms"),
+        *("requests per day", "1,233", "1,234", "alpha-0.1", "prefix replica overloaded", "7 ms"),
         *("3.00", "15.00", "0.003", "0.0015", "0.0045"),
     ):
         assert text in page, text
@@ -114,7 +114,7 @@ def test_a_refusal_names_what_bound(client, acme):
     bound["resets_at"] = "2026-12-01T00:00:00+00:00"
     row = record(acme, 0, verdict="limited", status="429", code="budget_exceeded", bound=bound, served="")
     page = get(client, f"/t/acme/requests/{row.request_id}")
-    for text in ("Budget One cent", "2026-12-01 00:00 UTC", "It was sent to no replica"):
+    for text in ("Blocked by budget One cent", "2026-12-01 00:00 UTC", "Not routed (blocked)"):
         assert text in page, text
     assert "budget One cent" in get(client, "/t/acme/requests/")
 
@@ -136,12 +136,12 @@ def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatc
     use(acme, NOW, (price("3", number=NOW.month), 1000))
     (event,) = of(UsageEvent, acme)
     page = get(client, f"/t/acme/requests/{event.request_id}")
-    assert "Its record is being written" in page
+    assert "The record is being written" in page
     assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
     monkeypatch.setattr("frontend.tenant.requests.detail.WRITING", timedelta(0))
-    assert "too old, or was never written" in get(client, f"/t/acme/requests/{event.request_id}")
+    assert "No request record available" in get(client, f"/t/acme/requests/{event.request_id}")
     place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "load", "load": 0, "credits": 1}
     row = record(acme, at=datetime.now(UTC), placements=[place])
-    assert "Its usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
+    assert "Usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
     monkeypatch.undo()
-    assert "Its usage is being settled" in get(client, f"/t/acme/requests/{row.request_id}")
+    assert "Usage is being settled" in get(client, f"/t/acme/requests/{row.request_id}")

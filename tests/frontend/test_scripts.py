@@ -56,7 +56,7 @@ def test_the_palette_opens_by_keys_finds_and_goes(open_page):
     expect(palette.get_by_role("searchbox")).to_be_focused()
     palette.get_by_role("link", name="Overview").wait_for()
     page.keyboard.type("nothing like it")
-    palette.get_by_text("Nothing here is called").wait_for()
+    palette.get_by_text("No results for").wait_for()
     page.keyboard.press("Escape")
     expect(palette).to_be_hidden()
     expect(page.locator("body")).to_be_focused()  # until then a letter is one typed into the hidden field

@@ -69,7 +69,7 @@ def test_the_csv_has_what_the_page_shows(client, acme):
 def test_no_name_becomes_a_formula(client, acme):
     names = {row["api_key"] for row in read(client, "group=key")}
     assert names == {"'=1+1", "' -2", "plain"}
-    assert {row["member"] for row in read(client, "group=member")} == {"Nobody"}
+    assert {row["member"] for row in read(client, "group=member")} == {"No member"}
 
 
 def test_nonsense_in_the_address_is_not_asked_for(client, acme):
@@ -108,7 +108,7 @@ def test_what_refused_is_named(client, acme):
     page = client.get("/t/acme/usage/").content.decode()
     panel = page.split('id="panel-refusals"')[1]
     assert "budget All of it" in panel
-    assert re.search(r'data-label="Refused">3<', panel)
+    assert re.search(r'data-label="Rejected">3<', panel)
     assert "/t/acme/requests/?verdict=limited" in panel
 
 

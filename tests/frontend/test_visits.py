@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 
 class Rename(forms.Form):
-    name = forms.CharField(max_length=200, help_text="As people call it.")
+    name = forms.CharField(max_length=200, help_text="Display name.")
 
 
 def _fail(visit: PageContext) -> None:
@@ -159,7 +159,7 @@ def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, t
     assert client.post(here, {"name": "Acme Mended"}).status_code == 303
     assert prove({"name": "Acme Two"}).status_code == 303
     page = client.get("/t/acme/").content.decode()
-    assert "It is Acme Mended now." not in page and "It is Acme Two now." in page
+    assert "Renamed to Acme Mended." not in page and "It is Acme Two now." in page
 
 
 def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
@@ -264,7 +264,7 @@ def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch)
     assert "<html" not in found
     assert "a over" in client.get("/t/acme/search?q=over").content.decode()
     monkeypatch.delitem(command_palette.TENANT, "Things")
-    assert "Nothing here is called" in client.get("/t/acme/search?q=%00zzz").content.decode()
+    assert "No results for" in client.get("/t/acme/search?q=%00zzz").content.decode()
 
 
 def test_operators_find_tenants(client, acme):

@@ -74,7 +74,7 @@ def test_the_settler(broker: redis.Redis) -> None:
     assert (only().kind, only().urgent) == (Kind.SETTLER, True)
     settled(broker, lag_ms=61_000)
     assert (only().kind, only().urgent) == (Kind.SETTLER, False)
-    assert only().title.startswith("7 usage records wait")
+    assert only().title.startswith("7 usage records to settle")
 
 
 @pytest.mark.usefixtures("well")
@@ -95,7 +95,7 @@ def test_who_waits_long(broker: redis.Redis) -> None:
         told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
         broker.set(gateway_heartbeat_key("gw-1"), encode(told), ex=5)
         assert [one.kind for one in found()] == kinds
-    assert only().title == "4 requests wait for m, the first for 15 s"
+    assert only().title == "4 requests waiting for m, oldest 15 s"
     assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}
 
 
@@ -252,7 +252,7 @@ def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> 
     settled(broker, age_ms=11_000)
     assert tasks.look() == 1
     (event,) = Everybody(HealthEvent).all()
-    assert (event.kind, event.urgent, event.title, event.closed_at) == ("settler", True, "No settler runs", None)
+    assert (event.kind, event.urgent, event.title, event.closed_at) == ("settler", True, "No settler running", None)
     settled(broker)
     assert tasks.look() == 0
     settled(broker, age_ms=11_000)

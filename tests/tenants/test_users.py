@@ -109,7 +109,7 @@ def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_ema
     assert entries(dev) == [("user.second_factor_removed", {"types": ["recovery_codes", "totp"]}, None)]
     mail_second_factor_removed(*queued)
     (message,) = mail.outbox
-    assert (message.to, message.subject) == (["dev@example.com"], "Your second factor was removed")
+    assert (message.to, message.subject) == (["dev@example.com"], "Two-factor authentication removed")
     assert re.search(r"http\S+/account/", message.body)
 
 

@@ -144,7 +144,7 @@ def test_no_name_is_asked_for_twice(monkeypatch):
 
     monkeypatch.setattr(posting, "socket", Dialler)
     answer = post("https://rebinding.example/", {}, b"")
-    assert answer.error == "There was no connection: No route to host."
+    assert answer.error == "The connection failed: No route to host."
     assert (asked, tried) == (["rebinding.example"], ["192.0.2.77"])
 
 
@@ -160,7 +160,7 @@ def test_the_answer_comes_in_time_or_not_at_all():
         began = time.monotonic()
         answer = post(f"http://127.0.0.1:{port}/", {}, b"{}", private_hosts=("127.0.0.1",), seconds=1)
         assert time.monotonic() - began < 8
-    assert (answer.status, answer.error) == (None, "There was no answer in time.")
+    assert (answer.status, answer.error) == (None, "The endpoint did not respond in time.")
 
 
 def test_no_more_is_read_than_is_kept():

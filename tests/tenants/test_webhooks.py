@@ -193,7 +193,7 @@ def test_no_redirect_is_followed(tenant, server):
     tell(tenant)
     sending.send_all()
     assert len(receiver.received) == 1
-    assert of(WebhookAttempt, tenant)[0].error == "The answer was 302."
+    assert of(WebhookAttempt, tenant)[0].error == "The response status was 302."
 
 
 def fail_for_good(tenant: Tenant) -> None:

@@ -124,7 +124,7 @@ def _event(visit: PageContext, row: HealthEvent, tenant: str) -> EventRow:
 
 def _lasted(time: timedelta) -> str:
     start = datetime(2000, 1, 1, tzinfo=UTC)
-    return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "under a minute"
+    return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "Under a minute"
 
 
 def _alert(row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> OperatorAlertsAlertRow:

@@ -30,15 +30,17 @@ class BillingRunAmount(forms.DecimalField):
 class WithReason(Confirm):
     """For voiding and giving up."""
 
-    reason = forms.CharField(max_length=200, label="Why", help_text="Kept in the audit log.")
+    reason = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
     field_order = ("reason", "typed")
 
 
 class RecordPayment(Confirm):
     """Money that came in by another way than a provider's webhook."""
 
-    amount = BillingRunAmount("Amount, USD", "What is more than owed pays the oldest other invoice, or the next.")
-    reference = forms.CharField(max_length=200, label="Reference", help_text="The bank’s own: it is recorded once.")
+    amount = BillingRunAmount("Amount, USD", "An overpayment is applied to the oldest open invoice, or the next one")
+    reference = forms.CharField(
+        max_length=200, label="Reference", help_text="Bank reference. Each reference is recorded once"
+    )
     received_on = forms.DateField(
         label="Received on", widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
     )
@@ -48,7 +50,7 @@ class RecordPayment(Confirm):
     def clean_received_on(self) -> date:
         day: date = self.cleaned_data["received_on"]
         if day > datetime.now(UTC).date():
-            raise forms.ValidationError("This day is still to come.")
+            raise forms.ValidationError("Choose today or an earlier date.")
         return day
 
 
@@ -56,8 +58,8 @@ class IssueNote(Confirm):
     """Part of an invoice given back. `seen`: how many notes there were when the page was shown."""
 
     amount = BillingRunAmount("Amount before tax, USD")
-    description = forms.CharField(max_length=200, label="What for", help_text="The line on the credit note.")
-    reason = forms.CharField(max_length=200, label="Why", help_text="Stands on the credit note too.")
+    description = forms.CharField(max_length=200, label="Description", help_text="Shown as the line on the credit note")
+    reason = forms.CharField(max_length=200, label="Reason", help_text="Also shown on the credit note")
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     field_order = ("amount", "description", "reason", "typed")
 
@@ -68,17 +70,17 @@ class GrantCredit(Confirm):
     kind = forms.ChoiceField(
         label="Kind",
         choices=(
-            (CreditGrant.Kind.PROMOTIONAL, "Promotional: given"),
-            (CreditGrant.Kind.PREPAID, "Prepaid: out of what was paid in advance"),
+            (CreditGrant.Kind.PROMOTIONAL, "Promotional: free credit"),
+            (CreditGrant.Kind.PREPAID, "Prepaid: from advance payments"),
         ),
     )
-    amount = BillingRunAmount("Amount, USD", "Taken off coming invoices, before tax.")
+    amount = BillingRunAmount("Amount, USD", "Applied to future invoices, before tax")
     expires_on = forms.DateField(
         required=False,
-        label="Last day",
-        help_text="In UTC; empty: it does not expire.",
+        label="Expires on",
+        help_text="UTC. Leave blank for no expiration date",
         widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
     )
-    note = forms.CharField(max_length=200, label="Note", help_text="Stands on the invoice that uses it up.")
+    note = forms.CharField(max_length=200, label="Note", help_text="Shown on the invoice the credit is applied to")
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     field_order = ("kind", "amount", "expires_on", "note", "typed")

@@ -160,15 +160,15 @@ def _run(visit: PageContext, period: Period, drafts: int) -> Run:
     over = period.ends_at + close_after() <= visit.now
     kind: Literal["good", "warn", "info", ""]
     if not over:
-        said, kind = "The month continues: its drafts show what it would come to, and cannot be final.", "info"
+        said, kind = "Current month. Drafts are previews and cannot be finalized.", "info"
     elif period.closed_at is None:
-        said, kind = "The month is over, and still takes late usage in until it is closed.", "warn"
+        said, kind = "The month has ended. Late usage is added until it is closed.", "warn"
     elif drafts:
-        said, kind = f"Closed. {drafts} draft{'' if drafts == 1 else 's'} wait to be final.", "warn"
+        said, kind = f"Closed. {drafts} draft{'' if drafts == 1 else 's'} to finalize.", "warn"
     elif period.invoiced_at is None:
-        said, kind = "Closed. No draft waits.", ""
+        said, kind = "Closed. No drafts to finalize.", ""
     else:
-        said, kind = "Closed, and every tenant is invoiced.", "good"
+        said, kind = "Closed. All tenants are invoiced.", "good"
     return Run(
         period.pk,
         period.label,

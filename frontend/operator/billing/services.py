@@ -59,14 +59,14 @@ def finalize_all(period: Period) -> Finalized:
         except Exception as exc:  # one tenant's fault must not hold up the others
             log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
             known = isinstance(exc, ActionRefused)
-            refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the log")
+            refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the server log")
         else:
             count += 1
     return Finalized(count, 0, tuple(refused))
 
 
 def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
-    """Record a payment on the invoice; once for each reference."""
+    """Record payment on the invoice; once for each reference."""
     at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
     cents, number = cents_of(data["amount"]), str(invoice.number)
     return do_record_payment(
@@ -78,7 +78,7 @@ def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
     """Give part of it back, unless somebody has since the form was shown."""
     with booking(invoice.tenant_id):
         if notes_on(invoice).count() != data["seen"]:
-            raise Conflict("Another credit note on it came between. Look at it again.")
+            raise Conflict("Another credit note was issued on this invoice. Reload and check the balance.")
         return do_issue_credit_note(invoice, [(data["description"], cents_of(data["amount"]))], data["reason"])
 
 
@@ -88,7 +88,7 @@ def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
     expires = last and datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
     with booking(tenant.pk):
         if credits_of(tenant) != data["seen"]:
-            raise Conflict("Another credit came between. Look at what it has now.")
+            raise Conflict("Another credit was added. Reload and check the balance.")
         nano = cents_of(data["amount"]) * NANO_A_CENT
         return do_grant_credit(tenant, CreditGrant.Kind(data["kind"]), nano, expires_at=expires, note=data["note"])
 

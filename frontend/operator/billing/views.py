@@ -30,7 +30,7 @@ from frontend.tenant.invoices.tracing import traced
 from tenants.models import Tenant
 
 TITLE = "Billing runs"
-FOREVER = "That cannot be undone: what is final is only ever corrected by a credit note, or taken back as a whole."
+FOREVER = "This cannot be undone. Final invoices can only be corrected by a credit note or voided."
 
 
 def _check(visit: PageContext) -> Reconciled:
@@ -40,15 +40,15 @@ def _check(visit: PageContext) -> Reconciled:
 PANELS = Panels(
     "operator-billing-panel",
     (
-        Panel("runs", "Where the month stands", "ops_billing/runs.html", page.runs),
+        Panel("runs", "Billing period status", "ops_billing/runs.html", page.runs),
         Panel("figures", "Invoices by state", "ops_billing/figures.html", page.figures),
-        Panel("list", "The month’s invoices", "ops_billing/list.html", page.listed),
+        Panel("list", "Invoices of the month", "ops_billing/list.html", page.listed),
         Panel("compared", "Invoices against usage", "ops_billing/compared.html", page.compared, every=0, lazy=True),
     ),
 )
 CHECKS = Panels(
     "operator-billing-detail-panel",
-    (Panel("check", "The check against usage", "invoices/check.html", _check, every=0, lazy=True),),
+    (Panel("check", "Usage check", "invoices/check.html", _check, every=0, lazy=True),),
 )
 
 
@@ -125,9 +125,9 @@ def line(visit: PageContext) -> HttpResponse:
 def draft(visit: PageContext) -> HttpResponse:
     period = _period(visit)
     closes = period.closed_at is None and period.ends_at <= visit.now
-    effect = f"Every tenant’s draft of {period.label} is rewritten from its usage; what is final stays as it is."
+    effect = f"Every tenant’s draft of {period.label} is recreated from its usage. Final invoices do not change."
     if closes:
-        effect = f"{period.label} is closed permanently: later usage goes to the next month. Then e{effect[1:]}"
+        effect = f"{period.label} is closed permanently. Later usage goes to the next month. {effect}"
 
     def verb(data: dict[str, Any]) -> int:
         return services.draft(period, visit.now)
@@ -140,7 +140,7 @@ def draft(visit: PageContext) -> HttpResponse:
         submit="Close and draft" if closes else "Draft",
         effect=effect,
         back=_month_url(visit, period),
-        said=lambda count: f"{count} drafts of {period.label} were written.",
+        said=lambda count: f"{count} drafts of {period.label} were created.",
     )
 
 
@@ -151,12 +151,12 @@ def finalize_all(visit: PageContext) -> HttpResponse:
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
         count, worth = drafts.count(), sum(drafts.values_list("total", flat=True))
     many = f"{count} invoice{'' if count == 1 else 's'}"
-    effect = f"{many} of {period.label}, {dollars(worth)} together, get numbers, are booked, and are mailed. {FOREVER}"
+    effect = f"{many} of {period.label} (total {dollars(worth)}) are numbered, booked and emailed. {FOREVER}"
 
     def said(did: services.Finalized) -> str:
-        left = f" {did.left} are left: go on in the same way." if did.left else ""
-        faults = f" Not final: {'; '.join(did.refused)}." if did.refused else ""
-        return f"{did.done} invoices of {period.label} are final.{left}{faults}"
+        left = f" {did.left} remaining. Run Finalize all again." if did.left else ""
+        faults = f" Not finalized: {'; '.join(did.refused)}." if did.refused else ""
+        return f"{did.done} invoices of {period.label} finalized.{left}{faults}"
 
     return _confirm(
         visit,
@@ -177,7 +177,7 @@ def finalize_all(visit: PageContext) -> HttpResponse:
 def finalize(visit: PageContext) -> HttpResponse:
     found = _invoice(visit)
     if found.state != Invoice.State.DRAFT:
-        return done(visit, visit.url("operator-billing-detail", found.pk), f"{found.number} is final already.")
+        return done(visit, visit.url("operator-billing-detail", found.pk), f"{found.number} is already final.")
     name = found.tenant.slug
     what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total)}"
     return _on_invoice(
@@ -187,8 +187,8 @@ def finalize(visit: PageContext) -> HttpResponse:
         lambda data: do_finalize(found),
         title=f"Finalize {found.period.label} of {found.tenant.name}",
         submit="Finalize",
-        effect=f"{what}, gets its number, is booked, and is mailed. {FOREVER}",
-        said=lambda row: f"{row.number} is final.",
+        effect=f"{what}, is numbered, booked and emailed. {FOREVER}",
+        said=lambda row: f"{row.number} was finalized.",
     )
 
 
@@ -203,11 +203,11 @@ def payment(visit: PageContext) -> HttpResponse:
         found,
         form,
         lambda data: services.pay(found, data),
-        title=f"Record a payment on {found.number}",
-        submit="Record the payment",
-        effect=f"The amount is booked as received from {found.tenant.name}, of whom {dollars(owed)} are owed on it.",
+        title=f"Record payment on {found.number}",
+        submit="Record payment",
+        effect=f"Books the amount as received from {found.tenant.name}. Balance due: {dollars(owed)}.",
         said=lambda paid: (
-            "The payment was recorded." if paid[1] else "This payment was recorded before; nothing changed."
+            "The payment was recorded." if paid[1] else "This payment was already recorded. Nothing changed."
         ),
         danger=False,
     )
@@ -220,15 +220,15 @@ def credit_note(visit: PageContext) -> HttpResponse:
         seen = notes_on(found).count()
     form = IssueNote(str(found.number), posted(visit))
     form.initial = {"seen": seen}
-    given = "What is owed on it becomes less; what was paid goes to coming invoices, what was credit is credit again."
+    given = "Reduces the balance due. Excess payments go to future invoices and applied credits are restored."
     return _on_invoice(
         visit,
         found,
         form,
         lambda data: services.credit_note(found, data),
         title=f"Credit note on {found.number}",
-        submit="Issue the credit note",
-        effect=f"{found.tenant.name} is given the amount back, with its tax, on a credit note that is mailed. {given}",
+        submit="Issue credit note",
+        effect=f"Credits the amount with tax to {found.tenant.name} and emails the credit note. {given}",
         said=lambda note: f"{note.number} was issued.",
     )
 
@@ -242,10 +242,10 @@ def void(visit: PageContext) -> HttpResponse:
         WithReason(str(found.number), posted(visit)),
         lambda data: do_void(found, data["reason"]),
         title=f"Void {found.number}",
-        submit="Void it",
-        effect=f"Nothing is owed on {found.number} any more. It keeps its number, credits it used come back, and"
-        " the month may be drafted again. That cannot be undone.",
-        said=lambda row: f"{row.number} is void.",
+        submit="Void",
+        effect=f"{found.number} has no balance due. The number is kept, applied credits are restored and"
+        " the month can be drafted again. This cannot be undone.",
+        said=lambda row: f"{row.number} was voided.",
     )
 
 
@@ -257,10 +257,10 @@ def write_off(visit: PageContext) -> HttpResponse:
         found,
         WithReason(str(found.number), posted(visit)),
         lambda data: do_write_off(found, data["reason"]),
-        title=f"Give up {found.number}",
-        submit="Give it up",
-        effect=f"The {dollars(owed)} that {found.tenant.name} owes on it become bad debt. That cannot be undone.",
-        said=lambda row: f"{row.number} is uncollectible.",
+        title=f"Write off {found.number}",
+        submit="Write off",
+        effect=f"The {dollars(owed)} that {found.tenant.name} owes become bad debt. This cannot be undone.",
+        said=lambda row: f"{row.number} was written off.",
     )
 
 
@@ -278,11 +278,11 @@ def credit(visit: PageContext) -> HttpResponse:
         visit,
         form,
         lambda data: services.grant(tenant, data),
-        title=f"Give {tenant.name} credit",
-        submit="Give credit",
-        effect=f"Coming invoices of {tenant.name} are less by the amount, before tax, until it is used up or expires.",
+        title=f"Add credit for {tenant.name}",
+        submit="Add credit",
+        effect=f"Reduces future invoices of {tenant.name}, before tax, until the credit is used up or expires.",
         back=visit.url("operator-tenants-detail", tenant.pk),
-        said=lambda grant: f"{tenant.name} has {dollars(grant.nano // 10**7)} more of credit.",
+        said=lambda grant: f"{dollars(grant.nano // 10**7)} credit added for {tenant.name}.",
         danger=False,
     )
 

@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from frontend.core.charts import Chart, Series, Unit, told
 from frontend.core.date_ranges import DateRangeChoice
-from frontend.core.numbers import Money, compact
+from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
@@ -138,11 +138,11 @@ def history(visit: PageContext) -> FleetHistory:
     drawn = sorted(sorted(served, key=lambda worker: -served[worker])[:DRAWN])
     seen = {(one.at, one.worker): one for one in points}
     kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
-        ("compute", "Compute use", "part of the time in forward passes", "percent", lambda one: one.forward),
-        ("batch", "Batch size", "requests in a step, mean", "decimal", lambda one: one.batch),
+        ("compute", "Compute use", "share of time in forward passes", "percent", lambda one: one.forward),
+        ("batch", "Batch size", "requests per step, average", "decimal", lambda one: one.batch),
         ("memory", "KV cache use", "blocks held by running requests", "percent", lambda one: one.kv_used),
-        ("queue", "Queue", "requests claimed and not begun, the most", "count", lambda one: one.waiting),
-        ("hits", "Prefix-cache hits", "of the prompts' tokens", "percent", lambda one: one.hits),
+        ("queue", "Queue", "requests claimed and not started, maximum", "count", lambda one: one.waiting),
+        ("hits", "Prefix-cache hits", "share of prompt tokens", "percent", lambda one: one.hits),
         ("tokens", "Tokens served", f"every {_minutes(wanted.bucket)}", "tokens", lambda one: one.tokens),
     )
     drawings = (
@@ -233,7 +233,7 @@ def _cost(one: ModelCost) -> CostRow:
 def _signed(hundredths: int) -> str:
     """Return a share of the price; what loses very much is not told to the digit."""
     if hundredths < -99_900:
-        return f"−{compact(-hundredths // 10_000)} × the price"
+        return f"−{-hundredths // 100:,}%"
     tenths = abs(hundredths) // 10
     return f"{'−' if hundredths < 0 else ''}{tenths // 10}.{tenths % 10}%"
 

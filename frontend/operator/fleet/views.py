@@ -34,8 +34,8 @@ class FleetMachineCost(forms.Form):
 
     amount = forms.CharField(
         max_length=20,
-        label="USD an hour, for each replica",
-        help_text="Machine, power and place, as your own books have it: 0.40",
+        label="USD per hour and replica",
+        help_text="Machine, power and hosting cost, e.g. 0.40",
         widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
     )
 
@@ -43,7 +43,7 @@ class FleetMachineCost(forms.Form):
         try:
             return nano_per_million(self.cleaned_data["amount"].strip().removeprefix("$"))
         except ValueError as exc:
-            raise forms.ValidationError(f"Want an amount such as 0.40: {exc}.") from exc
+            raise forms.ValidationError(f"Enter an amount, e.g. 0.40: {exc}.") from exc
 
 
 @operator_page()
@@ -63,7 +63,7 @@ def cost(visit: PageContext) -> HttpResponse:
     given["crumbs"] = (Breadcrumb("Fleet", back),)
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_set_machine_cost(model, data["amount"])):
-            return done(visit, back, f"The cost of {model} was set.")
+            return done(visit, back, f"Machine cost of {model} saved.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 

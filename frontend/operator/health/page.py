@@ -201,7 +201,7 @@ def _address(name: str, tenant: Tenant | None) -> str:
 
 def _of_board(board: FleetStatus | None) -> tuple[Figure, ...]:
     if board is None:
-        return (Figure("Broker", "Away", "new requests get 503", "bad"),)
+        return (Figure("Broker", "Unavailable", "new requests receive 503", "bad"),)
     alive = [one for one in board.replicas if one.state != ReplicaState.SILENT]
     ready = sum(one.state == ReplicaState.READY for one in alive)
     waits = [each for gateway in board.gateways for each in gateway.presence.waiting if not each.batch]
@@ -215,13 +215,15 @@ def _of_board(board: FleetStatus | None) -> tuple[Figure, ...]:
         Figure(
             "Requests waiting",
             f"{waiting:,}",
-            f"the first for {duration(oldest * MILLISECOND)}" if waiting else "none waits for a place",
+            f"oldest {duration(oldest * MILLISECOND)}" if waiting else "queue empty",
             "warn" if oldest > MILLISECOND else "",
         ),
         Figure(
             "Records to settle",
             "–" if told is None else f"{told.backlog:,}",
-            "no settler runs" if told is None or not board.settler_runs else f"{duration(told.lag_ms * 1000)} behind",
+            "no settler running"
+            if told is None or not board.settler_runs
+            else f"{duration(told.lag_ms * 1000)} behind",
             "" if board.settler_runs else "bad",
         ),
     )
@@ -229,7 +231,7 @@ def _of_board(board: FleetStatus | None) -> tuple[Figure, ...]:
 
 def _others(board: FleetStatus) -> str:
     states = [one.state for one in board.replicas if one.state != ReplicaState.READY]
-    return ", ".join(f"{states.count(state)} {state}" for state in ReplicaState if state in states) or "all take work"
+    return ", ".join(f"{states.count(state)} {state}" for state in ReplicaState if state in states) or "all accept work"
 
 
 def _ttft(visit: PageContext) -> Figure:
@@ -243,10 +245,10 @@ def _ttft(visit: PageContext) -> Figure:
         row: Any = cursor.fetchone()
     p95, number = row
     if p95 is None:
-        return Figure("First token, p95", "–", "no request for an hour")
+        return Figure("TTFT, p95", "–", "no requests in the last hour")
     late = p95 > objective
-    detail = f"of {number:,} in an hour; objective {duration(objective * MILLISECOND)}"
-    return Figure("First token, p95", duration(p95 * MILLISECOND), detail, "warn" if late else "")
+    detail = f"of {number:,} in the last hour; target {duration(objective * MILLISECOND)}"
+    return Figure("TTFT, p95", duration(p95 * MILLISECOND), detail, "warn" if late else "")
 
 
 def _queue(board: FleetStatus, model: str) -> QueueRow:

@@ -22,7 +22,7 @@ from millrace.conf.environment import platform_settings
 PANELS = Panels(
     "operator-health-panel",
     (
-        Panel("needs", "What needs you", "ops_health/needs.html", page.needs, every=10),
+        Panel("needs", "Needs attention", "ops_health/needs.html", page.needs, every=10),
         Panel("figures", "Now", "ops_health/figures.html", page.figures, every=5),
         Panel("queues", "Queues", "ops_health/queues.html", page.queues, every=5),
         Panel("reconciliation", "Reconciliation", "ops_health/reconciliation.html", page.reconciliation, every=60),
@@ -32,7 +32,7 @@ PANELS = Panels(
 
 
 class Dismissal(forms.Form):
-    why = forms.CharField(max_length=200, label="Why it shall not count", help_text="Kept in the audit log.")
+    why = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
 
 
 @operator_page()
@@ -47,8 +47,8 @@ def replay(visit: PageContext) -> HttpResponse:
         visit,
         forms.Form(posted(visit)),  # nothing is asked: only that it is sent
         "Settle again",
-        "The record is rated and stored as if it came now, once, and is billed to its tenant.",
-        "It was settled.",
+        "Prices and stores the record once, as if received now, and bills its tenant.",
+        "Record settled.",
         lambda pk, data: do_replay_quarantined(pk),
     )
 
@@ -59,8 +59,8 @@ def dismiss(visit: PageContext) -> HttpResponse:
         visit,
         Dismissal(posted(visit)),
         "Dismiss",
-        "What this record says was used is never counted and never billed.",
-        "It was dismissed.",
+        "The usage in this record is never counted or billed.",
+        "Record dismissed.",
         lambda pk, data: do_dismiss_quarantined(pk, **data),
     )
 

@@ -224,7 +224,7 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
         running=beat.running,
         waiting=beat.waiting,
         max_batch=beat.max_batch,
-        age="over a minute" if one.age_ms is None else duration(one.age_ms * 1000),
+        age="Over a minute" if one.age_ms is None else duration(one.age_ms * 1000),
         p95="–" if p95 is None else duration(p95),
         cordon_url=address("cordon", shown=alive and cordon is None),
         drain_url=address("drain", shown=alive and not drains),
@@ -233,7 +233,7 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
 
 
 def _why(cordon: Cordon) -> str:
-    return f"{cordon.why or 'no reason was given'} · {cordon.by}"
+    return f"{cordon.why or 'No reason given'} · {cordon.by}"
 
 
 def _address(name: str) -> str:

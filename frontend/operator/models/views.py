@@ -32,7 +32,7 @@ PANELS = Panels(
 class Withdrawal(Confirm):
     """The worker's name typed, and why it is to get no work."""
 
-    why = forms.CharField(max_length=200, required=False, label="Why", help_text="Shown here and in the audit log.")
+    why = forms.CharField(max_length=200, required=False, label="Reason", help_text="Shown here and in the audit log")
 
 
 @operator_page()
@@ -43,17 +43,19 @@ def models(visit: PageContext) -> HttpResponse:
 @operator_page(methods=FORM)
 def cordon(visit: PageContext) -> HttpResponse:
     worker, effect = _worker(visit)
-    says = f"{worker} gets no new requests within a second, also after a restart. {_others(effect)}"
-    goes_on = f" The {effect.requests} it has go on to their end." if effect.requests else ""
+    says = f"{worker} receives no new requests within a second, also after a restart. {_others(effect)}"
+    goes_on = f" Its {effect.requests} running requests continue." if effect.requests else ""
     return _withdraw(visit, worker, "Cordon", says + goes_on, drain=False)
 
 
 @operator_page(methods=FORM)
 def drain(visit: PageContext) -> HttpResponse:
     worker, effect = _worker(visit)
-    says = f"{worker} gets no new requests within a second, also after a restart. {_others(effect)}"
-    back = "go elsewhere" if effect.others else "wait, and are refused in the end"
-    goes_on = f" Of the {effect.requests} it has, those begun go on; the others {back}." if effect.requests else ""
+    says = f"{worker} receives no new requests within a second, also after a restart. {_others(effect)}"
+    back = "move to other replicas" if effect.others else "wait and are rejected eventually"
+    goes_on = (
+        f" Of its {effect.requests} requests, started ones continue and the others {back}." if effect.requests else ""
+    )
     return _withdraw(visit, worker, "Drain", says + goes_on, drain=True)
 
 
@@ -64,12 +66,12 @@ def uncordon(visit: PageContext) -> HttpResponse:
         if not Cordon.objects.filter(worker=worker).exists():
             raise Http404
     form = forms.Form(posted(visit))  # nothing is asked: only that it is sent
-    effect = f"{worker} gets requests again within a second."
+    effect = f"{worker} receives requests again within a second."
     title = f"Uncordon {worker}"
     given = _given(visit, "Uncordon", effect)
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_uncordon(worker)):
-            return done(visit, reverse("operator-models"), f"{worker} takes work again.")
+            return done(visit, reverse("operator-models"), f"{worker} accepts work again.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 
@@ -84,7 +86,7 @@ def _worker(visit: PageContext) -> tuple[str, Effect]:
 
 def _others(effect: Effect) -> str:
     if not effect.others:
-        return f"No other replica serves {effect.model}: its requests will be refused with 503."
+        return f"No other replica serves {effect.model}: its requests will be rejected with 503."
     return f"Its requests go to {effect.others} other replica{'' if effect.others == 1 else 's'} of {effect.model}."
 
 
@@ -94,7 +96,7 @@ def _withdraw(visit: PageContext, worker: str, submit: str, effect: str, *, drai
     given = _given(visit, submit, effect) | {"danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_cordon(worker, drain=drain, why=data["why"])):
-            return done(visit, reverse("operator-models"), f"{worker} gets no new work.")
+            return done(visit, reverse("operator-models"), f"{worker} receives no new work.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 

@@ -30,28 +30,28 @@ class PriceBooksOwnerScope(forms.Form):
         max_length=50,
         initial=PriceBook.LIST,
         required=False,
-        help_text="“list” is everybody’s who has no other. A new name makes a new book.",
+        help_text="“list” applies to tenants without another price book. A new name creates a price book",
         widget=forms.TextInput(attrs=_OFF),
     )
     tenant = forms.CharField(
-        label="Or one tenant’s own",
+        label="Or one tenant",
         max_length=50,
         required=False,
-        help_text="Its slug. Own prices beat the book’s.",
+        help_text="Tenant slug. Tenant prices override the price book",
         widget=forms.TextInput(attrs=_OFF),
     )
     since = forms.CharField(
-        label="Active from",
+        label="Effective from",
         max_length=25,
         required=False,
-        help_text="As 2026-12-01 or 2026-12-01 14:30, UTC. Left empty: when they are published.",
+        help_text="UTC, e.g. 2026-12-01 or 2026-12-01 14:30. Leave blank to start on publication",
         widget=forms.TextInput(attrs=_OFF),
     )
     note = forms.CharField(
         label="Note",
         max_length=200,
         required=False,
-        help_text="Why: the second person reads it.",
+        help_text="Note for the approver",
         widget=forms.TextInput(attrs=_OFF),
     )
 
@@ -62,9 +62,9 @@ class PriceBooksOwnerScope(forms.Form):
         try:
             since = instant(text)
         except ValueError:
-            raise forms.ValidationError("Want a day, or a day and a time: 2026-12-01 14:30.") from None
+            raise forms.ValidationError("Enter a date, or a date and time, e.g. 2026-12-01 14:30.") from None
         if since <= datetime.now(UTC):
-            raise forms.ValidationError("That moment has passed.")
+            raise forms.ValidationError("Choose a time in the future.")
         return since
 
     def clean_tenant(self) -> Tenant | None:
@@ -74,7 +74,7 @@ class PriceBooksOwnerScope(forms.Form):
         with all_tenants_scope(BypassReason.OPERATOR):
             found = Tenant.objects.all_tenants().filter(slug=slug).first()
         if found is None:
-            raise forms.ValidationError("There is no such tenant.")
+            raise forms.ValidationError("Tenant not found. Check the slug.")
         return found
 
     def clean(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class ModelPrices(PriceBooksOwnerScope):
         for component, label in COLUMNS:
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
-        last.help_text = "A class without a price refuses the requests that use it; 0 is free."
+        last.help_text = "Requests using an unpriced token type are rejected. Enter 0 for free"
         self.order_fields(
             ["model", "tier", *(component.value for component, _ in COLUMNS), *PriceBooksOwnerScope.base_fields]
         )
@@ -114,7 +114,7 @@ class ModelPrices(PriceBooksOwnerScope):
                 continue
             prices.append(NewPrice(given.get("model", ""), Tier(given.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
-            raise forms.ValidationError("Give at least one price.")
+            raise forms.ValidationError("Enter at least one price.")
         return given | {"proposal": Proposal(tuple(prices))}
 
 
@@ -123,17 +123,17 @@ class Csv(PriceBooksOwnerScope):
 
     file = forms.FileField(label="CSV file", required=False)
     text = forms.CharField(
-        label="Or the CSV itself",
+        label="Or paste CSV",
         required=False,
         strip=False,
-        help_text="Columns: model, tier, component, usd_per_million, and if wanted from_tokens, until_tokens,"
-        " from_time, until_time. They replace, as a whole, those of the models and tiers they name.",
+        help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
+        " from_time, until_time. Replaces all prices of the listed models and tiers",
         widget=forms.Textarea(attrs=_OFF | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(
         label="No longer priced",
         required=False,
-        help_text="One a line: a model, or model,tier. Its requests are refused from then on.",
+        help_text="One per line: model or model,tier. Their requests are then rejected",
         widget=forms.Textarea(attrs=_OFF | {"rows": 2, "class": "mono"}),
     )
     field_order = ("file", "text", "withdrawn", "book", "tenant", "since", "note")
@@ -156,11 +156,11 @@ class Public(forms.Form):
     models = forms.CharField(
         label="Only these models",
         required=False,
-        help_text="Names as in the file, one a line or with commas between. Left empty: all.",
+        help_text="Names as in the file, separated by lines or commas. Leave blank for all",
         widget=forms.Textarea(attrs=_OFF | {"rows": 3, "class": "mono"}),
     )
     rounding = forms.BooleanField(
-        label="Round prices that are not whole nano-USD, rather than leave them out", required=False
+        label="Round prices that are not whole nano-USD instead of skipping them", required=False
     )
 
     def clean(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Public(forms.Form):
             text = _content(given["file"])
             imported: Imported = read_public(text, rounding=given["rounding"], models=models)
         except (ValueError, TypeError, AttributeError, KeyError) as exc:
-            raise forms.ValidationError("This is no such file: want a JSON object of models.") from exc
+            raise forms.ValidationError("Invalid file. Choose a JSON file with an object of models.") from exc
         if models and (missing := sorted(models - {price.model for price in imported.prices} - set(imported.unpriced))):
             self.add_error("models", f"Not in the file: {', '.join(missing[:10])}.")
         return given | {"imported": imported}

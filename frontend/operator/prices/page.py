@@ -191,9 +191,9 @@ def version_of(visit: PageContext, row: PriceVersion, names: dict[int, str]) -> 
         level=level,
         since=row.effective_from,
         note=row.note,
-        by=row.created_by.email if row.created_by else "the machine",
+        by=row.created_by.email if row.created_by else "System",
         created_at=row.created_at,
-        decided_by=row.decided_by.email if row.decided_by else "the machine",
+        decided_by=row.decided_by.email if row.decided_by else "System",
         decided_at=row.decided_at,
     )
 

@@ -31,7 +31,7 @@ BOOK = Panels(
 ONE = Panels(
     "operator-prices-detail-panel",
     (
-        Panel("diff", "What changes", "ops_prices/diff.html", detail.diff, every=0),
+        Panel("diff", "Changes", "ops_prices/diff.html", detail.diff, every=0),
         Panel("preview", "Last month at these prices", "ops_prices/preview.html", detail.rerated, every=0, lazy=True),
     ),
 )
@@ -73,7 +73,7 @@ def _draft(visit: PageContext, form: forms.PriceBooksOwnerScope, title: str, tem
     given = _given(visit)
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: _propose(visit, data)):
-            said = "The prices are drafted. Another operator publishes them."
+            said = "Draft created. Another operator must publish it."
             return done(visit, visit.url("operator-prices-detail", carried.value.pk), said)
         return refused(visit, template, title, form, **given)
     return show(visit, template, title, form=form, **given)
@@ -94,7 +94,7 @@ def _propose(visit: PageContext, data: dict[str, Any]) -> PriceVersion:
 def public(visit: PageContext) -> HttpResponse:
     """Read the public file and say what of it is left out; what is taken continues as CSV, to be drafted."""
     form = forms.Public(posted(visit), visit.request.FILES or None)
-    given, title = _given(visit), "Import the public price file"
+    given, title = _given(visit), "Import public price file"
     if visit.request.method == "POST":
         if not form.is_valid():
             return refused(visit, "ops_prices/import.html", title, form, **given)
@@ -102,12 +102,12 @@ def public(visit: PageContext) -> HttpResponse:
         left = tuple(
             (label, rows[:LISTED], len(rows), max(0, len(rows) - LISTED))
             for label, rows in (
-                ("Rounded to whole nano-USD" if read.rounded else "Not whole nano-USD, left out", read.not_whole),
-                ("No price at all: negative, or no number", read.refused),
-                ("Models without a price a token", read.unpriced),
-                ("Models that are free, as the file says", read.free),
+                ("Rounded to whole nano-USD" if read.rounded else "Skipped: not whole nano-USD", read.not_whole),
+                ("Invalid: negative or not a number", read.refused),
+                ("Models without a price per token", read.unpriced),
+                ("Models listed as free", read.free),
                 (
-                    "Prices of what is not metered, and how many",
+                    "Prices of unmetered usage",
                     [f"{k}: {n}" for k, n in read.other_fields.most_common()],
                 ),
             )
@@ -124,8 +124,8 @@ def public(visit: PageContext) -> HttpResponse:
 def publish(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head, row = detail.head(visit), detail.find(visit)
-    since = f"From {row.effective_from:%-d %B %Y, %H:%M} UTC on" if row.effective_from else "From this moment on"
-    whom = head.version.whose if row.tenant_id is not None else f"everybody on “{row.book.name}”"
+    since = f"From {row.effective_from:%-d %B %Y, %H:%M} UTC" if row.effective_from else "From now"
+    whom = head.version.whose if row.tenant_id is not None else f"all tenants on “{row.book.name}”"
     return ask(
         visit,
         f"Publish {head.version.title.lower()}",
@@ -133,10 +133,10 @@ def publish(visit: PageContext) -> HttpResponse:
         lambda _: do_publish_prices(row, by=visit.user),
         submit="Publish",
         back=visit.url("operator-prices-detail", row.pk),
-        said=lambda made: f"Version {made.number} of {made.book} is published.",
+        said=lambda made: f"Version {made.number} of {made.book} was published.",
         breadcrumbs=(_book(visit),),
-        effect=f"{since}, {head.prices} prices of {head.models} models hold for {whom}. Published prices never change:"
-        " only a later version ends them.",
+        effect=f"{since}, {head.prices} prices of {head.models} models apply to {whom}. Published prices never change."
+        " A later version replaces them.",
         danger=True,
     )
 
@@ -152,9 +152,9 @@ def discard(visit: PageContext) -> HttpResponse:
         lambda _: do_discard_prices(row, by=visit.user),
         submit="Discard",
         back=visit.url("operator-prices-detail", row.pk),
-        said=lambda _: f"Draft {row.pk} is given up.",
+        said=lambda _: f"Draft {row.pk} was discarded.",
         breadcrumbs=(_book(visit),),
-        effect="It stays to be read, and can be copied to a new draft. It can no longer be published.",
+        effect="The draft stays readable and can be copied to a new draft. It can no longer be published.",
         danger=True,
     )
 

@@ -189,7 +189,7 @@ def head(visit: PageContext) -> TenantDetailHeader:
     served, here = tenant.status == Tenant.Status.ACTIVE, tenant.status != Tenant.Status.PURGED
     return TenantDetailHeader(
         tenant,
-        "To be purged" if tenant.purge_after else tenant.get_status_display(),
+        "Purge scheduled" if tenant.purge_after else tenant.get_status_display(),
         view_url=visit.url("operator-tenants-view", tenant.pk) if here else "",
         suspend_url=visit.url("operator-tenants-suspend", tenant.pk) if here and served else "",
         resume_url=visit.url("operator-tenants-resume", tenant.pk) if here and not served else "",
@@ -229,7 +229,7 @@ def spend(visit: PageContext) -> Chart | None:
     if not any(values):
         return None
     total = Money(sum(values)).text
-    of = f"Spend by day, last {DAYS} days: {total} in all"
+    of = f"Spend by day, last {DAYS} days: {total} in total"
     return Chart("spend", of, tuple(days), (Series("Spend", "spend", values, "area", total),), "usd", height=214)
 
 
@@ -253,10 +253,10 @@ def plan(visit: PageContext) -> Plan:
 
 
 def bounds(visit: PageContext) -> TenantDetailBounds:
-    """Budgets, the fullest first, and limits."""
+    """Budgets, highest usage first, and limits."""
     tenant = tenant_of(visit)
     rooms = standing.budgets(visit.now, tenant.pk, MOST_BUDGETS).get(tenant.pk, [])
-    modes = {"hard": "Blocks", "soft": "Only counts", "dry_run": "On trial"}
+    modes = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
     rows = (
         LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")
     )

@@ -28,13 +28,13 @@ class NewTenant(forms.Form):
         label="Slug",
         max_length=50,
         required=False,
-        help_text="Stands in addresses: small letters, digits, hyphens. Left empty it is made from the name.",
+        help_text="Used in URLs: lowercase letters, digits and hyphens. Leave blank to create it from the name",
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )
     email = forms.EmailField(
-        label="First owner’s e-mail address",
+        label="First owner’s email address",
         max_length=254,
-        help_text="They get an invitation that works once, for 7 days.",
+        help_text="Receives an invitation that works once, for 7 days",
         widget=forms.EmailInput(attrs={"autocomplete": "off"}),
     )
 
@@ -42,21 +42,21 @@ class NewTenant(forms.Form):
         given = super().clean() or {}
         slug = given.get("slug") or slugify(given.get("name", ""))[: Tenant._meta.get_field("slug").max_length]
         if not slug or slug != slugify(slug):
-            self.add_error("slug", "Small letters, digits and hyphens make a slug.")
+            self.add_error("slug", "Use lowercase letters, digits and hyphens.")
         return given | {"slug": slug}
 
 
 class TenantAdminInvite(forms.Form):
     email = forms.EmailField(
-        label="E-mail address", max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
+        label="Email address", max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
     )
 
 
 class Why(forms.Form):
     why = forms.CharField(
-        label="Why",
+        label="Reason",
         max_length=200,
-        help_text="A ticket, or what the tenant asked. It stands in their audit log.",
+        help_text="For example a ticket. Shown in the tenant’s audit log",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
 
@@ -64,17 +64,17 @@ class Why(forms.Form):
 class Raise(forms.Form):
     """So much more of a budget, until the end of a day. `unit`: the budget's."""
 
-    until = forms.DateField(label="Until the end of", help_text="A day, UTC. Then it is as before.", widget=_DAY)
+    until = forms.DateField(label="Until", help_text="UTC. The limit then reverts", widget=_DAY)
     field_order = ("more", "until")
 
     def __init__(self, unit: str, data: Any = None, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial)
         self._unit = unit
         if unit == "money":
-            self.fields["more"] = _usd("Raise by, in USD", "On top of the limit.")
+            self.fields["more"] = _usd("Raise by, in USD", "Added to the limit")
         else:
             self.fields["more"] = forms.IntegerField(
-                label=f"Raise by, in {unit}", help_text="On top of the limit.", min_value=1, max_value=10**15
+                label=f"Raise by, in {unit}", help_text="Added to the limit", min_value=1, max_value=10**15
             )
         self.order_fields(self.field_order)
 
@@ -82,14 +82,14 @@ class Raise(forms.Form):
         given = super().clean() or {}
         until = day_end(given.get("until"))
         if until is not None and until <= datetime.now(UTC):
-            self.add_error("until", "That day is over.")
+            self.add_error("until", "Choose today or a later date.")
         more = given.get("more", 0)
         return given | {"raise_amount": int(more * NANO) if self._unit == "money" else more, "raise_until": until}
 
 
 class Book(forms.Form):
     book = forms.ChoiceField(
-        label="Price book", help_text="From now on. The tenant’s own prices still beat the book’s."
+        label="Price book", help_text="Applies from now. The tenant’s own prices override the price book"
     )
 
     def __init__(self, books: list[str], data: Any = None, book: str = "") -> None:

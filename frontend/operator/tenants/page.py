@@ -27,7 +27,7 @@ SORTS = (
     ("", "Plan", ""),
     ("spend", "Spend", "n"),
     ("margin", "Margin", "n"),
-    ("limit", "Fullest budget", ""),
+    ("limit", "Highest budget usage", ""),
     ("requests", "Requests", "n"),
     ("", "Status", ""),
     ("since", "Since", "n"),
@@ -56,7 +56,7 @@ class TenantAdminRow:
 
     @property
     def status_label(self) -> str:
-        return "To be purged" if self.tenant.purge_after else self.tenant.get_status_display()
+        return "Purge scheduled" if self.tenant.purge_after else self.tenant.get_status_display()
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Room:
 
     @property
     def share(self) -> str:
-        return share(self.used, self.room) if self.room > 0 else "no room"
+        return share(self.used, self.room) if self.room > 0 else "no budget left"
 
     @property
     def per_mille(self) -> int:
@@ -84,7 +84,7 @@ class Room:
         return amount(self.used, self.unit)
 
 
-PERIODS = {"day": "a day", "month": "a month", "lifetime": "in total"}
+PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
 
 
 def amount(value: int, unit: str) -> str:

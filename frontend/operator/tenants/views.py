@@ -41,7 +41,7 @@ ONE = Panels(
         Panel("spend", "Spend by day", "ops_tenants/spend.html", detail.spend, every=0),
         Panel("plan", "Plan", "ops_tenants/plan.html", detail.plan, every=0),
         Panel("bounds", "Budgets and limits", "ops_tenants/bounds.html", detail.bounds),
-        Panel("people", "People", "ops_tenants/people.html", detail.people, every=0),
+        Panel("people", "Members", "ops_tenants/people.html", detail.people, every=0),
         Panel("credits", "Credits", "ops_tenants/credits.html", detail.credits, every=0),
         Panel("invoices", "Invoices", "ops_tenants/invoices.html", detail.invoices, every=0),
         Panel("quarantine", "Quarantine", "ops_tenants/quarantine.html", detail.quarantine),
@@ -74,13 +74,13 @@ def tenant(visit: PageContext) -> HttpResponse:
 def new(visit: PageContext) -> HttpResponse:
     form = forms.NewTenant(posted(visit))
     back = visit.url("operator-tenants")
-    given: dict[str, Any] = {"action": visit.request.path, "submit": "Create the tenant", "back": back}
+    given: dict[str, Any] = {"action": visit.request.path, "submit": "Create tenant", "back": back}
     given["crumbs"] = (_tenants(visit),)
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: _create(visit, data)):
             return _invited(visit, *carried.value)
-        return refused(visit, "frontend/form.html", "New tenant", form, **given)
-    return show(visit, "frontend/form.html", "New tenant", form=form, **given)
+        return refused(visit, "frontend/form.html", "Create tenant", form, **given)
+    return show(visit, "frontend/form.html", "Create tenant", form=form, **given)
 
 
 def _create(visit: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
@@ -99,7 +99,7 @@ def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpRespons
         "files": "" if settings.email_url else settings.data_dir.absolute() / "mail",
         "url": visit.url("operator-tenants-detail", found.pk),
     }
-    return show(visit, "ops_tenants/invited.html", "Pass the link on", breadcrumbs=(_tenants(visit),), **given)
+    return show(visit, "ops_tenants/invited.html", "Invitation link", breadcrumbs=(_tenants(visit),), **given)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -112,9 +112,9 @@ def suspend(visit: PageContext) -> HttpResponse:
         Confirm(found.slug, posted(visit)),
         lambda _: actions.do_suspend_tenant(found),
         submit="Suspend",
-        said=lambda was: f"{found.name} is no longer served." if was else f"{found.name} was suspended before.",
-        effect=f"Within a second every key of {found.name} is refused with 403, running answers end, and batches wait."
-        " Its people still log in; usage so far is billed.",
+        said=lambda was: f"{found.name} was suspended." if was else f"{found.name} was already suspended.",
+        effect=f"Within a second all keys of {found.name} receive 403, running requests end and batches pause."
+        " Members can still sign in. Usage so far is billed.",
         danger=True,
     )
 
@@ -129,8 +129,8 @@ def resume(visit: PageContext) -> HttpResponse:
         Confirm(found.slug, posted(visit)),
         lambda _: actions.do_resume_tenant(found),
         submit="Resume",
-        said=lambda was: f"{found.name} is served again." if was else f"{found.name} was not suspended.",
-        effect=f"Within a second the keys of {found.name} work again, and what they ask for is billed.",
+        said=lambda was: f"{found.name} was resumed." if was else f"{found.name} was not suspended.",
+        effect=f"Within a second the keys of {found.name} work again and their usage is billed.",
     )
 
 
@@ -148,8 +148,8 @@ def raise_budget(visit: PageContext) -> HttpResponse:
         forms.Raise(budget.unit, posted(visit)),
         lambda data: do_change_budget(budget, raise_amount=data["raise_amount"], raise_until=data["raise_until"]),
         submit="Raise",
-        said=lambda changed: f"“{budget.name}” is raised. {effect_of(changed)}",
-        effect="It holds within a second. A raise that it has now is replaced.",
+        said=lambda changed: f"“{budget.name}” raised. {effect_of(changed)}",
+        effect="Takes effect within a second and replaces a current temporary raise.",
     )
 
 
@@ -166,8 +166,8 @@ def book(visit: PageContext) -> HttpResponse:
         forms.Book(books, posted(visit), assigned.book.name if assigned else PriceBook.LIST),
         lambda data: do_assign_book(found, data["book"]),
         submit="Assign",
-        said=lambda _: f"{found.name} has its prices from this book now.",
-        effect="Requests admitted from now on are charged by it; those before keep their prices.",
+        said=lambda _: f"{found.name} now uses this price book.",
+        effect="Applies to requests received from now. Earlier requests keep their prices.",
     )
 
 
@@ -178,7 +178,7 @@ def invite(visit: PageContext) -> HttpResponse:
     back = visit.url("operator-tenants-detail", found.pk)
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
     given["crumbs"] = (_tenants(visit), Breadcrumb(found.name, back))
-    title = f"Invite an owner of {found.name}"
+    title = f"Invite owner of {found.name}"
     if visit.request.method == "POST":
         owner = Membership.Role.OWNER
         if carried := carry_out(form, lambda data: actions.do_invite(found, data["email"], owner, by=visit.user)):
@@ -200,13 +200,12 @@ def view(visit: PageContext) -> HttpResponse:
         "submit": "View",
         "back": visit.url("operator-tenants-detail", found.pk),
         "crumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("operator-tenants-detail", found.pk))),
-        "effect": f"You read the console as {found.name} does, for an hour at most, and can change nothing. The tenant"
-        " sees in its audit log that you did, when and why.",
+        "effect": "The view is recorded in the tenant’s audit log, with its time and your reason.",
     }
-    title = f"View as {found.name}"
+    title = f"View as {found.name}: read-only for up to 1 hour"
     if visit.request.method == "POST":
         if carry_out(form, lambda data: impersonation.start(visit.request, found, data["why"])):
-            return done(visit, wanted if inside else home, f"You view {found.name}, read-only.")
+            return done(visit, wanted if inside else home, f"You are viewing {found.name}, read-only.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 
@@ -215,8 +214,8 @@ def view(visit: PageContext) -> HttpResponse:
 def end_view(visit: PageContext) -> HttpResponse:
     found = impersonation.end(visit.request)
     if found is None:
-        return done(visit, visit.url("operator-tenants"), "The view had ended.")
-    return done(visit, visit.url("operator-tenants-detail", found.tenant_id), f"You no longer view {found.name}.")
+        return done(visit, visit.url("operator-tenants"), "The view has already ended.")
+    return done(visit, visit.url("operator-tenants-detail", found.tenant_id), f"View of {found.name} ended.")
 
 
 def _found(visit: PageContext) -> Tenant:

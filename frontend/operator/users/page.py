@@ -17,7 +17,7 @@ from tenants.models import AuditEntry, Membership, User
 
 MAX_ROWS = 100  # shown together; the search finds the others
 MAX_CHANGES = 10
-FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "No second factor"), ("deactivated", "Deactivated"))
+FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "Without 2FA"), ("deactivated", "Deactivated"))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def user_page(visit: PageContext) -> UserPage:
     has_factor: bool = user.has_factor  # type: ignore[attr-defined]  # annotated in _users
     is_you = user.pk == visit.user.pk
     offered = (
-        ("Remove second factor", "remove-second-factor", "lock", has_factor),
+        ("Remove 2FA", "remove-second-factor", "lock", has_factor),
         ("Revoke operator", "revoke-operator", "undo", user.is_staff),
         ("Make operator", "grant-operator", "admin", not user.is_staff and user.is_active),
         ("Deactivate", "deactivate", "ban", user.is_active),

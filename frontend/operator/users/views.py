@@ -55,7 +55,7 @@ ACTIONS = {
         actions.do_reactivate_user,
         "Reactivate {}",
         "Reactivate",
-        "{} can sign in again, with the same password, second factor and memberships.",
+        "{} can sign in again, with the same password, two-factor authentication and memberships.",
         "{} was reactivated.",
         "{} was already active.",
         is_dangerous=False,
@@ -78,12 +78,12 @@ ACTIONS = {
     ),
     "remove-second-factor": Action(
         actions.do_remove_second_factor,
-        "Remove the second factor of {}",
+        "Remove two-factor authentication of {}",
         "Remove",
         "{} can sign in with only the password, is signed out on all devices, and gets an email about this."
         " Verify the user's identity first.",
-        "The second factor of {} was removed.",
-        "{} had no second factor.",
+        "Two-factor authentication of {} was removed.",
+        "{} had no two-factor authentication.",
     ),
 }
 

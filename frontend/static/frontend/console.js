@@ -65,9 +65,9 @@ const say = (text) => {
   $("#toasts").append(toast);
 };
 on("htmx:responseError", ({ detail: { xhr } }) => {
-  if (!xhr.getResponseHeader("X-Panel")) say(`That did not work (${xhr.status}). Request ${xhr.getResponseHeader("X-Request-Id") || "unknown"}.`);
+  if (!xhr.getResponseHeader("X-Panel")) say(`The request failed (${xhr.status}). Try again. Request ID: ${xhr.getResponseHeader("X-Request-Id") || "unknown"}.`);
 });
-on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || say("The server cannot be reached. Nothing was changed."));
+on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || say("Cannot reach the server. Nothing was changed. Try again."));
 on("click", (event) => event.target.closest(".toast")?.remove());
 setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 8000);
 
@@ -94,7 +94,7 @@ const point = (step) => {
   const next = all[(at + step + all.length) % all.length];
   next?.classList.add("at");
   next?.scrollIntoView({ block: "nearest" });
-  $("#palette-said", palette).textContent = next ? next.textContent.trim() : "Nothing found";
+  $("#palette-said", palette).textContent = next ? next.textContent.trim() : "No results";
 };
 const look = async () => {
   const turn = ++asked;

@@ -99,7 +99,7 @@ if (form) {
         const first = JSON.parse(text);
         first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The socket was refused."));
       };
-      opened.onclose = opened.onerror = () => broken(new Error("The gateway cannot be reached."));
+      opened.onclose = opened.onerror = () => broken(new Error("Cannot reach the gateway. Try again."));
     });
     opened.onmessage = ({ data: text }) => hear(JSON.parse(text));
     opened.onerror = null;
@@ -129,7 +129,7 @@ if (form) {
       end(run, "good", "Complete");
     } else if (told.type === "error") {
       if (told.error.code === "cancelled") end(run, "warn", "Stopped");
-      else end(run, "bad", told.error.code === "rate_limit_exceeded" || /budget|quota/.test(told.error.code) ? "Limited" : "Refused", why(told));
+      else end(run, "bad", told.error.code === "rate_limit_exceeded" || /budget|quota/.test(told.error.code) ? "Rate limited" : "Rejected", why(told));
     }
   };
   const why = ({ error, retry_after }) => {

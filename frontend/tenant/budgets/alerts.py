@@ -75,7 +75,7 @@ def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...
 
 _MAILED = {Mail.State.QUEUED: "warn", Mail.State.SENT: "good", Mail.State.FAILED: "bad"}
 _SENT = {
-    WebhookDelivery.State.PENDING: ("on its way", "warn"),
+    WebhookDelivery.State.PENDING: ("pending", "warn"),
     WebhookDelivery.State.DELIVERED: ("delivered", "good"),
     WebhookDelivery.State.FAILED: ("failed", "bad"),
 }
@@ -98,8 +98,8 @@ def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDeliver
         fared, kind = _SENT[WebhookDelivery.State(state)]
         hooks.append(BudgetDelivery(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, why))
     if mail is None:
-        return (BudgetDelivery("Mail", "", "no longer on record"), *hooks)
-    return (BudgetDelivery(f"Mail {mail.state}", _MAILED[mail.state], mail.error), *hooks)
+        return (BudgetDelivery("Email", "", "no longer stored"), *hooks)
+    return (BudgetDelivery(f"Email {mail.state}", _MAILED[mail.state], mail.error), *hooks)
 
 
 def _why(one: WebhookDelivery) -> str:

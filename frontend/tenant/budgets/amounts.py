@@ -51,14 +51,14 @@ def parse(text: str, unit: str) -> int:
     bare = re.sub(r"[,_\s]", "", text)
     if unit == "money":
         if not (found := _DOLLARS.fullmatch(bare)):
-            raise ValueError("Type dollars, with nine digits after the point at most: 12.50.")
+            raise ValueError("Enter a positive amount, e.g. 12.50")
         value = int(found[1]) * 10**_NANO_DIGITS + int((found[2] or "").ljust(_NANO_DIGITS, "0"))
     else:
         if not _WHOLE.fullmatch(bare):
-            raise ValueError("Type a whole number: 1,000,000.")
+            raise ValueError("Enter a whole number, e.g. 1,000,000")
         value = int(bare)
     if value > MOST:
-        raise ValueError(f"The most is {BudgetAmount.whole(unit, MOST).text}.")
+        raise ValueError(f"Enter {BudgetAmount.whole(unit, MOST).text} or less.")
     return value
 
 

@@ -36,7 +36,7 @@ class BudgetDetailHeader:
 
 @dataclass(frozen=True)
 class Now:
-    """The period under way."""
+    """Current period."""
 
     used: BudgetAmount
     held: BudgetAmount

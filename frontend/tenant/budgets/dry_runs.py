@@ -12,16 +12,16 @@ from frontend.tenant.keys.bounds import NAMES
 from millrace.apps.records.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
-_UNTIL = {"day": "the next day begins", "month": "the next month begins", "lifetime": "it is raised"}
-_PERIODS = {"day": "a day", "month": "a month", "lifetime": "in total"}
+_UNTIL = {"day": "the next day", "month": "the next month", "lifetime": "you raise the limit"}
+_PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
 UNTRIED = ("long_queue", "long_cap")
 _WHEN = {
-    "requests": "when the bucket is empty; it fills evenly",
-    "tokens": "when a request’s tokens do not fit; the bucket fills evenly",
-    "concurrency": "when that number is already running",
-    "max": "with 400: the request itself is too long",
-    "long_queue": "Blocks nothing: longer prompts wait in a queue of their own",
-    "long_cap": "Blocks nothing: further long jobs wait",
+    "requests": "when the token bucket is empty; it refills continuously",
+    "tokens": "when a request’s tokens exceed the bucket; it refills continuously",
+    "concurrency": "when this many requests are running",
+    "max": "with 400 if the request is too long",
+    "long_queue": "Blocks nothing: longer prompts use a separate queue",
+    "long_cap": "Blocks nothing: more long prompts wait",
 }
 
 
@@ -47,11 +47,11 @@ def of_budget(
 ) -> Sentence:
     """About a budget as it is typed so far. In the tenant's scope."""
     code = "429 budget_exceeded" if unit == "money" else "429 quota_exceeded"
-    until = _UNTIL.get(period, "it begins again")
+    until = _UNTIL.get(period, "the budget resets")
     blocks, kind, when = {
-        "hard": ("Blocks", "bad", f"A request that does not fit what is left gets {code}, until {until}."),
-        "soft": ("Does not block", "good", "Nothing is refused. It counts, and alerts at its thresholds."),
-        "dry_run": ("Does not block", "good", "Nothing is refused. What it would have refused is counted, to try it."),
+        "hard": ("Blocks", "bad", f"A request that exceeds the remaining budget receives {code} until {until}."),
+        "soft": ("Does not block", "good", "No requests are rejected. Alerts are sent at the thresholds."),
+        "dry_run": ("Does not block", "good", "No requests are rejected. Requests over budget are counted."),
     }.get(mode, ("", "", ""))
     try:
         limit = parse(amount, unit)
@@ -61,7 +61,7 @@ def of_budget(
         return Sentence(blocks, kind, when, "")
     tried = budget_would_refuse(owner.scope(tenant_id), unit, period, limit)
     would = (
-        f"A hard limit of {BudgetAmount.whole(unit, limit).text} {_PERIODS[period]} would have refused {_said(tried)}."
+        f"A hard limit of {BudgetAmount.whole(unit, limit).text} {_PERIODS[period]} would have rejected {_said(tried)}."
     )
     return Sentence(blocks, kind, when, would)
 
@@ -90,13 +90,13 @@ def _when(name: str, *, dry_run: bool) -> str:
     kind = "max" if name.startswith("max_") else name if name in _WHEN else name.partition("_per_")[0]
     how = _WHEN.get(kind, _WHEN["tokens"])
     if dry_run:
-        return "Does not block: counts what it would refuse."
+        return "Does not block: counts requests over the limit."
     return f"Blocks {how}." if kind == "max" else f"Blocks with 429 {how}."
 
 
 def _said(tried: DryRunResult) -> str:
     if not tried.requests:
-        return "nothing: there was no request in the last 7 days"
-    since = "of the last 7 days" if tried.complete else "that were looked at, from 7 days ago on"
+        return "nothing (no requests in the last 7 days)"
+    since = "from the last 7 days" if tried.complete else "checked from the last 7 days"
     part = f" ({share(tried.refused, tried.requests)})" if tried.refused else ""
     return f"{exact(tried.refused)} of the {exact(tried.requests)} requests {since}{part}"

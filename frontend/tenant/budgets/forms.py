@@ -17,21 +17,21 @@ from tenants.models import LIMITS, LimitSet
 
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {**_PLAIN, "inputmode": "decimal"}
-UNITS = (("money", "Money, in dollars"), ("tokens", "Tokens"), ("requests", "Requests"))
-PERIODS = (("month", "Each month"), ("day", "Each day"), ("lifetime", "Never"))
+UNITS = (("money", "Money (USD)"), ("tokens", "Tokens"), ("requests", "Requests"))
+PERIODS = (("month", "Monthly"), ("day", "Daily"), ("lifetime", "Never"))
 MODES = (
-    (Budget.Mode.HARD, "Block: refuse what does not fit"),
-    (Budget.Mode.SOFT, "Only count, and alert"),
-    (Budget.Mode.DRY_RUN, "Dry run: count what it would refuse"),
+    (Budget.Mode.HARD, "Hard limit: reject requests over budget"),
+    (Budget.Mode.SOFT, "Soft limit: alert only"),
+    (Budget.Mode.DRY_RUN, "Dry run: count requests over budget"),
 )
-LIMIT_MODES = (("hard", "Block: refuse what does not fit"), ("dry_run", "Dry run: count what it would refuse"))
+LIMIT_MODES = (("hard", "Hard limit: reject requests over budget"), ("dry_run", "Dry run: count requests over budget"))
 GROUPS = (
     ("Requests", ("requests_per_minute", "requests_per_day", "concurrency")),
     ("Tokens", ("tokens_per_minute", "tokens_per_day")),
     ("Input tokens", ("input_tokens_per_minute", "input_tokens_per_day")),
     ("Output tokens", ("output_tokens_per_minute", "output_tokens_per_day")),
-    ("Of one request", ("max_prompt_tokens", "max_output_tokens")),
-    ("Long jobs", ("long_queue", "long_cap")),
+    ("Per request", ("max_prompt_tokens", "max_output_tokens")),
+    ("Long prompts", ("long_queue", "long_cap")),
 )
 
 
@@ -48,28 +48,28 @@ class BudgetForm(forms.Form):
     name = forms.CharField(max_length=100, widget=forms.TextInput(_PLAIN))
     amount = AmountField(label="Limit")
     mode = forms.ChoiceField(
-        label="When it is used up", choices=MODES, initial=Budget.Mode.HARD, widget=forms.RadioSelect
+        label="When the limit is reached", choices=MODES, initial=Budget.Mode.HARD, widget=forms.RadioSelect
     )
     clamp = forms.BooleanField(
         required=False,
-        label="Shorten an answer that would not fit",
-        help_text="Rather than refuse its request.",
+        label="Reduce max_tokens to fit instead of rejecting",
+        help_text="Shortens responses to the remaining budget",
     )
     rollover_cap = AmountField(
         required=False,
-        label="Carry over at most",
-        help_text="So much of what a period leaves goes to the next. Empty: nothing.",
+        label="Rollover cap",
+        help_text="Unused budget carried into the next period. Leave blank for none.",
     )
     thresholds = forms.CharField(
         required=False,
         max_length=100,
         initial="50, 80, 100",
         widget=forms.TextInput(_PLAIN),
-        label="Alert at percent of the limit",
-        help_text="Once each in a period, by mail and webhook. Empty: no alerts.",
+        label="Alert thresholds (% of limit)",
+        help_text="Sent once per period by email and webhook. Leave blank for no alerts.",
     )
     alert_forecast = forms.BooleanField(
-        required=False, initial=True, label="Alert when the month’s forecast passes the limit"
+        required=False, initial=True, label="Alert when the monthly forecast exceeds the limit"
     )
 
     def __init__(self, data: Any = None, budget: Budget | None = None, initial: Any = None) -> None:
@@ -92,7 +92,7 @@ class BudgetForm(forms.Form):
     def clean_thresholds(self) -> list[int]:
         words = [word for word in re.split(r"[\s,;%]+", self.cleaned_data["thresholds"]) if word]
         if not all(word.isascii() and word.isdigit() and len(word) < 5 for word in words):
-            raise forms.ValidationError("Type whole percents: 50, 80, 100.")
+            raise forms.ValidationError("Enter whole percentages, e.g. 50, 80, 100")
         return [int(word) for word in words]
 
     def chosen(self) -> dict[str, Any]:
@@ -104,9 +104,9 @@ class BudgetForm(forms.Form):
 class NewBudget(BudgetForm):
     """A budget to be: whose it is, its unit and its period stay."""
 
-    whose = forms.ChoiceField(label="It bounds")
-    counts = forms.ChoiceField(label="It counts", choices=UNITS)
-    period = forms.ChoiceField(label="It begins again", choices=PERIODS)
+    whose = forms.ChoiceField(label="Applies to")
+    counts = forms.ChoiceField(label="Measure", choices=UNITS)
+    period = forms.ChoiceField(label="Resets", choices=PERIODS)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
@@ -124,16 +124,16 @@ class RaiseForm(forms.Form):
 
     more = AmountField(label="Raise by")
     until = forms.DateField(
-        label="Until the end of",
+        label="Until",
         widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
-        help_text="Then the limit is as it was.",
+        help_text="The limit then reverts.",
     )
 
     def __init__(self, unit: str, zone: tzinfo, data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self._unit, self._zone = unit, zone
         if unit == "money":
-            self.fields["more"].help_text = "In dollars."
+            self.fields["more"].help_text = "In USD."
 
     def clean_more(self) -> int:
         try:
@@ -141,21 +141,23 @@ class RaiseForm(forms.Form):
         except ValueError as exc:
             raise forms.ValidationError(str(exc)) from exc
         if not value:
-            raise forms.ValidationError("Raise it by more than nothing.")
+            raise forms.ValidationError("Enter an amount greater than zero.")
         return value
 
     def clean_until(self) -> datetime:
         day: date = self.cleaned_data["until"]
         end = datetime.combine(day + timedelta(days=1), time(), self._zone)
         if end <= datetime.now(self._zone):
-            raise forms.ValidationError("That day is over.")
+            raise forms.ValidationError("Choose today or a later date.")
         return end
 
 
 class LimitsForm(forms.Form):
     """A set of limits: each may be left empty."""
 
-    mode = forms.ChoiceField(label="When one is reached", choices=LIMIT_MODES, initial="hard", widget=forms.RadioSelect)
+    mode = forms.ChoiceField(
+        label="When a limit is reached", choices=LIMIT_MODES, initial="hard", widget=forms.RadioSelect
+    )
 
     def __init__(self, data: Any = None, row: LimitSet | None = None, initial: Any = None) -> None:
         super().__init__(data, initial=_of_limits(row) if row else initial)
@@ -186,14 +188,14 @@ class LimitsForm(forms.Form):
 class NewLimits(LimitsForm):
     """Limits to be: whose they are and for which model stays."""
 
-    whose = forms.ChoiceField(label="They bound")
-    model = forms.ChoiceField(label="For", required=False)
+    whose = forms.ChoiceField(label="Applies to")
+    model = forms.ChoiceField(label="Models", required=False)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
-        models = [(model.name, f"{model.name} alone") for model in platform_settings().models]
-        self.fields["model"].choices = [("", "All models together"), *models]  # type: ignore[attr-defined]
+        models = [(model.name, f"{model.name} only") for model in platform_settings().models]
+        self.fields["model"].choices = [("", "All models"), *models]  # type: ignore[attr-defined]
 
 
 def _of_budget(budget: Budget) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def new_limits(visit: PageContext) -> HttpResponse:
 
     if visit.request.method == "POST":
         if carried := carry_out(form, make):
-            return done(visit, visit.url("budgets"), f"{carried.value.label}: these limits hold from now on.")
+            return done(visit, visit.url("budgets"), f"{carried.value.label}: rate limits set.")
         return refused(visit, "budgets/limits_form.html", "Set rate limits", form, **given)
     return show(visit, "budgets/limits_form.html", "Set rate limits", form=form, **given)
 
@@ -49,7 +49,7 @@ def _no_other(visit: PageContext, owner: BudgetOwnerScope, model: str, *, dry_ru
     with visit.scope():
         rows = LimitSet.objects.for_tenant(visit.tenant).filter(**ids, model=model, by_operator=False, dry_run=dry_run)
         if rows.exists():
-            raise Conflict(f"{owner.label} has such limits already: change those.")
+            raise Conflict(f"{owner.label} already has limits. Edit those limits instead.")
 
 
 @tenant_page(WRITES, methods=FORM)
@@ -59,7 +59,7 @@ def edit_limits(visit: PageContext) -> HttpResponse:
     form = LimitsForm(posted(visit), row)
     given = _given(visit, "Save") | {
         "try_url": f"{visit.url('budgets-limits-try')}?set={row.pk}",
-        "owner": owner.label + (f", {row.model} alone" if row.model else ""),
+        "owner": owner.label + (f", {row.model} only" if row.model else ""),
     }
 
     def change(data: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def edit_limits(visit: PageContext) -> HttpResponse:
     title = f"Limits of {owner.label[0].lower()}{owner.label[1:]}"
     if visit.request.method == "POST":
         if carry_out(form, change):
-            return done(visit, visit.url("budgets"), f"{owner.label}: these limits hold from now on.")
+            return done(visit, visit.url("budgets"), f"{owner.label}: rate limits set.")
         return refused(visit, "budgets/limits_form.html", title, form, **given)
     return show(visit, "budgets/limits_form.html", title, form=form, **given)
 
@@ -82,15 +82,13 @@ def remove_limits(visit: PageContext) -> HttpResponse:
     row = _own(visit)
     owner = whose(row)
     form = Confirm(owner.row.name if owner.row else visit.tenant.name, posted(visit))
-    effect = (
-        f"{owner.label} has these limits no more, within a second everywhere. Those of others on its way still hold."
-    )
-    given = _given(visit, "Lift limits") | {"effect": effect, "danger": True}
+    effect = f"{owner.label} loses these limits within a second. Other limits that apply to its requests stay active."
+    given = _given(visit, "Remove limits") | {"effect": effect, "danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_remove_limits(row)):
-            return done(visit, visit.url("budgets"), f"{owner.label}: the limits are lifted.")
-        return refused(visit, "frontend/form.html", "Lift limits", form, **given)
-    return show(visit, "frontend/form.html", "Lift limits", form=form, **given)
+            return done(visit, visit.url("budgets"), f"{owner.label}: rate limits removed.")
+        return refused(visit, "frontend/form.html", "Remove limits", form, **given)
+    return show(visit, "frontend/form.html", "Remove limits", form=form, **given)
 
 
 @tenant_page(READS)

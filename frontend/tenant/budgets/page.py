@@ -22,7 +22,7 @@ LATELY = timedelta(hours=1)
 FULL_AT = 99  # percent: what is left then fits hardly any request
 NEAR_AT = 80
 _APART = 12  # percent of the gauge that two labels need between them
-PERIODS = {"day": "each day", "month": "each month", "lifetime": "in total"}
+PERIODS = {"day": "daily", "month": "monthly", "lifetime": "in total"}
 MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
 
 
@@ -206,9 +206,9 @@ def _row(visit: PageContext, one: BudgetPageStatus, sent: set[str], *, writes: b
     if one.raised and budget.raise_until:
         notes.append(f"{one.raised.text} more until {budget.raise_until.astimezone(visit.zone):%-d %b %H:%M}")
     if one.carried:
-        notes.append(f"{one.carried.text} carried over")
+        notes.append(f"{one.carried.text} rolled over")
     if budget.clamp:
-        notes.append("shortens answers that do not fit")
+        notes.append("Reduces max_tokens to fit")
     return BudgetTreeRow(
         name=budget.name,
         url=visit.url("budgets-detail", budget.pk),
@@ -247,7 +247,7 @@ def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
         if each < 100:
             place = percent(whole * each // 100, scale)
             near = any(mark.label and abs(float(place) - float(mark.at)) < _APART for mark in marks)
-            marks.append(Mark(place, "" if near else f"{each}%" + (", told" if str(each) in sent else "")))
+            marks.append(Mark(place, "" if near else f"{each}%" + (", sent" if str(each) in sent else "")))
     label = f"{one.used.text} used and {one.held.text} reserved of {one.limit.text}"
     return Gauge(percent(used, scale), percent(used + one.held.millionths, scale), tuple(marks), label)
 
@@ -270,17 +270,17 @@ def notices(visit: PageContext) -> BudgetNotices:
         short = BudgetAmount.whole(one.budget.unit, needed.get(one.budget.pk, 0))
         if one.is_hard and (one.is_full or short.millionths > one.left.millionths):
             ends = one.ends and one.ends.astimezone(visit.zone)
-            until = f" until {ends:%-d %B, %H:%M}, or until it is raised." if ends else " until it is raised."
-            said = f"{one.used.text} of {one.limit.text} is used."
+            until = f" until {ends:%-d %B, %H:%M}, or until you raise it." if ends else " until you raise it."
+            said = f"{one.used.text} of {one.limit.text} used."
             if not one.is_full:
-                said = f"{one.left.text} is left, and the latest one might have needed {short.text}."
+                said = f"{one.left.text} left. The latest request needed up to {short.text}."
             found.append(
                 BudgetNotice(
                     "bad",
-                    f"{one.budget.name}: {'the hard limit is reached' if one.is_full else 'requests are refused'}.",
-                    f"{said} Requests of {_of(one.budget)} get",
+                    f"{one.budget.name}: {'hard limit reached' if one.is_full else 'requests are rejected'}.",
+                    f"{said} Requests of {_of(one.budget)} receive",
                     f"429 {'budget' if one.budget.unit == 'money' else 'quota'}_exceeded",
-                    until if one.is_full else f" if they do not fit,{until}",
+                    until if one.is_full else f" if they exceed the remaining budget,{until}",
                     visit.url("budgets-raise", one.budget.pk) if writes else "",
                 )
             )
@@ -289,4 +289,4 @@ def notices(visit: PageContext) -> BudgetNotices:
 
 def _of(budget: Budget) -> str:
     owner = whose(budget)
-    return "the whole account" if owner.row is None else owner.label[0].lower() + owner.label[1:]
+    return "the organization" if owner.row is None else owner.label[0].lower() + owner.label[1:]

@@ -28,9 +28,9 @@ class BudgetOwnerScope:
     @property
     def label(self) -> str:
         if self.row is None:
-            return "The whole account"
+            return "The organization"
         if isinstance(self.row, User):
-            return f"Keys made by {person(self.row)}"
+            return f"Keys created by {person(self.row)}"
         return f"{self.kind.capitalize()} {self.row.name}"
 
     @property

@@ -33,15 +33,15 @@ PANELS = Panels(
         Panel("notices", "Notices", "budgets/notices.html", page.notices, every=10),
         Panel("tree", "Budgets and quotas", "budgets/tree.html", page.tree, every=10),
         Panel("limits", "Rate limits", "budgets/limits.html", sets.limits),
-        Panel("alerts", "Alerts", "budgets/alerts.html", alerts.alerts),
+        Panel("alerts", "Alert history", "budgets/alerts.html", alerts.alerts),
     ),
 )
 ONE = Panels(
     "budgets-detail-panel",
     (
-        Panel("now", "The period under way", "budgets/now.html", detail.now, every=10),
+        Panel("now", "Current period", "budgets/now.html", detail.now, every=10),
         Panel("past", "Periods", "budgets/past.html", detail.past, every=60),
-        Panel("told", "Alerts", "budgets/alerts.html", detail.told, every=60),
+        Panel("told", "Alert history", "budgets/alerts.html", detail.told, every=60),
         Panel("trial", "Last week", "budgets/trial.html", detail.trial, every=0, lazy=True),
     ),
 )
@@ -92,7 +92,7 @@ def edit_budget(visit: PageContext) -> HttpResponse:
     given = _given(visit, "Save", back, row) | {"try_url": f"{visit.url('budgets-try')}?budget={row.pk}"}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: do_change_budget(row, **form.chosen())):
-            return done(visit, back, f"{carried.value.name} was changed. {effect_of(carried.value)}")
+            return done(visit, back, f"{carried.value.name} was updated. {effect_of(carried.value)}")
         return refused(visit, "budgets/form.html", f"Edit {row.name}", form, **given)
     return show(visit, "budgets/form.html", f"Edit {row.name}", form=form, **given)
 
@@ -117,10 +117,10 @@ def raise_budget(visit: PageContext) -> HttpResponse:
     if visit.request.method == "POST":
         if carried := carry_out(form, raise_it):
             more = BudgetAmount.whole(row.unit, carried.value.raise_amount).text
-            said = f"{row.name} is raised by {more}. {effect_of(carried.value)}"
+            said = f"{row.name} raised by {more}. {effect_of(carried.value)}"
             return done(visit, visit.url("budgets"), said)
-        return refused(visit, "budgets/raise.html", f"Raise {row.name} for a while", form, **given)
-    return show(visit, "budgets/raise.html", f"Raise {row.name} for a while", form=form, **given)
+        return refused(visit, "budgets/raise.html", f"Temporarily raise {row.name}", form, **given)
+    return show(visit, "budgets/raise.html", f"Temporarily raise {row.name}", form=form, **given)
 
 
 @tenant_page(WRITES, methods=FORM)
@@ -129,29 +129,27 @@ def lower_budget(visit: PageContext) -> HttpResponse:
     row = _active(visit)
     back = visit.url("budgets-detail", row.pk)
     form = django_forms.Form(posted(visit))
-    effect = (
-        f"The limit of {row.name} is {BudgetAmount.whole(row.unit, row.amount).text} again, within a second everywhere."
-    )
-    given = _given(visit, "End the raise", back, row) | {"effect": effect}
+    effect = f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second."
+    given = _given(visit, "End temporary raise", back, row) | {"effect": effect}
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: do_change_budget(row, raise_amount=0, raise_until=None)):
-            return done(visit, back, f"The raise of {row.name} has ended. {effect_of(carried.value)}")
-        return refused(visit, "frontend/form.html", "End the raise", form, **given)
-    return show(visit, "frontend/form.html", "End the raise", form=form, **given)
+            return done(visit, back, f"Temporary raise of {row.name} ended. {effect_of(carried.value)}")
+        return refused(visit, "frontend/form.html", "End temporary raise", form, **given)
+    return show(visit, "frontend/form.html", "End temporary raise", form=form, **given)
 
 
 @tenant_page(WRITES, methods=FORM)
 def remove_budget(visit: PageContext) -> HttpResponse:
     row = _active(visit)
     form = Confirm(row.name, posted(visit))
-    hard = " What it refused passes within a second." if row.mode == Budget.Mode.HARD else ""
+    hard = " Rejected requests pass within a second." if row.mode == Budget.Mode.HARD else ""
     owner = whose(row).label
-    effect = f"{row.name} bounds nothing any more ({owner[0].lower()}{owner[1:]}), and alerts no more.{hard}"
+    effect = f"{row.name} no longer limits {owner[0].lower()}{owner[1:]} and sends no more alerts.{hard}"
     given = _given(visit, "Remove budget", visit.url("budgets-detail", row.pk), row)
-    given |= {"effect": f"{effect} What it counted is kept.", "danger": True}
+    given |= {"effect": f"{effect} Its history is kept.", "danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_remove_budget(row)):
-            return done(visit, visit.url("budgets"), f"{row.name} is removed.")
+            return done(visit, visit.url("budgets"), f"{row.name} was removed.")
         return refused(visit, "frontend/form.html", f"Remove {row.name}", form, **given)
     return show(visit, "frontend/form.html", f"Remove {row.name}", form=form, **given)
 

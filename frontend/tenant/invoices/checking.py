@@ -38,28 +38,28 @@ def reconciled(pk: int, now: datetime) -> Reconciled:
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
         invoice = rows.get(pk=pk)
         if invoice.state == Invoice.State.DRAFT:
-            return Reconciled(now, True, (), "A draft is compared with its usage and the books once it is final.")
+            return Reconciled(now, True, (), "Drafts are checked after they are finalized.")
         try:
             check = checks.check(invoice)
         except Conflict as exc:
             return Reconciled(now, True, (), str(exc))
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference)
-    lined = f"difference {difference.text} over {lines} line{'' if lines == 1 else 's'}"
-    unrated = f"{check.unrated:,} unrated" if check.unrated else "all rated, 0 unrated"
+    lined = f"difference {difference.text} across {lines} line{'' if lines == 1 else 's'}"
+    unrated = f"{check.unrated:,} unpriced" if check.unrated else "all priced, 0 unpriced"
     findings = (
-        Finding(not check.unrated, f"{check.events:,} metered legs of requests", unrated),
+        Finding(not check.unrated, f"{check.events:,} usage records", unrated),
         Finding(not check.ledger_difference, "Ledger equals line items", lined),
         Finding(
             check.same_data,
-            "Recomputed from raw usage" if check.same_data else "Raw usage says otherwise",
+            "Recomputed from raw usage" if check.same_data else "Raw usage differs",
             f"sha256 {check.sha256[:4]}…{check.sha256[-4:]}",
             is_code=True,
         ),
         Finding(
             check.same_pdf,
-            "PDF typeset again" if check.same_pdf else "The PDF typeset again differs",
-            "the same bytes as were sent" if check.same_pdf else "other versions of its typesetter also do that",
+            "PDF reproduces byte-for-byte" if check.same_pdf else "Regenerated PDF differs",
+            "identical to the sent PDF" if check.same_pdf else "can be caused by another typesetter version",
         ),
     )
     return Reconciled(now, all(one.good for one in findings), findings, "")

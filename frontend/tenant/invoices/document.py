@@ -107,10 +107,9 @@ class Document:
     def rounding(self) -> str:
         """What rounding did, in words."""
         if not self.residue.femto:
-            return "Here no line had anything to round."
-        did = "added" if self.residue.femto > 0 else "took"
-        size = abs(self.residue.femto)
-        return f"Together that {did} ${Money(size).exact}."
+            return "$0"
+        sign = "+" if self.residue.femto > 0 else "−"
+        return f"{sign}${Money(abs(self.residue.femto)).exact}"
 
 
 def shown(
@@ -230,9 +229,9 @@ def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callab
     if kind == "invoice" and rest.isdigit() and int(rest) in notes:
         label, url = f"Credit note {notes[int(rest)].number}", invoice_url(int(rest))
     elif kind == "match":
-        label = "Payment" if entry.nano < 0 else "Payment taken back"
+        label = "Payment" if entry.nano < 0 else "Payment reversed"
     else:
-        label = {"void": "Taken back", "bad-debt": "Given up"}.get(kind, "Correction")
+        label = {"void": "Reversed", "bad-debt": "Written off"}.get(kind, "Correction")
     return Movement(at, label, amount, url)
 
 

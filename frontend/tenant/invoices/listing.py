@@ -25,7 +25,7 @@ PAGE = 25
 
 @dataclass(frozen=True)
 class Upcoming:
-    """The month under way. `issued_on`: when its invoice is to be expected."""
+    """Upcoming invoice. `issued_on`: when its invoice is to be expected."""
 
     month: str
     first: date
@@ -74,7 +74,7 @@ class InvoiceListItem:
 
 
 def upcoming(visit: PageContext) -> Upcoming | None:
-    """Return the month under way; None while nobody was billed for anything yet."""
+    """Upcoming invoice; None while nobody was billed for anything yet."""
     with all_tenants_scope(BypassReason.BILLING):  # whose month it is, is the entity's to say
         period = period_at(visit.tenant, visit.now)
     if period is None:

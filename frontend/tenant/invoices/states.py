@@ -38,15 +38,15 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
     if invoice.gives_back and invoice.state != Invoice.State.DRAFT:
         return State("Credit note", "good", "")
     if invoice.state == Invoice.State.DRAFT:
-        return State(label, kind, "It is rewritten until it is final, and has no number yet.")
+        return State(label, kind, "Updated until finalized. No number assigned yet.")
     if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:
         if invoice.due_on < today:
-            return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} are owed.")
-        return State(label, kind, f"Due {_day(invoice.due_on)}. {owed.text} are owed.")
+            return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} outstanding.")
+        return State(label, kind, f"Due {_day(invoice.due_on)}. {owed.text} outstanding.")
     said = {
-        Invoice.State.PAID: "Nothing is owed.",
-        Invoice.State.VOID: "Taken back: nothing is owed on it.",
-        Invoice.State.UNCOLLECTIBLE: "What was still owed has been given up.",
+        Invoice.State.PAID: "Paid in full.",
+        Invoice.State.VOID: "Voided. No payment due.",
+        Invoice.State.UNCOLLECTIBLE: "The remaining balance was written off.",
     }
     return State(label, kind, said.get(Invoice.State(invoice.state), ""))
 

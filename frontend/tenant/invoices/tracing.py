@@ -74,14 +74,14 @@ class Traced:
     def rounding(self) -> str:
         """What rounding did, in words."""
         if not self.residue.femto:
-            return "nothing to round"
-        return f"which {'added' if self.residue.femto > 0 else 'took'} ${Money(abs(self.residue.femto)).exact}"
+            return "no rounding"
+        return f"rounding {'+' if self.residue.femto > 0 else '−'}${Money(abs(self.residue.femto)).exact}"
 
 
 def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> Traced:
     """Inside the visit's scope. `here` is the page's address; `request_name` that of the page of one request."""
     if line.first_at is None or line.last_at is None or line.nano_per_million is None:
-        raise ValueError("this line is of no usage")
+        raise ValueError("this line has no usage")
     cursor, fault = _read(visit.query.get("cursor", "")), ""
     rows = _rows(invoice, line, cursor)
     try:

@@ -52,14 +52,14 @@ def _check(visit: PageContext) -> Reconciled:
 PANELS = Panels(
     "invoices-panel",
     (
-        Panel("upcoming", "The month under way", "invoices/upcoming.html", listing.upcoming),
-        Panel("standing", "What is owed", "invoices/standing.html", listing.standing),
+        Panel("upcoming", "Upcoming invoice", "invoices/upcoming.html", listing.upcoming),
+        Panel("standing", "Balance due", "invoices/standing.html", listing.standing),
         Panel("list", "Invoices and credit notes", "invoices/list.html", listing.listed),
     ),
 )
 CHECKS = Panels(
-    "invoices-detail-panel",
-    (Panel("check", "The check against usage", "invoices/check.html", _check, every=0, lazy=True),),
+    "invoices-one-panel",
+    (Panel("check", "Usage check", "invoices/check.html", _check, every=0, lazy=True),),
 )
 
 
@@ -70,7 +70,7 @@ def invoices(visit: PageContext) -> HttpResponse:
 
 @tenant_page(NEEDS)
 def upcoming(visit: PageContext) -> HttpResponse:
-    """Return the month under way as the invoice it would be now."""
+    """Upcoming invoice as the invoice it would be now."""
     found = preview(visit.tenant, visit.now)
     it = None
     if found:

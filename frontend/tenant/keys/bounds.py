@@ -8,22 +8,22 @@ from datetime import datetime
 from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.records.limiting_factor import LimitingFactor
 
-_WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the account’s", "member": "its maker’s"}
-_PERIODS = {"minute": "a minute", "day": "a day", "month": "a month", "lifetime": "in total"}
+_WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the organization’s", "member": "its creator’s"}
+_PERIODS = {"minute": "per minute", "day": "per day", "month": "per month", "lifetime": "in total"}
 NAMES = {
-    "requests_per_minute": "Requests a minute",
-    "input_tokens_per_minute": "Input tokens a minute",
-    "output_tokens_per_minute": "Output tokens a minute",
-    "tokens_per_minute": "Tokens a minute",
-    "requests_per_day": "Requests a day",
-    "input_tokens_per_day": "Input tokens a day",
-    "output_tokens_per_day": "Output tokens a day",
-    "tokens_per_day": "Tokens a day",
-    "concurrency": "Requests at once",
-    "max_prompt_tokens": "Tokens of one prompt",
-    "max_output_tokens": "Tokens of one answer",
-    "long_queue": "Long jobs begin at, tokens",
-    "long_cap": "Long jobs at once",
+    "requests_per_minute": "Requests per minute",
+    "input_tokens_per_minute": "Input tokens per minute",
+    "output_tokens_per_minute": "Output tokens per minute",
+    "tokens_per_minute": "Tokens per minute",
+    "requests_per_day": "Requests per day",
+    "input_tokens_per_day": "Input tokens per day",
+    "output_tokens_per_day": "Output tokens per day",
+    "tokens_per_day": "Tokens per day",
+    "concurrency": "Concurrent requests",
+    "max_prompt_tokens": "Prompt tokens per request",
+    "max_output_tokens": "Output tokens per request",
+    "long_queue": "Long-prompt threshold (tokens)",
+    "long_cap": "Concurrent long prompts",
 }
 _FULL = 10  # per mille: what is left of a budget then fits hardly any request
 _NEAR = 200

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from django.http import Http404
 
+from frontend.core.labels import verdict_label
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.bounds import KeyBoundRow, row_of
@@ -192,7 +193,7 @@ def latest(visit: PageContext) -> Latest:
                 listed.record.request_id,
                 visit.url("requests-detail", listed.record.request_id),
                 listed.record.at,
-                RequestOutcome(listed.record.verdict).label,
+                verdict_label(listed.record.verdict),
                 _KINDS.get(RequestOutcome(listed.record.verdict), ""),
                 listed.record.served or listed.record.asked,
                 Money(listed.usage.cost_femto) if listed.usage else None,

@@ -15,7 +15,7 @@ from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.permissions import Permission
 
 OVERLAPS = (
-    ("0", "None: the old one stops now"),
+    ("0", "None: revoke the old key now"),
     ("1", "1 hour"),
     ("24", "1 day"),
     ("168", "7 days"),
@@ -32,22 +32,22 @@ def after(day: date, zone: tzinfo) -> datetime:
 class KeyForm(forms.Form):
     """What may be chosen of a key at any time."""
 
-    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text="Where it is used: prod-support.")
-    scopes = forms.MultipleChoiceField(label="What it may do", widget=forms.CheckboxSelectMultiple)
+    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text="For example: prod-support")
+    scopes = forms.MultipleChoiceField(label="Permissions", widget=forms.CheckboxSelectMultiple)
     models = forms.MultipleChoiceField(
-        label="Models", widget=forms.CheckboxSelectMultiple, required=False, help_text="None ticked: all models."
+        label="Models", widget=forms.CheckboxSelectMultiple, required=False, help_text="Leave blank to allow all models"
     )
     addresses = forms.CharField(
-        label="Addresses",
+        label="Allowed IPs",
         required=False,
         widget=forms.TextInput({**_PLAIN, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
-        help_text="Networks it may be used from. Empty: any.",
+        help_text="IP addresses or networks (CIDR). Leave blank to allow any",
     )
     expires_on = forms.DateField(
-        label="Last day",
+        label="Expires on",
         required=False,
         widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
-        help_text="It works until the end of that day. Empty: it never expires.",
+        help_text="The key works until the end of this day. Leave blank for no expiration date",
     )
 
     def __init__(self, visit: PageContext, data: Any = None, key: ApiKey | None = None) -> None:
@@ -75,7 +75,7 @@ class KeyForm(forms.Form):
 class NewKey(KeyForm):
     """A key to be; its project stays."""
 
-    project = forms.ChoiceField(help_text="Its usage is the project’s, which stays.")
+    project = forms.ChoiceField(help_text="Usage is billed to this project. You can’t change it later.")
     field_order = ("name", "project")
 
     def __init__(self, visit: PageContext, projects: list[Project], data: Any = None) -> None:
@@ -85,14 +85,19 @@ class NewKey(KeyForm):
 
 class Rotation(forms.Form):
     overlap = forms.ChoiceField(
-        label="Both work for", choices=OVERLAPS, initial="24", help_text="The time to put the new one in place."
+        label="Keep old key active for",
+        choices=OVERLAPS,
+        initial="24",
+        help_text="Time to replace the old key with the new one",
     )
 
 
 class NewProject(forms.Form):
     name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
     slug = forms.SlugField(
-        max_length=50, widget=forms.TextInput(_PLAIN), help_text="Its short name in the API, which stays: support-bot."
+        max_length=50,
+        widget=forms.TextInput(_PLAIN),
+        help_text="Used in the API. Can’t be changed. For example: support-bot",
     )
 
 
@@ -120,9 +125,9 @@ def _models(visit: PageContext) -> list[str]:
 
 
 def revoking(key: ApiKey, requests: int) -> str:
-    """Return what disabling the key does."""
-    used = f" It answered {requests:,} request{'' if requests == 1 else 's'} this month." if requests else ""
+    """Return what revoking the key does."""
+    used = f" It handled {requests:,} request{'' if requests == 1 else 's'} this month." if requests else ""
     return (
-        f"{key.name} ({key.prefix}…), made by {owner(key)}, works nowhere within a second, and its running streams "
-        f"end.{used} This cannot be undone; what it used stays on the bill."
+        f"{key.name} ({key.prefix}…), created by {owner(key)}, stops working immediately. Its running streams "
+        f"end.{used} This cannot be undone. Past usage is still billed."
     )

@@ -24,17 +24,17 @@ MOST_PROJECTS = 100
 IDLE = timedelta(days=90)
 SOON = timedelta(days=7)
 SCOPES = {
-    "inference": "Ask models",
+    "inference": "Run inference",
     "models": "List models",
-    "endpoints": "Endpoints of models",
-    "manage": "Manage this account: keys, limits, budgets, people",
+    "endpoints": "Manage endpoints",
+    "manage": "Manage this organization: keys, limits, budgets, members",
 }
 VIEWS = (
-    ("", "Live", "that work"),
-    ("unlimited", "No limit of their own", "a leak spends what the account may"),
-    ("forever", "Never expire", "a leak works until somebody sees it"),
-    ("idle", "Idle for 90 days", "nobody would miss them"),
-    ("ended", "Revoked or expired", "for what was billed"),
+    ("", "Active", ""),
+    ("unlimited", "No key-level limit", ""),
+    ("forever", "No expiration date", ""),
+    ("idle", "Unused for 90 days", ""),
+    ("ended", "Revoked or expired", ""),
 )
 
 
@@ -227,7 +227,7 @@ def _row(
 def owner(key: ApiKey) -> str:
     """Who made it."""
     if key.created_by is None:
-        return "nobody who is left"
+        return "former member"
     return key.created_by.name or key.created_by.email
 
 

@@ -36,7 +36,7 @@ ONE = Panels(
     (
         Panel("figures", "Key figures", "keys/figures.html", detail.figures),
         Panel("bounds", "Limits and budgets", "keys/bounds.html", detail.bounds, every=10),
-        Panel("facts", "What it may do", "keys/facts.html", detail.facts, every=60),
+        Panel("facts", "Permissions", "keys/facts.html", detail.facts, every=60),
         Panel("latest", "Latest requests", "keys/latest.html", detail.latest, every=10, needs=Permission.USAGE_READ),
         Panel("history", "Changes", "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
     ),
@@ -86,11 +86,11 @@ def edit_key(visit: PageContext) -> HttpResponse:
         row = _changeable(visit)
         form = KeyForm(visit, posted(visit), row)
     back = visit.url("keys-detail", row.pk)
-    given = _given(visit, "Save", back, effect="It holds in every gateway within a second.", row=row)
+    given = _given(visit, "Save", back, effect="Changes apply within a second.", row=row)
     title = f"Edit {row.name}"
     if visit.request.method == "POST":
         if carry_out(form, lambda data: actions.do_update_api_key(row, **_changes(form))):
-            return done(visit, back, f"{form.cleaned_data['name']} was changed.")
+            return done(visit, back, f"{form.cleaned_data['name']} was updated.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)
 
@@ -108,7 +108,7 @@ def rotate_key(visit: PageContext) -> HttpResponse:
     with visit.scope():
         row = _changeable(visit)
     form = Rotation(posted(visit))
-    effect = f"You get a new secret that may do what {row.name} may, with the same limits. The old one then expires."
+    effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
     given = _given(visit, "Rotate", visit.url("keys-detail", row.pk), effect=effect, row=row)
 
     def rotate(data: dict[str, Any]) -> tuple[ApiKey, str]:
@@ -129,12 +129,12 @@ def revoke_key(visit: PageContext) -> HttpResponse:
     effect = revoking(row, spent["completed"] + spent["cancelled"] if spent else 0)
     form = Confirm(row.name, posted(visit))
     back = visit.url("keys-detail", row.pk)
-    given = _given(visit, "Disable key", back, effect=effect, row=row) | {"danger": True}
+    given = _given(visit, "Revoke key", back, effect=effect, row=row) | {"danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: actions.do_revoke_api_key(row)):
-            return done(visit, visit.url("keys"), f"{row.name} is disabled.")
-        return refused(visit, "frontend/form.html", f"Disable {row.name}", form, **given)
-    return show(visit, "frontend/form.html", f"Disable {row.name}", form=form, **given)
+            return done(visit, visit.url("keys"), f"{row.name} was revoked.")
+        return refused(visit, "frontend/form.html", f"Revoke {row.name}", form, **given)
+    return show(visit, "frontend/form.html", f"Revoke {row.name}", form=form, **given)
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
@@ -143,7 +143,7 @@ def new_project(visit: PageContext) -> HttpResponse:
     given = _given(visit, "Create project", visit.url("keys"))
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: actions.do_create_project(visit.tenant, data["slug"], data["name"])):
-            return done(visit, visit.url("keys"), f"{carried.value.name} was made.")
+            return done(visit, visit.url("keys"), f"{carried.value.name} was created.")
         return refused(visit, "frontend/form.html", "New project", form, **given)
     return show(visit, "frontend/form.html", "New project", form=form, **given)
 
@@ -155,7 +155,7 @@ def edit_project(visit: PageContext) -> HttpResponse:
     given = _given(visit, "Rename", visit.url("keys"))
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: actions.do_update_project(row, name=data["name"])):
-            return done(visit, visit.url("keys"), f"It is called {carried.value.name} now.")
+            return done(visit, visit.url("keys"), f"Project renamed to {carried.value.name}.")
         return refused(visit, "frontend/form.html", f"Rename {row.name}", form, **given)
     return show(visit, "frontend/form.html", f"Rename {row.name}", form=form, **given)
 
@@ -164,11 +164,11 @@ def edit_project(visit: PageContext) -> HttpResponse:
 def remove_project(visit: PageContext) -> HttpResponse:
     row = _project(visit)
     form = Confirm(row.name, posted(visit))
-    effect = f"{row.name} goes, with its limits and budgets. Only a project that never had a key can go."
+    effect = f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted."
     given = _given(visit, "Delete project", visit.url("keys"), effect=effect) | {"danger": True}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: actions.do_delete_project(row)):
-            return done(visit, visit.url("keys"), f"{row.name} is gone.")
+            return done(visit, visit.url("keys"), f"{row.name} was deleted.")
         return refused(visit, "frontend/form.html", f"Delete {row.name}", form, **given)
     return show(visit, "frontend/form.html", f"Delete {row.name}", form=form, **given)
 
@@ -199,7 +199,7 @@ def _secret(visit: PageContext, row: ApiKey, secret: str) -> HttpResponse:
         "url": visit.url("keys-detail", row.pk),
         "keys_url": visit.url("keys"),
     }
-    return show(visit, "keys/secret.html", "Copy the key now", breadcrumbs=_crumbs(visit), **given)
+    return show(visit, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(visit), **given)
 
 
 def _crumbs(visit: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:

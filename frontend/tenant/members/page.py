@@ -19,14 +19,17 @@ Role = Membership.Role
 # What each permission lets one do, in the order in which a row of the table says it.
 AREAS: tuple[tuple[str, tuple[tuple[Permission, str], ...]], ...] = (
     ("Usage and requests", ((P.USAGE_READ, "see"),)),
-    ("API keys", ((P.KEYS_READ, "see"), (P.KEYS_WRITE, "make, rotate, revoke"), (P.KEYS_MANAGE, "managing ones too"))),
+    (
+        "API keys",
+        ((P.KEYS_READ, "see"), (P.KEYS_WRITE, "create, rotate, revoke"), (P.KEYS_MANAGE, "including management keys")),
+    ),
     ("Projects", ((P.PROJECTS_READ, "see"), (P.PROJECTS_WRITE, "change"))),
     ("Budgets and limits", ((P.LIMITS_READ, "see"), (P.LIMITS_WRITE, "change"))),
     ("Routing", ((P.POLICIES_READ, "see"), (P.POLICIES_WRITE, "publish"))),
     ("Invoices and billing", ((P.BILLING_READ, "see"), (P.BILLING_WRITE, "change"))),
     ("Webhooks", ((P.WEBHOOKS_READ, "see"), (P.WEBHOOKS_WRITE, "change"))),
-    ("Members", ((P.MEMBERS_READ, "see"), (P.MEMBERS_WRITE, "change"), (P.OWNERS_WRITE, "owners too"))),
-    ("Settings", ((P.TENANT_READ, "see"), (P.TENANT_UPDATE, "change"), (P.TENANT_DELETE, "delete all"))),
+    ("Members", ((P.MEMBERS_READ, "see"), (P.MEMBERS_WRITE, "change"), (P.OWNERS_WRITE, "including owners"))),
+    ("Settings", ((P.TENANT_READ, "see"), (P.TENANT_UPDATE, "change"), (P.TENANT_DELETE, "delete organization"))),
     ("Audit log", ((P.AUDIT_READ, "see"),)),
 )
 
@@ -161,7 +164,7 @@ def _invited(visit: PageContext, row: Invitation) -> Invited:
     return Invited(
         email=row.email,
         role=row.get_role_display(),
-        by=row.invited_by.email if row.invited_by else "an operator",
+        by=row.invited_by.email if row.invited_by else "Operator",
         at=row.created_at,
         expires_at=row.expires_at,
         has_expired=row.expires_at <= visit.now,

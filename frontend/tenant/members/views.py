@@ -29,11 +29,11 @@ PANELS = Panels(
     ),
 )
 SAYS = {
-    "owner": "Owner: everything, also other owners and deleting the tenant",
-    "admin": "Admin: everything but owners, billing details and deleting",
+    "owner": "Owner: full access, including owners and deleting the organization",
+    "admin": "Admin: full access except owners, billing details and deletion",
     "developer": "Developer: keys, routing and usage",
     "billing": "Billing: invoices, billing details and usage",
-    "readonly": "Read only: sees keys, routing, limits and usage",
+    "readonly": "Read only: view keys, routing, limits and usage",
 }
 
 
@@ -54,9 +54,9 @@ class MemberInvite(RoleForm):
     """Whom, and as what."""
 
     email = forms.EmailField(
-        label="E-mail address",
+        label="Email address",
         max_length=254,
-        help_text="They get a link that works once, for 7 days, for this address alone.",
+        help_text="Receives an invitation link. It works once, for 7 days, and only for this address.",
         widget=forms.EmailInput(attrs={"autocomplete": "off"}),
     )
     field_order = ("email", "role")
@@ -73,11 +73,11 @@ def members(visit: PageContext) -> HttpResponse:
 def invite(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
-        "Invite a member",
+        "Invite member",
         MemberInvite(visit, posted(visit)),
         lambda data: actions.do_invite(visit.tenant, data["email"], data["role"], by=visit.user),
         said=lambda made: f"{made.email} was invited.{_unsent()}",
-        **_sheet(visit, "Send the invitation"),
+        **_sheet(visit, "Send invitation"),
     )
 
 
@@ -86,12 +86,12 @@ def resend(visit: PageContext) -> HttpResponse:
     row = _invitation(visit)
     return ask(
         visit,
-        f"Invite {row.email} again",
+        f"Resend invitation to {row.email}",
         forms.Form(posted(visit)),
         lambda _: actions.do_invite(visit.tenant, row.email, row.role, by=visit.user),
         said=lambda made: f"{made.email} was invited again.{_unsent()}",
-        effect="A new mail goes out. The link in the old one ends.",
-        **_sheet(visit, "Send it again"),
+        effect="Sends a new invitation email. The previous link stops working.",
+        **_sheet(visit, "Resend"),
     )
 
 
@@ -100,12 +100,14 @@ def withdraw(visit: PageContext) -> HttpResponse:
     row = _invitation(visit)
     return ask(
         visit,
-        f"Withdraw the invitation of {row.email}",
+        f"Revoke invitation of {row.email}",
         forms.Form(posted(visit)),
         lambda _: actions.do_revoke_invitation(row),
-        said=lambda was: f"{row.email} is no longer invited." if was else "It was used or withdrawn before.",
-        effect="The link in the mail ends at once.",
-        **_sheet(visit, "Withdraw"),
+        said=lambda was: (
+            f"Invitation of {row.email} revoked." if was else "The invitation was already used or revoked."
+        ),
+        effect="The invitation link stops working immediately.",
+        **_sheet(visit, "Revoke"),
     )
 
 
@@ -117,8 +119,8 @@ def role(visit: PageContext) -> HttpResponse:
         f"Role of {row.user.email}",
         RoleForm(visit, posted(visit), row.role),
         lambda data: actions.do_change_role(row, data["role"]),
-        said=lambda changed: f"{row.user.email} is {changed.get_role_display()} now.",
-        **_sheet(visit, "Change the role"),
+        said=lambda changed: f"Role of {row.user.email} changed to {changed.get_role_display()}.",
+        **_sheet(visit, "Change role"),
     )
 
 
@@ -130,9 +132,9 @@ def remove(visit: PageContext) -> HttpResponse:
         f"Remove {row.user.email}",
         Confirm(row.user.email, posted(visit)),
         lambda _: actions.do_remove_member(row),
-        said=lambda _: f"{row.user.email} is no longer a member.",
-        effect=f"{row.user.email} loses sight of {visit.tenant.name} at once. Keys they made go on working: keys"
-        " belong to projects. Revoke those that they know.",
+        said=lambda _: f"{row.user.email} was removed.",
+        effect=f"{row.user.email} loses access to {visit.tenant.name} immediately. Keys the member created keep"
+        " working, because keys belong to projects. Revoke the keys the member has seen.",
         danger=True,
         **_sheet(visit, "Remove"),
     )
@@ -151,7 +153,7 @@ def leave(visit: PageContext) -> HttpResponse:
         lambda _: actions.do_remove_member(row),
         said=lambda _: f"You left {visit.tenant.name}.",
         then=reverse("home"),
-        effect=f"You lose sight of {visit.tenant.name} at once, until somebody invites you again.",
+        effect=f"You lose access to {visit.tenant.name} immediately, until you are invited again.",
         danger=True,
         **_sheet(visit, "Leave"),
     )
@@ -161,7 +163,7 @@ def _unsent() -> str:
     """Where the mail is if none goes out. Inviters are not shown its link: who has it is taken to be the invited."""
     if platform_settings().email_url:
         return ""
-    return " No mail server is set: the operator finds the mail in the platform’s data directory, and passes it on."
+    return " No mail server is configured. The operator can find the email in the platform’s state directory."
 
 
 def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tenants.permissions import Permission
 from tenants.routing_policies import policy
 
 _PRICED = ((Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cached input"), (Component.OUTPUT, "Output"))
-ANSWERS = ("Chat", "Responses", "Messages", "Streaming", "Tools", "Answers in a schema", "Prompt cache", "Batches")
+ANSWERS = ("Chat", "Responses", "Messages", "Streaming", "Tools", "Structured outputs", "Prompt cache", "Batches")
 VECTORS = ("Embeddings", "Batches")
 
 

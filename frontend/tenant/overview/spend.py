@@ -20,7 +20,7 @@ from frontend.tenant.overview.usage import by_day
 _DAY = timedelta(days=1)
 _APART = 17  # percent of the gauge that two labels need between them
 FULL_AT = 99  # percent: what is left of a hard budget then fits hardly any request
-_PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in all"}
+_PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in total"}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def spend(visit: PageContext) -> Spend:
         amount,
         forecast,
         tightest.limit,
-        {"day": "a day", "lifetime": "in total"}.get(tightest.budget.period, ""),
+        {"day": "per day", "lifetime": "in total"}.get(tightest.budget.period, ""),
         tightest.left,
         tightest.held if tightest.held.femto else None,
         share(tightest.used.femto, tightest.limit.femto),
@@ -158,7 +158,7 @@ def _chart(
         series.append(Series("Hard limit", "limit", (tightest.limit.femto,) * len(at)))
         of += f", against a limit of {tightest.limit.text}"
     band = ("80% interval, to", "80% interval, from") if expected else None
-    shaded = "hatched: 80% interval" if expected else ""
+    shaded = "Shaded: 80% confidence" if expected else ""
     return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
 
 
@@ -177,7 +177,7 @@ def _gauge(visit: PageContext, of: OverviewStatus, expected: Forecast | None) ->
             words = _alert(threshold, sent.get(str(threshold)), amount, expected if monthly else None, passed=passed)
             marks.append(Mark(place, "" if near else words))
     used = share(of.used.femto, of.limit.femto)
-    label = f"Used {used} of the limit of {of.limit.text}"
+    label = f"{used} of the {of.limit.text} limit used"
     if coming:
         label += f"; forecast {share(coming.femto, of.limit.femto)} by the end of the month"
     return Gauge(percent(of.used.femto, scale), percent(coming.femto, scale) if coming else None, tuple(marks), label)
@@ -213,14 +213,14 @@ def notices(visit: PageContext) -> OverviewNotices:
         if one.is_full:
             ends = one.window.period_end if one.window else None
             until = f" until {ends:%-d %B}" if ends else ""
-            text = f"{one.used.text} of {one.limit.text} {_PERIODS[one.budget.period]} is used. Requests get"
+            text = f"{one.used.text} of {one.limit.text} {_PERIODS[one.budget.period]} used. Requests receive"
             found.append(
                 OverviewNotice(
                     "bad",
-                    f"{one.budget.name}: the hard limit is reached.",
+                    f"{one.budget.name}: hard limit reached.",
                     text,
                     "429 budget_exceeded",
-                    f"{until}, or until it is raised." if until else " until it is raised.",
+                    f"{until}, or until you raise it." if until else " until you raise it.",
                     url,
                     "Raise limit",
                 )
@@ -237,7 +237,7 @@ def notices(visit: PageContext) -> OverviewNotices:
                 OverviewNotice(
                     "warn",
                     f"Hard limit likely on {day:%-d %B}.",
-                    "At this pace, requests get",
+                    "At the current rate, requests receive",
                     "429 budget_exceeded",
                     f" {rest} of the month.",
                     url,

@@ -97,7 +97,7 @@ def cache(visit: PageContext) -> Cache:
     hit = share(counts["cache_read"], all_input(counts))
     chart = Chart(
         "hits",
-        f"Part of the input served from cache by day, {span.label}: {hit} in all",
+        f"Share of input served from cache by day, {span.label}: {hit} in total",
         tuple(row["start"].astimezone(UTC) for row in days),
         (Series("Cache hit", "hit", tuple(part * 10_000 // whole if whole else None for part, whole in read), "area"),),
         "percent",
@@ -189,7 +189,7 @@ def tokens(visit: PageContext) -> OverviewTokens:
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
         ("Output", "output", tuple(row["output"] for row in days)),
         ("Uncached input", "uncached", tuple(row["uncached"] for row in days)),
-        ("Written to cache", "written", tuple(row["cache_write_5m"] + row["cache_write_1h"] for row in days)),
+        ("Cache writes", "written", tuple(row["cache_write_5m"] + row["cache_write_1h"] for row in days)),
         ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
     )
     used = [one for one in kinds if any(one[2]) or one[1] != "written"]  # few write to a cache of their own accord
@@ -214,11 +214,11 @@ def first_token(visit: PageContext) -> FirstToken:
     series = (
         Series("p50", "p50", _micros(halves), total=_told(went.total.ttft_p50_ms)),
         Series("p95", "p95", _micros(slow), total=_told(went.total.ttft_p95_ms)),
-        Series("Objective, p95", "goal", (goal,) * _HOURS, "dots", duration(goal)),
+        Series("Target, p95", "goal", (goal,) * _HOURS, "dots", duration(goal)),
     )
     of = f"Time to first token by hour, last {_HOURS} hours: p50 {series[0].total}, p95 {series[1].total}"
     over = sum(one is not None and one * 1000 > goal for one in slow)
-    of += f", against an objective of {series[2].total} that {over} hours missed"
+    of += f", against a target of {series[2].total} missed in {over} hours"
     return FirstToken(Chart("first-token", of, tuple(hours), series, "ms", "hour", visit.zone), _HOURS)
 
 

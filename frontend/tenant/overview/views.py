@@ -16,9 +16,9 @@ PANELS = Panels(
     (
         Panel("notices", "Notices", "overview/notices.html", spend.notices),
         Panel("spend", "Spend this month", "overview/spend.html", spend.spend),
-        Panel("cache", "Prompt-cache saving", "overview/cache.html", usage.cache, every=60),
+        Panel("cache", "Prompt cache savings", "overview/cache.html", usage.cache, every=60),
         Panel("figures", "Key figures", "overview/figures.html", usage.figures),
-        Panel("tokens", "Tokens by kind", "overview/tokens.html", usage.tokens, every=60),
+        Panel("tokens", "Tokens by type", "overview/tokens.html", usage.tokens, every=60),
         Panel("first-token", "Time to first token", "overview/first_token.html", usage.first_token),
         Panel("keys", "Top API keys by spend", "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),
         Panel("batches", "Batch jobs", "overview/batches.html", keys.batches),

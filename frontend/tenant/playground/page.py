@@ -106,7 +106,7 @@ def _keys(visit: PageContext) -> Iterable[KeyChoice]:
 
 def _models(visit: PageContext) -> dict[str, str]:
     """Names that may be asked for, and what they are."""
-    own = {name: f"your routing: {', '.join(targets)}" for name, targets in _policies(visit).items()}
+    own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(visit).items()}
     served = [spec.name for spec in platform_settings().models if spec.source != EMBEDS]
     return {name: "" for name in served if name not in own} | own
 

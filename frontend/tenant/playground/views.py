@@ -25,7 +25,9 @@ def ticket(visit: PageContext) -> HttpResponse:
     with visit.scope():
         key = page.usable_key(visit, visit.request.POST.get("key", ""))
     if key is None:
-        return JsonResponse({"error": "This key is gone, or may not ask models."}, status=409)
+        return JsonResponse(
+            {"error": "This key was deleted or has no inference permission. Choose another key."}, status=409
+        )
     try:
         return JsonResponse({"ticket": actions.do_give_ticket(key, visit.user)})
     except actions.Conflict as exc:

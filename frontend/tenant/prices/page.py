@@ -23,8 +23,8 @@ COLUMNS = (
     (Component.CACHE_WRITE_5M, "Cache write, 5 min"),
     (Component.CACHE_WRITE_1H, "Cache write, 1 h"),
     (Component.OUTPUT, "Output"),
-    (Component.ANSWER_HIT_INPUT, "Cached answer, input"),
-    (Component.ANSWER_HIT_OUTPUT, "Cached answer, output"),
+    (Component.ANSWER_HIT_INPUT, "Cached response, input"),
+    (Component.ANSWER_HIT_OUTPUT, "Cached response, output"),
 )
 TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier.PRIORITY: "Priority"}
 
@@ -151,7 +151,7 @@ def said_of(place: Place) -> str:
             f"prompts up to {until - 1:,} tokens" if not since else f"prompts of {since:,} to {until - 1:,} tokens"
         )
     elif since:
-        said.append(f"prompts from {since:,} tokens on")
+        said.append(f"prompts of {since:,} tokens or more")
     if (opens, closes) != (0, MINUTES_A_DAY):
         said.append(f"{_time(opens)} to {_time(closes)} UTC")
     return ", ".join(said)

@@ -12,6 +12,7 @@ from django.utils.http import urlencode
 
 from billing.amounts import decimal
 from billing.models import Adjustment, UsageEvent
+from frontend.core.labels import verdict_label
 from frontend.core.numbers import Money, duration, exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import KINDS, bound_label, said
@@ -22,25 +23,25 @@ from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 
 BY = {
-    "prefix": "most likely has the start of the prompt in its cache",
-    "spill": "the one that knows the prompt’s start had too much to do",
-    "load": "had least to do",
+    "prefix": "prefix cached",
+    "spill": "prefix replica overloaded",
+    "load": "least busy",
 }
 MISSES = {
-    "too_short": "The prompt is shorter than a block of the cache.",
-    "first_use": "Nothing like it was asked before.",
-    "expired_or_evicted": "It was cached once, and has expired or made room for others.",
-    "other_worker": "It was cached, but at another replica than the one that was chosen, or before a restart.",
-    "prefix_changed": "It differs from a prompt that was cached",
+    "too_short": "prompt shorter than one cache block",
+    "first_use": "new prefix",
+    "expired_or_evicted": "expired or evicted",
+    "other_worker": "cached on another replica or before a restart",
+    "prefix_changed": "prefix changed",
 }
 COMPONENTS = {
     "uncached": "Input",
-    "cache_read": "Read from cache",
-    "cache_write_5m": "Written to cache, 5 min",
-    "cache_write_1h": "Written to cache, 1 h",
+    "cache_read": "Cache reads",
+    "cache_write_5m": "Cache writes, 5 min",
+    "cache_write_1h": "Cache writes, 1 h",
     "output": "Output",
-    "answer_hit_input": "Input, answered from cache",
-    "answer_hit_output": "Output, answered from cache",
+    "answer_hit_input": "Cached response, input",
+    "answer_hit_output": "Cached response, output",
 }
 TOKENS = tuple(COMPONENTS)[:5]
 WRITING = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
@@ -172,7 +173,7 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
     return RequestDetailDelivery(
         request_id=found.request_id,
         at=record.at if record else found.legs[0].event.admitted_at,
-        verdict=RequestOutcome(verdict).label,
+        verdict=verdict_label(verdict),
         kind=KINDS[verdict],
         status=record.status if record else "",
         why_not=said(code, bound),
@@ -210,12 +211,12 @@ def _writing(visit: PageContext, found: RequestStory) -> bool:
 def _bound(bound: Mapping[str, Any]) -> list[Fact]:
     unit = str(bound.get("unit", ""))
     kind, scope = str(bound["kind"]), str(bound.get("scope", ""))
-    facts = [Fact("What bound", bound_label(kind, scope, str(bound["name"]), str(bound.get("model", ""))))]
+    facts = [Fact("Limit or budget", bound_label(kind, scope, str(bound["name"]), str(bound.get("model", ""))))]
     for name, label in (("limit", "Limit"), ("left", "Left"), ("needed", "Needed")):
         if name in bound:
             facts.append(Fact(label, _amount(int(bound[name]), unit)))
     if bound.get("reset_ms"):
-        facts.append(Fact("Fits again after", duration(int(bound["reset_ms"]) * 1000)))
+        facts.append(Fact("Retry after", duration(int(bound["reset_ms"]) * 1000)))
     if bound.get("resets_at"):
         facts.append(Fact("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
     return facts
@@ -235,24 +236,26 @@ def _facts(visit: PageContext, record: RequestRecord | None, first: UsageEvent |
     ]
     if record is not None:
         facts += [Fact("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
-        facts += [Fact("Model asked for", record.asked or "–", mono=True)]
-        facts += [Fact("Model that served", record.served or "none", mono=True)]
+        facts += [Fact("Requested model", record.asked or "–", mono=True)]
+        facts += [Fact("Served model", record.served or "None", mono=True)]
         if record.ttft_ms is not None:
-            facts.append(Fact("First token", duration(record.ttft_ms * 1000)))
-        facts.append(Fact("Took, as the caller saw it", duration(record.total_ms * 1000)))
+            facts.append(Fact("Time to first token", duration(record.ttft_ms * 1000)))
+        facts.append(Fact("Total latency (client)", duration(record.total_ms * 1000)))
         if record.prompt_tokens is not None:
             facts.append(Fact("Prompt", f"{exact(record.prompt_tokens)} tokens"))
         if record.max_tokens is not None:
-            facts.append(Fact("Answer, at most", f"{exact(record.max_tokens)} tokens"))
+            facts.append(Fact("max_tokens", f"{exact(record.max_tokens)} tokens"))
         if record.batch_id is not None:
-            facts.append(Fact("Line of a batch", exact((record.batch_line or 0) + 1)))
+            facts.append(Fact("Batch line", exact((record.batch_line or 0) + 1)))
         facts.append(Fact("Gateway", record.gateway_id, mono=True))
     return facts
 
 
 def _limit(each: Mapping[str, Any]) -> RequestDetailLimitRow:
     refused, dry = each.get("refused", False), each.get("dry", False)
-    verdict = ("would have refused" if dry else "refused") if refused else "passed, on trial" if dry else "passed"
+    verdict = (
+        ("would have been rejected" if dry else "rejected") if refused else "passed (dry run)" if dry else "passed"
+    )
     of = str(each["scope"]) + (f", {each['model']}" if each.get("model") else "")
     kind = ("warn" if dry else "bad") if refused else "good"
     name = str(each["name"]).replace("_", " ")
@@ -263,11 +266,11 @@ def _route(record: RequestRecord) -> list[Fact]:
     route = record.route
     policy = route.get("policy")
     if policy is None:
-        return [Fact("Policy", "none: the model was asked for by its own name")]
+        return [Fact("Policy", "None (model requested by name)")]
     return [
         Fact("Policy", f"{record.asked}, version {policy['version']}"),
-        Fact("Rule", f"number {policy['rule'] + 1} held"),
-        Fact("Targets, in their order", ", ".join(route.get("targets", ())), mono=True),
+        Fact("Rule", f"{policy['rule'] + 1} (first match)"),
+        Fact("Targets in order", ", ".join(route.get("targets", ())), mono=True),
     ]
 
 
@@ -300,7 +303,7 @@ def _leg(leg: RequestExecution) -> LegCard:
         event.leg + 1,
         event.model,
         event.replica_id,
-        RequestOutcome(event.verdict).label,
+        verdict_label(event.verdict),
         KINDS[event.verdict],
         event.finish_reason.replace("_", " "),
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),
@@ -320,12 +323,14 @@ def _leg(leg: RequestExecution) -> LegCard:
 def _miss(event: UsageEvent) -> str:
     text = MISSES.get(event.miss_reason, event.miss_reason.replace("_", " "))
     if event.miss_reason == "prefix_changed":
-        return text + (f", from token {exact(event.changed_at)} on." if event.changed_at is not None else ".")
+        return text + (f" from token {exact(event.changed_at)}" if event.changed_at is not None else "")
     return text
 
 
 def _why(each: Adjustment) -> str:
-    return {"failed": "It failed after all", "cancelled": "It was cancelled"}.get(each.verdict, "It came too late")
+    return {"failed": "Corrected: failed", "cancelled": "Corrected: cancelled"}.get(
+        each.verdict, "Written off: too late"
+    )
 
 
 def _content(found: RequestStory) -> RequestDetailContent | None:

@@ -8,6 +8,7 @@ from typing import Literal
 from urllib.parse import urlencode
 
 from frontend.core.date_ranges import span_of
+from frontend.core.labels import verdict_label
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from millrace.apps.records import selectors
@@ -127,7 +128,7 @@ def fields(visit: PageContext) -> RequestLogFilters:
     return RequestLogFilters(
         tuple(RequestLogOption(str(pk), name, pk == asked.key_id) for pk, name in keys),
         tuple(RequestLogOption(str(pk), name, pk == asked.project_id) for pk, name in projects),
-        tuple(RequestLogOption(value, label, value == asked.verdict) for value, label in RequestOutcome.choices),
+        tuple(RequestLogOption(value, verdict_label(value), value == asked.verdict) for value in RequestOutcome.values),
         asked.model or "",
         asked.code or "",
         tuple(kept.items()),
@@ -141,7 +142,7 @@ def log(visit: PageContext) -> RequestLogPanel:
     try:
         page = selectors.requests_page(_filters(visit), cursor, SIZE)
     except BadCursor:
-        fault = "That page is not there any more; this is the newest."
+        fault = "That page no longer exists. Showing the newest requests."
         page = selectors.requests_page(_filters(visit), None, SIZE)
     wanted = {row.record.key_id for row in page.rows}
     keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=wanted).values_list("pk", "name"))
@@ -168,7 +169,7 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
         record.request_id,
         visit.url("requests-detail", record.request_id),
         record.at,
-        RequestOutcome(record.verdict).label,
+        verdict_label(record.verdict),
         KINDS[record.verdict],
         record.status,
         said(record.code, record.bound),

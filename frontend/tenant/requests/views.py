@@ -18,7 +18,7 @@ PANELS = Panels(
     "requests-panel",
     (
         Panel("figures", "Key figures", "requests/figures.html", log.figures),
-        Panel("log", "The log", "requests/log.html", log.log),
+        Panel("log", "Requests", "requests/log.html", log.log),
     ),
 )
 

@@ -66,5 +66,5 @@ def publish(visit: PageContext, *, name: str, body: str, base: int | None) -> Ro
         before = rows.order_by("-version").first()
         was = None if before is None else before.version
         if base is not None and was is not None and was > base:
-            raise Conflict(f"Version {was} became active while you wrote. Look at it, and begin from it.")
+            raise Conflict(f"Version {was} was published while you were editing. Start from that version.")
     return made

@@ -15,7 +15,7 @@ DAYS = 7
 MOST = 500  # requests that are tried
 SHOWN = 12
 ALL = "*"  # of every model
-UNKNOWN = "it depends"
+UNKNOWN = "Unknown"
 
 
 @dataclass(frozen=True)

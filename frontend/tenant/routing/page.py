@@ -18,9 +18,9 @@ from tenants.routing_policies.policy import Policy, Rule, When
 
 MOST = 100  # names, and versions of one
 FALLBACKS = {
-    "error": "the worker was lost, or failed",
-    "overload": "no replica is ready, or the queue is too long",
-    "context": "prompt and answer do not fit the model",
+    "error": "worker error",
+    "overload": "overload",
+    "context": "context overflow",
 }
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -193,7 +193,7 @@ def _conditions(when: When, keys: Mapping[int, str]) -> Iterator[str]:
     if when.tools is not None:
         yield "with tools" if when.tools else "without tools"
     if when.schema is not None:
-        yield "answer in a schema" if when.schema else "answer in no schema"
+        yield "structured output" if when.schema else "no structured output"
     if when.keys is not None:
         yield f"by key {_listed(keys.get(key, f'no. {key}') for key in when.keys)}"
     if (hours := when.hours) is not None:

@@ -50,7 +50,7 @@ def read(text: str) -> tuple[dict[str, Any], policy.Policy] | Fault:
     except RecursionError:
         return Fault("Nested too deeply.", "", 1, ())
     if not isinstance(body, dict):
-        return _at(text, "Want an object: {…}", "", 1)
+        return _at(text, "Expected an object: {…}", "", 1)
     try:
         return body, policy.parse(body)
     except ValueError as exc:

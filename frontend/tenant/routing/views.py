@@ -20,7 +20,7 @@ from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy
 from tenants.permissions import Permission
 
-PANELS = Panels("routing-panel", (Panel("names", "Names", "routing/names.html", page.names, every=0),))
+PANELS = Panels("routing-panel", (Panel("names", "Aliases", "routing/names.html", page.names, every=0),))
 EXAMPLE = """{
   "rules": [
     {
@@ -39,9 +39,9 @@ class Editor(forms.Form):
     """A policy as it is written. `base`: the version that was active when one began."""
 
     name = forms.CharField(
-        label="Model name",
+        label="Alias",
         max_length=64,
-        help_text="What your code asks for as `model`.",
+        help_text="Value of `model` in your requests.",
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )
     body = forms.CharField(
@@ -77,14 +77,14 @@ def edit(visit: PageContext) -> HttpResponse:
         except ActionRefused as exc:
             form.add_error(None, str(exc))
         else:
-            said = f"{made.name} is version {made.version} now, within a second everywhere."
+            said = f"Version {made.version} of {made.name} published. It is live within a second."
             return done(visit, visit.url("routing-detail", made.pk), said)
     typed = {name: form[name].value() or "" for name in ("name", "body")}
     with visit.scope():
         checked = checking.check(visit, typed["name"], typed["body"])
     given: dict[str, Any] = {"checked": checked, "crumbs": _crumbs(visit), "back": visit.url("routing")}
     given |= {"check_url": visit.url("routing-check"), "of_all": visit.request.POST.get("of") == dry_runs.ALL}
-    title = f"Edit {typed['name']}" if typed["name"] else "New model name"
+    title = f"Edit {typed['name']}" if typed["name"] else "New alias"
     if form.is_bound and form.errors:
         return refused(visit, "routing/edit.html", title, form, **given)
     return show(visit, "routing/edit.html", title, form=form, **given)
@@ -104,12 +104,12 @@ def revert(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     return ask(
         visit,
-        f"Activate version {row.version} of {row.name} again",
+        f"Restore version {row.version} of {row.name}",
         forms.Form(posted(visit)),
         lambda _: actions.do_revert_policy(row, created_by=visit.user),
-        said=lambda made: f"Version {row.version} is active again as version {made.version}.",
-        effect=f"Requests for {row.name} go as version {row.version} says, within a second. It becomes a new version.",
-        **_sheet(visit, "Put it back"),
+        said=lambda made: f"Version {row.version} restored as version {made.version}.",
+        effect=f"Requests for {row.name} use version {row.version} within a second. A new version is created.",
+        **_sheet(visit, "Restore"),
     )
 
 
@@ -118,14 +118,14 @@ def withdraw(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     return ask(
         visit,
-        f"Withdraw {row.name}",
+        f"Unpublish {row.name}",
         Confirm(row.name, posted(visit)),
         lambda _: actions.do_withdraw_policy(visit.tenant, row.name),
-        said=lambda was: f"{row.name} stands for nothing any more." if was else "It was withdrawn before.",
-        effect=f"Requests for {row.name} are answered 404 within a second, unless a model is called so. Its versions"
-        " stay, and can be put back.",
+        said=lambda was: f"{row.name} was unpublished." if was else "Already unpublished.",
+        effect=f"Requests for {row.name} receive 404 within a second, unless a model has this name. Its versions"
+        " are kept and can be restored.",
         danger=True,
-        **_sheet(visit, "Withdraw"),
+        **_sheet(visit, "Unpublish"),
     )
 
 

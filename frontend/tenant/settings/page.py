@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from billing.models import BillingEntity, BillingProfile
 from frontend.core.page_context import PageContext
@@ -53,6 +53,7 @@ class Settings:
     leave_url: str
     delete_url: str
     restore_url: str
+    purge_on: datetime  # if it is deleted now
 
 
 def settings(visit: PageContext) -> Settings:
@@ -74,6 +75,7 @@ def settings(visit: PageContext) -> Settings:
         leave_url=visit.url("members-leave") if is_member else "",
         delete_url=url("settings-delete", Permission.TENANT_DELETE, shown=not leaving),
         restore_url=url("settings-restore", Permission.TENANT_DELETE, shown=leaving),
+        purge_on=visit.now + timedelta(days=platform_settings().deletion_grace_days),
     )
 
 
@@ -111,7 +113,7 @@ def _default_entity() -> BillingEntity | None:
 def _general(tenant: Tenant) -> General:
     status, badge = tenant.get_status_display(), "good"
     if tenant.purge_after is not None:
-        status, badge = "Being deleted", "bad"
+        status, badge = "Scheduled for deletion", "bad"
     elif tenant.is_suspended:
         badge = "warn"
     return General(

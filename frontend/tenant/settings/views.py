@@ -26,7 +26,7 @@ MOST_EMAILS = 10
 
 
 class SettingsName(forms.Form):
-    name = forms.CharField(label="Name", max_length=200, help_text="As people call it. Its address stays.")
+    name = forms.CharField(label="Name", max_length=200, help_text="Display name. The URL path does not change.")
 
 
 class SettingsContent(forms.Form):
@@ -34,7 +34,7 @@ class SettingsContent(forms.Form):
         label="Days",
         min_value=0,
         max_value=MAX_CONTENT_DAYS,
-        help_text="0: prompts and answers are not kept, and those that are kept are removed.",
+        help_text="Enter 0 to turn prompt logging off and delete stored prompts.",
     )
 
 
@@ -46,17 +46,19 @@ class SettingsViewsBilling(forms.Form):
     postcode = forms.CharField(label="Postcode", max_length=20, required=False)
     city = forms.CharField(label="City", max_length=100, required=False)
     region = forms.CharField(label="Region or state", max_length=100, required=False)
-    country = forms.CharField(label="Country", max_length=2, help_text="Two letters: DE, US, JP.")
-    vat_id = forms.CharField(label="VAT id", max_length=20, required=False)
-    po_number = forms.CharField(label="Your order number", max_length=100, required=False)
+    country = forms.CharField(label="Country", max_length=2, help_text="Two-letter code, e.g. DE, US, JP")
+    vat_id = forms.CharField(label="VAT ID", max_length=20, required=False)
+    po_number = forms.CharField(label="PO number", max_length=100, required=False)
     currency = forms.CharField(
-        label="Currency shown beside USD", max_length=3, help_text="Three letters: EUR, GBP. USD: none."
+        label="Additional display currency",
+        max_length=3,
+        help_text="Three-letter code, e.g. EUR, GBP. Enter USD for none",
     )
     emails = forms.CharField(
         label="Invoices go to",
         required=False,
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
-        help_text="One address a line. None: to owners and billing members.",
+        help_text="One email address per line. Leave blank for owners and billing members",
     )
 
     def clean_country(self) -> str:
@@ -68,12 +70,12 @@ class SettingsViewsBilling(forms.Form):
     def clean_emails(self) -> list[str]:
         found = [part.strip() for part in self.cleaned_data["emails"].replace(",", "\n").splitlines() if part.strip()]
         if len(found) > MOST_EMAILS:
-            raise ValidationError(f"Give at most {MOST_EMAILS} addresses.")
+            raise ValidationError(f"Enter up to {MOST_EMAILS} email addresses.")
         for each in found:
             try:
                 validate_email(each)
             except ValidationError as exc:
-                raise ValidationError(f"{each} is no e-mail address.") from exc
+                raise ValidationError(f"{each} is not an email address.") from exc
         return found
 
 
@@ -86,11 +88,11 @@ def settings(visit: PageContext) -> HttpResponse:
 def name(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
-        "Change the name",
+        "Rename organization",
         SettingsName(posted(visit), initial={"name": visit.tenant.name}),
         lambda data: actions.do_update_tenant(visit.tenant, **data),
-        said=lambda changed: f"It is {changed.name} now.",
-        **_sheet(visit, "Change it"),
+        said=lambda changed: f"Renamed to {changed.name}.",
+        **_sheet(visit, "Save"),
     )
 
 
@@ -98,11 +100,11 @@ def name(visit: PageContext) -> HttpResponse:
 def content(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
-        "Keep prompts and answers",
+        "Prompt logging",
         SettingsContent(posted(visit), initial={"days": visit.tenant.keep_content_days}),
         lambda data: (actions.do_keep_content(visit.tenant, data["days"]), data["days"])[1],
-        said=lambda days: f"Prompts and answers are kept for {days} days." if days else "They are not kept.",
-        effect="All members who see requests will read what is kept, and may replay it in the playground.",
+        said=lambda days: f"Prompts and responses are stored for {days} days." if days else "Prompt logging is off.",
+        effect="Members with access to requests can read stored prompts and replay them in the playground.",
         **_sheet(visit, "Save"),
     )
 
@@ -119,7 +121,7 @@ def billing(visit: PageContext) -> HttpResponse:
         "Billing details",
         SettingsViewsBilling(posted(visit), initial=initial),
         lambda data: do_set_profile(visit.tenant, **data),
-        said=lambda _: "The next invoice says so.",
+        said=lambda _: "Billing details saved. They apply to the next invoice.",
         **_sheet(visit, "Save"),
     )
 
@@ -132,9 +134,9 @@ def delete(visit: PageContext) -> HttpResponse:
         f"Delete {visit.tenant.name}",
         Confirm(visit.tenant.slug, posted(visit)),
         lambda _: actions.do_delete_tenant(visit.tenant),
-        said=lambda was: "It is served no more." if was else "It was to be deleted already.",
-        effect=f"Its keys stop working within a second. For {days} days it can be restored; then keys, projects,"
-        " members, limits and policies are removed permanently. Invoices, usage and the audit log stay.",
+        said=lambda was: "Scheduled for deletion." if was else "Already scheduled for deletion.",
+        effect=f"API keys stop working within a second. You can restore the organization for {days} days. Then keys,"
+        " projects, members, limits and policies are deleted permanently. Invoices, usage and the audit log are kept.",
         danger=True,
         **_sheet(visit, "Delete"),
     )
@@ -147,8 +149,8 @@ def restore(visit: PageContext) -> HttpResponse:
         f"Restore {visit.tenant.name}",
         forms.Form(posted(visit)),
         lambda _: actions.do_restore_tenant(visit.tenant),
-        said=lambda was: "It is served again." if was else "It was not to be deleted.",
-        effect="Its keys work again within a second.",
+        said=lambda was: "Organization restored." if was else "The organization was not scheduled for deletion.",
+        effect="API keys work again within a second.",
         **_sheet(visit, "Restore"),
     )
 

@@ -183,7 +183,11 @@ def _of_members(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
 
     def name(key: int) -> Name:
         person = people.get(made.get(key))
-        return (person.name or person.email, person.email, "") if person else ("Nobody", "keys made by no member", "")
+        return (
+            (person.name or person.email, person.email, "")
+            if person
+            else ("No member", "Keys not created by a member", "")
+        )
 
     return name
 
@@ -216,5 +220,5 @@ def _routes(question: UsageReport) -> list[tuple[Name, Mapping[str, int]]]:
 
 def _route(to: str, model: str) -> Name:
     if not to:
-        return model, "its request’s record is not kept any more", ""
-    return to, "served as asked" if to == model else f"served by {model}", ""
+        return model, "Request record no longer available", ""
+    return to, "Served as requested" if to == model else f"Served by {model}", ""

@@ -23,12 +23,12 @@ from millrace.apps.records.selectors import rates
 _DAY = timedelta(days=1)
 MOST_BOUNDS = 12
 REASONS: Mapping[str, tuple[str, str]] = {
-    "": ("None", "The cache gave all it could."),
-    "too_short": ("Too short", "Shorter than one block of the cache."),
-    "first_use": ("First use", "Nobody here had sent this prefix before."),
-    "expired_or_evicted": ("Expired or evicted", "It was there, and had to make room. A cache_control mark keeps it."),
-    "prefix_changed": ("Prefix changed", "The prompt differs from a known one: put what changes at its end."),
-    "other_worker": ("Another replica had it", "The one that had it was too busy, or was restarted."),
+    "": ("None", "All cacheable tokens were served from the cache."),
+    "too_short": ("Too short", "Prompt shorter than one cache block"),
+    "first_use": ("First use", "Prefix not seen before"),
+    "expired_or_evicted": ("Expired or evicted", "Evicted to free space. Use cache_control to keep the prefix cached."),
+    "prefix_changed": ("Prefix changed", "The prompt differs from a cached one. Put changing content at the end."),
+    "other_worker": ("Cached on another replica", "The replica with the cached prefix was busy or restarted."),
 }
 
 
@@ -131,8 +131,8 @@ def tokens(visit: PageContext) -> Drawn:
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
         ("Output", "output", tuple(row["output"] for row in days)),
         ("Uncached input", "uncached", tuple(row["uncached"] for row in days)),
-        ("Written to cache, 5 min", "written", tuple(row["cache_write_5m"] for row in days)),
-        ("Written to cache, 1 h", "written", tuple(row["cache_write_1h"] for row in days)),
+        ("Cache writes, 5 min", "written", tuple(row["cache_write_5m"] for row in days)),
+        ("Cache writes, 1 h", "written", tuple(row["cache_write_1h"] for row in days)),
         ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
     )
     if not any(any(values) for _, _, values in kinds):
@@ -144,7 +144,7 @@ def tokens(visit: PageContext) -> Drawn:
     )
     said = ", ".join(f"{one.label.lower()} {one.total}" for one in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    of = f"Tokens by class and day, {now.span.label}: {said}"
+    of = f"Tokens by type and day, {now.span.label}: {said}"
     return Drawn(Chart("tokens", of, at, series, "tokens", stacked=True), now.span.label)
 
 

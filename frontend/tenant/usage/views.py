@@ -21,11 +21,11 @@ PANELS = Panels(
     "usage-panel",
     (
         Panel("figures", "Key figures", "usage/figures.html", page.figures),
-        Panel("tokens", "Tokens by class", "usage/tokens.html", page.tokens, every=60),
+        Panel("tokens", "Tokens by type", "usage/tokens.html", page.tokens, every=60),
         Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
         Panel("groups", "Usage by group", "usage/groups.html", groups),
-        Panel("caches", "Cache savings", "usage/caches.html", page.caches, every=60),
-        Panel("refusals", "Rate limited, 429", "usage/refusals.html", page.refusals, every=60),
+        Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
+        Panel("refusals", "Rate limited (429)", "usage/refusals.html", page.refusals, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
@@ -50,7 +50,9 @@ def usage_csv(visit: PageContext) -> HttpResponse:
         with visit.scope():
             rows = all_rows(visit, now)
     except TooManyRows:
-        return HttpResponse("This would have too many rows: ask for less time.", status=422, content_type="text/plain")
+        return HttpResponse(
+            "The export would have too many rows. Choose a shorter period.", status=422, content_type="text/plain"
+        )
     heading = (GROUPS[now.group].lower().replace(" ", "_"), "detail", *_HEADING, "cost_usd", "saved_usd")
     table = (
         (

@@ -157,7 +157,7 @@ def story(visit: PageContext, pk: int) -> WebhookDetail | None:
         body=json.dumps(body, indent=2, ensure_ascii=False),
         tries=tuple(_try(number, one) for number, one in reversed(list(enumerate(row.attempts.all(), 1)))),
         replay_url=visit.url("webhooks-replay", row.pk) if may and row.endpoint.active else "",
-        why_no_replay="" if row.endpoint.active else "Its endpoint is disabled: switch that on first.",
+        why_no_replay="" if row.endpoint.active else "The endpoint is disabled. Enable it first.",
     )
 
 
@@ -197,7 +197,7 @@ def _delivery(visit: PageContext, row: WebhookDelivery) -> Delivery:
 
 
 def _try(number: int, one: WebhookAttempt) -> Try:
-    return Try(one.at, _answer(one), one.ms * 1000, one.excerpt, f"How the answer to try {number} began")
+    return Try(one.at, _answer(one), one.ms * 1000, one.excerpt, f"Start of the response to attempt {number}")
 
 
 def _answer(one: WebhookAttempt) -> Answer:
@@ -207,7 +207,7 @@ def _answer(one: WebhookAttempt) -> Answer:
 def _said(status: int | None, error: str) -> Answer:
     if status is not None and 200 <= status < 300:
         return Answer(str(status), "good")
-    return Answer(" · ".join(part for part in (str(status or ""), error) if part) or "no answer", "bad")
+    return Answer(" · ".join(part for part in (str(status or ""), error) if part) or "No response", "bad")
 
 
 def _filtered(visit: PageContext) -> bool:

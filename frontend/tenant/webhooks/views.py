@@ -33,19 +33,19 @@ class EndpointForm(forms.Form):
     """Where to, and of what."""
 
     url = forms.URLField(
-        label="Address",
+        label="URL",
         max_length=500,
         assume_scheme="https",
-        help_text="https, at a public address. Events are sent there by POST, signed.",
+        help_text="Public https URL. Receives signed events by POST",
         widget=forms.URLInput(attrs={"autocomplete": "off", "placeholder": "https://example.com/millrace"}),
     )
-    description = forms.CharField(label="What it is for", max_length=200, required=False)
+    description = forms.CharField(label="Description", max_length=200, required=False)
     kinds = forms.MultipleChoiceField(
         label="Events",
         required=False,
         choices=[(kind, f"{kind}: {said}") for kind, said in KINDS.items()],
         widget=forms.CheckboxSelectMultiple,
-        help_text="None chosen: every kind, also those that are added later.",
+        help_text="Leave blank for all events, including future event types",
     )
 
 
@@ -87,14 +87,14 @@ def delivery(visit: PageContext) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def new(visit: PageContext) -> HttpResponse:
     form = EndpointForm(posted(visit))
-    title, sheet = "New endpoint", {"action": visit.request.path, "submit": "Add it", **_sheet(visit)}
+    title, sheet = "Add endpoint", {"action": visit.request.path, "submit": "Add endpoint", **_sheet(visit)}
     if visit.request.method != "POST":
         return show(visit, "frontend/form.html", title, form=form, **sheet)
     made = carry_out(form, lambda data: actions.do_create_endpoint(visit.tenant, data.pop("url"), **data))
     if made is None:
         return refused(visit, "frontend/form.html", title, form, **sheet)
     endpoint, secret = made.value
-    return _secret(visit, f"{endpoint.url} gets events now", secret, "")
+    return _secret(visit, f"{endpoint.url} now receives events", secret, "")
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -103,11 +103,11 @@ def edit(visit: PageContext) -> HttpResponse:
     initial = {"url": row.url, "description": row.description, "kinds": row.kinds}
     return ask(
         visit,
-        "Change the endpoint",
+        "Edit endpoint",
         EndpointForm(posted(visit), initial=initial),
         lambda data: actions.do_update_endpoint(row, **data),
-        said=lambda changed: f"{changed.url} was changed.",
-        submit="Change it",
+        said=lambda changed: f"{changed.url} was updated.",
+        submit="Save",
         **_sheet(visit),
     )
 
@@ -116,15 +116,17 @@ def edit(visit: PageContext) -> HttpResponse:
 def rotate(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     form = forms.Form(posted(visit))
-    title = "Rotate the secret"
-    effect = "You get a new secret, shown once. For 24 hours what is sent is signed with both."
+    title = "Rotate secret"
+    effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
     sheet = {"action": visit.request.path, "submit": "Rotate", "effect": effect, **_sheet(visit)}
     if visit.request.method != "POST":
         return show(visit, "frontend/form.html", title, form=form, **sheet)
     made = carry_out(form, lambda _: actions.do_rotate_webhook_secret(row))
     if made is None:
         return refused(visit, "frontend/form.html", title, form, **sheet)
-    return _secret(visit, f"The new secret of {row.url}", made.value, "The old one signs too for 24 hours.")
+    return _secret(
+        visit, f"New signing secret of {row.url}", made.value, "The previous secret stays valid for 24 hours."
+    )
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -132,12 +134,12 @@ def test(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     return ask(
         visit,
-        "Send a test",
+        "Send test event",
         forms.Form(posted(visit)),
         lambda _: actions.do_send_test_event(row),
-        said=lambda _: f"A test goes to {row.url} within seconds. Its delivery is in the log.",
-        effect=f"{row.url} gets one event of the kind webhook.test, which means nothing.",
-        submit="Send it",
+        said=lambda _: f"Test event queued for {row.url}. See the delivery log.",
+        effect=f"Sends one webhook.test event to {row.url}.",
+        submit="Send",
         **_sheet(visit),
     )
 
@@ -148,13 +150,13 @@ def toggle(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
     verb = "Disable" if row.active else "Enable"
     effect = (
-        "Nothing is sent there any more. What waits for its next try has failed, and can be replayed later."
+        "Stops all events to this endpoint. Pending deliveries fail and can be replayed later."
         if row.active
-        else "It gets events from now on. Those that failed meanwhile can be replayed."
+        else "The endpoint receives events again. Failed deliveries can be replayed."
     )
     return ask(
         visit,
-        f"{verb} the endpoint",
+        f"{verb} endpoint",
         forms.Form(posted(visit)),
         lambda _: actions.do_update_endpoint(row, active=not row.active),
         said=lambda changed: f"{changed.url} is {'enabled' if changed.active else 'disabled'}.",
@@ -170,11 +172,11 @@ def delete(visit: PageContext) -> HttpResponse:
     host = row.url.partition("://")[2].partition("/")[0]
     return ask(
         visit,
-        "Delete the endpoint",
+        "Delete endpoint",
         Confirm(host, posted(visit)),
         lambda _: actions.do_delete_endpoint(row),
         said=lambda _: f"{row.url} was deleted.",
-        effect=f"{row.url} gets no events any more, and the log of its deliveries goes with it.",
+        effect=f"{row.url} receives no more events. Its delivery log is deleted.",
         danger=True,
         submit="Delete",
         **_sheet(visit),
@@ -190,11 +192,11 @@ def replay(visit: PageContext) -> HttpResponse:
         raise Http404
     return ask(
         visit,
-        "Replay the delivery",
+        "Replay delivery",
         forms.Form(posted(visit)),
         lambda _: actions.do_replay(row),
-        said=lambda _: "It is sent again within seconds.",
-        effect=f"{row.event.kind} goes to {row.endpoint.url} again, under the same webhook-id.",
+        said=lambda _: "Replay queued. It is sent within seconds.",
+        effect=f"Sends {row.event.kind} to {row.endpoint.url} again with the same webhook-id.",
         submit="Replay",
         **_sheet(visit),
     )
@@ -202,7 +204,7 @@ def replay(visit: PageContext) -> HttpResponse:
 
 def _secret(visit: PageContext, said: str, secret: str, also: str) -> HttpResponse:
     given: dict[str, Any] = {"said": said, "secret": secret, "also": also, "back": visit.url("webhooks")}
-    return show(visit, "webhooks/secret.html", "The signing secret", breadcrumbs=_crumbs(visit), **given)
+    return show(visit, "webhooks/secret.html", "Signing secret", breadcrumbs=_crumbs(visit), **given)
 
 
 def _endpoint(visit: PageContext) -> WebhookEndpoint:

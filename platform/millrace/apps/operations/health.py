@@ -151,9 +151,9 @@ def _disk() -> Iterator[HealthIssue]:
             Kind.DISK,
             "",
             urgent=is_low,
-            title=f"The disk is almost full: {space.free // 2**20:,} MiB are free",
-            todo=f"Below {space.min_free // 2**20:,} MiB new requests are refused with 503, until"
-            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the data directory.",
+            title=f"Disk almost full: {space.free // 2**20:,} MiB free",
+            todo=f"Below {space.min_free // 2**20:,} MiB new requests are rejected with 503 until"
+            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the state directory.",
         )
 
 
@@ -167,7 +167,7 @@ def _processes() -> Iterator[HealthIssue]:
             process.name,
             urgent=not process.running,
             title=f"{process.name}: {process.describe()}",
-            todo=f"It is restarted automatically. The end of its log ({process.name}.log) says why it ends.",
+            todo=f"The process restarts automatically. Check the end of its log ({process.name}.log).",
         )
 
 
@@ -179,8 +179,8 @@ def _broker_away() -> HealthIssue:
         Kind.BROKER,
         "",
         urgent=True,
-        title="The broker does not answer",
-        todo="New requests are refused with 503 until Valkey is back. Look at its process and its disk.",
+        title="Broker unavailable",
+        todo="New requests are rejected with 503 until Valkey is back. Check its process and disk.",
     )
 
 
@@ -196,8 +196,8 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             Kind.MODEL,
             spec.name,
             urgent=True,
-            title=f"No replica takes requests for {spec.name}",
-            todo="Uncordon one of its workers." if cordoned else "Its requests get 503. Look at its workers' logs.",
+            title=f"No replica available for {spec.name}",
+            todo="Uncordon one of its workers." if cordoned else "Its requests receive 503. Check the worker logs.",
         )
 
 
@@ -209,8 +209,8 @@ def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 Kind.REPLICA,
                 one.id,
                 urgent=False,
-                title=f"{one.id} has been silent for {silent}",
-                todo="It gets no new requests. After 10 s of silence its streams fail. Look at its process.",
+                title=f"{one.id} sent no heartbeat for {silent}",
+                todo="The replica receives no new requests. After 10 s its streams fail. Check its process.",
             )
 
 
@@ -221,8 +221,8 @@ def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 Kind.DISK,
                 one.id,
                 urgent=True,
-                title=f"{one.id} takes no new requests: its disk is almost full",
-                todo="Free space on its machine, on the disk of its data directory. It recovers by itself.",
+                title=f"{one.id} accepts no new requests: disk almost full",
+                todo="Free disk space for the state directory on its machine. The replica then recovers automatically.",
             )
 
 
@@ -240,8 +240,8 @@ def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 Kind.QUEUE,
                 model,
                 urgent=True,
-                title=f"{depth:,} requests wait for {model}, the first for {oldest / 1000:.0f} s",
-                todo=f"After {longest // 1000} s they get 503. Add a replica, or lower the limits of who sends most.",
+                title=f"{depth:,} requests waiting for {model}, oldest {oldest / 1000:.0f} s",
+                todo=f"After {longest // 1000} s they receive 503. Add a replica or lower the limits of top senders.",
             )
 
 
@@ -251,8 +251,8 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             Kind.SETTLER,
             "",
             urgent=True,
-            title="No settler runs",
-            todo="Usage waits in the broker: nothing is lost, nothing is billed. Start the settler.",
+            title="No settler running",
+            todo="Usage is queued in the broker and not billed yet. Start the settler.",
         )
     elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
         seconds = board.settler.lag_ms // 1000
@@ -260,8 +260,8 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             Kind.SETTLER,
             "",
             urgent=False,
-            title=f"{board.settler.backlog:,} usage records wait to be settled, the first for {seconds:,} s",
-            todo="Budgets count what is held until then. See whether the settler keeps up, or PostgreSQL is slow.",
+            title=f"{board.settler.backlog:,} usage records to settle, oldest {seconds:,} s",
+            todo="Budgets count reservations until then. Check the settler and PostgreSQL.",
         )
 
 
@@ -279,16 +279,16 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
             continue
         full = percent is None or percent >= HARD_IS_FULL_AT
         blocked = full and mode == "hard"
-        used = "has no room" if percent is None else f"is {percent:.0f}% used"
+        used = "has no budget left" if percent is None else f"is {percent:.0f}% used"
         more = f", and {number - 1} more" if number > 1 else ""
         yield HealthIssue(
             Kind.BUDGET,
             str(tenant_id),
             urgent=blocked,
             title=f"{tenant.name}: budget “{name}” {used}{more}",
-            todo="Its requests are refused. Raise it, or ask them to."
+            todo="Requests are being rejected. Raise the budget or contact the tenant."
             if blocked
-            else "Ask whether they want it raised.",
+            else "Contact the tenant about raising the budget.",
             tenant=tenant,
         )
 
@@ -296,10 +296,10 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
 def _quarantine(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageQuarantine.objects.filter(resolved_at__isnull=True).order_by().values("reason")
     todo = {
-        UsageQuarantine.Reason.UNDECODABLE: "No usage record at all: find out who writes to the usage stream.",
-        UsageQuarantine.Reason.REFUSED: "See what rule they break; publish a missing price, then settle them again.",
-        UsageQuarantine.Reason.UNPLACEABLE: "Restore the archive of their month, then settle them again.",
-        UsageQuarantine.Reason.CONFLICT: "Two counts of one request. The first stands; compare, then dismiss.",
+        UsageQuarantine.Reason.UNDECODABLE: "Not a usage record. Find the process that writes to the usage stream.",
+        UsageQuarantine.Reason.REFUSED: "Check the violated rule, publish missing prices, then settle again.",
+        UsageQuarantine.Reason.UNPLACEABLE: "Restore the archive of their month, then settle again.",
+        UsageQuarantine.Reason.CONFLICT: "Two counts of one request. The first is billed. Compare, then dismiss.",
     }
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
         records = "usage record is" if row["number"] == 1 else "usage records are"
@@ -313,7 +313,7 @@ def _quarantine(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _since(first: datetime, now: datetime) -> str:
-    return "" if now - first < timedelta(minutes=1) else f", the first for {timesince(first, now, depth=1)}"
+    return "" if now - first < timedelta(minutes=1) else f", oldest {timesince(first, now, depth=1)}"
 
 
 def _unrated(now: datetime) -> Iterator[HealthIssue]:
@@ -326,7 +326,7 @@ def _unrated(now: datetime) -> Iterator[HealthIssue]:
             row["model"],
             urgent=False,
             title=f"{row['legs']:,} requests of the last day to {row['model']} were not priced",
-            todo="They are billed at nothing. See which component of the model has no price.",
+            todo="These requests are not billed. Add prices for the unpriced token types.",
         )
 
 
@@ -343,7 +343,7 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
                 spec.name,
                 urgent=True,
                 title=f"{spec.name} has no price",
-                todo="Its requests are refused with 503 until one is published.",
+                todo="Its requests are rejected with 503 until a price is published.",
             )
 
 
@@ -362,14 +362,14 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
             Kind.RECONCILIATION,
             "late",
             urgent=False,
-            title=f"Nothing has been reconciled {since}",
-            todo="The web jobs do it every five minutes: see whether beat and its worker run.",
+            title=f"No reconciliation {since}",
+            todo="Reconciliation runs every five minutes. Check that beat and its worker are running.",
         )
     if last is not None and (last.differences or last.overdue_slices):
         number = len(last.differences)
         found = f"{number:,} difference{'' if number == 1 else 's'}"
         corrected = f", {last.corrected:,} corrected" if last.corrected else ""
-        overdue = f"; overdue slices: {last.overdue_slices:,}" if last.overdue_slices else ""
+        overdue = f"; overdue leases: {last.overdue_slices:,}" if last.overdue_slices else ""
         yield HealthIssue(
             Kind.RECONCILIATION,
             "differences",
@@ -392,8 +392,8 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
                 Kind.OBJECTIVE,
                 model,
                 urgent=False,
-                title=f"{model}: first tokens come within {p95:,} ms for 95 of 100, not within {objective:,} ms",
-                todo="Of the last hour. See its queue and batch; add a replica if both are full.",
+                title=f"{model}: TTFT p95 is {p95:,} ms, above the target of {objective:,} ms",
+                todo="In the last hour. Check queue and batch size. If both are full, add a replica.",
             )
         if failed * MAX_FAILED_PER_THOUSAND > number:
             yield HealthIssue(
@@ -401,7 +401,7 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
                 model,
                 urgent=True,
                 title=f"{model}: {failed:,} of {number:,} requests failed during the last hour",
-                todo="Nobody pays for them. See its workers' logs, and whether replicas come and go.",
+                todo="Failed requests are not billed. Check the worker logs and replica restarts.",
             )
 
 
@@ -425,13 +425,13 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
     for one in endpoints:
         since = "" if one.failing_since is None else f" for {timesince(one.failing_since, now, depth=1)}"
         gone = "was disabled" if not one.active else f"has failed{since}"
-        undelivered = f"; {lost[one.pk]:,} events were not delivered" if one.pk in lost else ""
+        undelivered = f"; {lost[one.pk]:,} events not delivered" if one.pk in lost else ""
         yield HealthIssue(
             Kind.WEBHOOK,
             str(one.pk),
             urgent=False,
             title=f"{one.tenant.name}: the webhook {one.url} {gone}{undelivered}",
-            todo=one.disabled_because or "Tell them. They can replay what was missed once it answers.",
+            todo=one.disabled_because or "Contact the tenant. Failed deliveries can be replayed later.",
             tenant=one.tenant,
         )
 
@@ -447,7 +447,7 @@ def _mails(now: datetime) -> Iterator[HealthIssue]:
             "",
             urgent=False,
             title=f"{waiting:,} {mails} not been sent for an hour",
-            todo="See whether the mail server takes what is sent (MILLRACE_EMAIL_URL), and whether the web jobs run.",
+            todo="Check the mail server (MILLRACE_EMAIL_URL) and the web jobs.",
         )
 
 
