@@ -16,7 +16,7 @@ from celery import Celery, signals
 from kombu import Exchange, Queue
 
 from inference_worker.contract.logs import configure_logging
-from inference_worker.contract.messages import replica_queue
+from inference_worker.contract.messages import INFERENCE_KEY_PREFIX, replica_queue
 from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker.worker import Doorbell, Worker, new_replica_id
 
@@ -40,7 +40,11 @@ def make_app(settings: WorkerSettings) -> Celery:
         # Valkey refuses writes while it cannot write its log to a full disk. That passes, like a broken connection.
         broker_channel_error_retry=True,
         # A doorbell is acknowledged when its legs have ended: none may be delivered again before that.
-        broker_transport_options={"visibility_timeout": settings.request_seconds + 300, "socket_keepalive": True},
+        broker_transport_options={
+            "visibility_timeout": settings.request_seconds + 300,
+            "socket_keepalive": True,
+            "global_keyprefix": INFERENCE_KEY_PREFIX,
+        },
     )
     return app
 

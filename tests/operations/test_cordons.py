@@ -9,7 +9,7 @@ import pytest
 import redis
 from django.db import connection
 
-from inference_worker.contract.messages import CORDONS_KEY
+from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
 from millrace.apps.operations import tasks
 from millrace.apps.operations.cordons import do_cordon, do_uncordon
 from millrace.apps.operations.fleet_status import ReplicaState, read_fleet_status
@@ -102,7 +102,7 @@ def test_a_silent_replica_and_one_of_another_version(broker: redis.Redis, speak:
     speak("m-0.aa", age_ms=2400)
     speak("m-1.bb", age_ms=2600)
     speak("m-2.cc", ready=False)
-    broker.hset("replicas", "m-3.dd", b"\xc1")
+    broker.hset(REPLICAS_KEY, "m-3.dd", b"\xc1")
     states = {one.worker: one.state for one in read_fleet_status().replicas}
     assert states == {"m-0": ReplicaState.READY, "m-1": ReplicaState.SILENT, "m-2": ReplicaState.STARTING}
     assert 2600 <= (read_fleet_status().replicas[1].age_ms or 0) < 3600

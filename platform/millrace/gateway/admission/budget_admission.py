@@ -48,7 +48,7 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-REVOKE_LEASES_CHANNEL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
+REVOKE_LEASES_CHANNEL = "millrace:revoke_leases"  # a channel in Valkey: the ids of windows that are short
 REVOKE_LEASES_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
 LEASE_ANSWER_SECONDS = 2.0  # a database that does not say in so long is as good as away

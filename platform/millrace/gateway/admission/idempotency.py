@@ -206,7 +206,7 @@ class IdempotencyStore:
         if not 0 < len(name) <= MAX_KEY_BYTES:
             raise invalid("Idempotency-Key", f"Idempotency-Key must have 1 to {MAX_KEY_BYTES} characters.")
         digest = hashlib.sha256(b"%d\0%s" % (key.key_id, name)).hexdigest()
-        start = f"idem:{{{key.tenant_id}}}:"
+        start = f"millrace:idempotency:{{{key.tenant_id}}}:"
         names = Names(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
         state, *more = await self._begin(
             keys=[names.record, names.answer],

@@ -51,7 +51,7 @@ _PACE = 0.1  # how far one request moves the measured duration
 
 def why_key(request_id: str) -> str:
     """Where the record of a request's decisions is kept, as JSON, for as long as its stream."""
-    return f"why:{request_id}"
+    return f"millrace:decisions:{request_id}"
 
 
 class Dispatcher:
