@@ -15,7 +15,7 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
-from billing.invoicing.webhook_events import tell_finalised
+from billing.invoicing.webhook_events import tell_finalized
 from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
@@ -60,7 +60,7 @@ def do_finalise(invoice: Invoice, now: datetime | None = None) -> Invoice:
             raise Conflict(str(exc)) from exc
         _issue(row, now)
         _fix(row, lines)
-        tell_finalised(row)
+        tell_finalized(row)
         credits.use(row, burnt)
         _book(row)
         audit.record("invoice.finalise", row, tenant_id=row.tenant_id, after=audit.described(row))

@@ -138,7 +138,7 @@ def test_what_is_rolled_back_is_not_told(tenant, server):
 
 def test_endpoints_get_the_kinds_they_asked_for(tenant, server):
     _, url = server
-    do_create_endpoint(tenant, url, kinds=["invoice.finalised"])
+    do_create_endpoint(tenant, url, kinds=["invoice.finalized"])
     every, _ = do_create_endpoint(tenant, url)
     off, _ = do_create_endpoint(tenant, url)
     do_update_endpoint(off, active=False)
