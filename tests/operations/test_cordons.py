@@ -39,10 +39,10 @@ def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     assert Everybody(Cordon).count() == 0
     entries = Everybody(AuditEntry).order_by("id")
     assert [(entry.verb, entry.object_name, entry.tenant_id) for entry in entries] == [
-        ("worker.cordon", "m-0", None),
-        ("worker.drain", "m-1", None),
-        ("worker.uncordon", "m-0", None),
-        ("worker.uncordon", "m-1", None),
+        ("worker.cordoned", "m-0", None),
+        ("worker.drain_started", "m-1", None),
+        ("worker.uncordoned", "m-0", None),
+        ("worker.uncordoned", "m-1", None),
     ]
     assert entries[0].after == {"worker": "m-0", "drain": False, "why": "a new kernel"}
     assert entries[2].before == {"worker": "m-0", "drain": False, "why": "a new kernel"}

@@ -330,7 +330,14 @@ def test_each_verb_is_audited_without_secrets(tenant, server):
     do_replay(do_send_test_event(endpoint))
     do_delete_endpoint(endpoint)
     entries = [each for each in of(AuditEntry, tenant) if each.verb.startswith("webhook")]
-    verbs = ["webhook.create", "webhook.update", "webhook.rotate", "webhook.test", "webhook.replay", "webhook.delete"]
+    verbs = [
+        "webhook.created",
+        "webhook.updated",
+        "webhook.secret_rotated",
+        "webhook.tested",
+        "webhook.replayed",
+        "webhook.deleted",
+    ]
     assert sorted(each.verb for each in entries) == sorted(verbs)
     nonces = [row.nonce for row in Everybody(WebhookEndpoint).all()]
     assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
