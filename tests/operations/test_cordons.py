@@ -63,10 +63,10 @@ def test_once_is_enough(broker: redis.Redis) -> None:
 def test_a_broker_that_forgot_is_told_again(broker: redis.Redis) -> None:
     do_cordon("m-0")
     broker.flushdb()
-    assert tasks.copy_cordons() == 1
+    assert tasks.publish_cordons() == 1
     assert broker.hkeys(CORDONS_KEY) == [b"m-0"]
     broker.hset(CORDONS_KEY, "of-nobody", "drain")
-    tasks.copy_cordons()
+    tasks.publish_cordons()
     assert broker.hkeys(CORDONS_KEY) == [b"m-0"]
 
 
@@ -78,7 +78,7 @@ def test_a_cordon_holds_though_the_broker_is_away(broker: redis.Redis, monkeypat
     do_cordon("m-0")
     monkeypatch.undo()
     assert broker.hlen(CORDONS_KEY) == 0
-    assert tasks.copy_cordons() == 1
+    assert tasks.publish_cordons() == 1
 
 
 def test_many_at_once_leave_a_true_copy(broker: redis.Redis) -> None:

@@ -37,7 +37,7 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
-from tenants.tasks import EVENT_RETENTION, send_webhooks, sweep
+from tenants.tasks import EVENT_RETENTION, purge_expired, send_webhooks
 from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.outbox import enqueue
@@ -351,7 +351,7 @@ def test_old_events_are_forgotten(tenant, server):
     tell(tenant)
     with all_tenants_scope(BypassReason.COMMAND):
         WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENT_RETENTION)
-    sweep()
+    purge_expired()
     assert [event.kind for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
     assert of(WebhookAttempt, tenant) == []
 
