@@ -22,7 +22,7 @@ def make_partitions() -> list[str]:
     """Make the usage table's partitions for the months ahead; returns those made now."""
     made = ensure_partitions()
     if made:
-        log.info("partitions_made", names=made)
+        log.info("partitions_created", names=made)
     return made
 
 
@@ -36,7 +36,7 @@ def update_rollups() -> int:
 def generate_invoices() -> None:
     """Invoice the months that are over, and mail the invoices."""
     report = runs.invoice_months()
-    log.info("months_invoiced", finalised=len(report.finalised), left=len(report.left))
+    log.info("months_invoiced", finalized=len(report.finalised), left=len(report.left))
     emails.send_all()
 
 

@@ -78,7 +78,7 @@ def _load(**_: Any) -> None:
     try:
         worker = Worker(settings, replica_id)
     except BaseException:  # Celery swallows a signal's exceptions, and would go on without a model
-        logging.getLogger(__name__).exception("worker_not_started")
+        logging.getLogger(__name__).exception("worker_start_failed")
         os._exit(1)
     _resident.append(worker)
     # Torch and the model's objects stay for ever: a full collection that went through them would hold up a step.

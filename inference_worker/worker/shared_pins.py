@@ -95,7 +95,7 @@ class SharedPins:
             count, letters = self._look_up(keys=[pins_key(job.billing_context.tenant_id)], args=hashes)
         except redis.RedisError as exc:
             if not self._is_away:
-                log.warning("pins_not_looked_up", error=str(exc))
+                log.warning("pin_lookup_failed", error=str(exc))
             self._is_away = True
             return PinnedPrefixes()
         self._is_away = False

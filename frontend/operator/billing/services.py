@@ -57,7 +57,7 @@ def finalise_all(period: Period) -> Finalised:
         try:
             do_finalise(row)
         except Exception as exc:  # one tenant's fault must not hold up the others
-            log.exception("not_finalised", tenant=row.tenant.slug, period=period.label)
+            log.exception("invoice_finalization_failed", tenant=row.tenant.slug, period=period.label)
             known = isinstance(exc, ActionRefused)
             refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the log")
         else:

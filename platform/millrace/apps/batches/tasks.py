@@ -24,7 +24,7 @@ def process() -> None:
         try:
             do_advance(batch_id)
         except Exception:
-            log.exception("batch_not_advanced", batch_id=batch_id)
+            log.exception("batch_processing_failed", batch_id=batch_id)
 
 
 @shared_task(name="batches.purge_expired")

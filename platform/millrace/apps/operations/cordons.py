@@ -87,7 +87,7 @@ def _tell() -> None:
     try:
         copy_cordons()
     except redis.RedisError as exc:
-        log.warning("cordons_not_told_yet", error=str(exc))
+        log.warning("cordon_sync_failed", error=str(exc))
 
 
 def _lock() -> None:

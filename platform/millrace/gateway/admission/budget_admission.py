@@ -281,7 +281,7 @@ class BudgetAdmission:
             heard = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(windows)))
             return heard > int(self._listening)
         except redis.RedisError as exc:
-            log.warning("recall_not_sent", error=str(exc))
+            log.warning("lease_revocation_failed", error=str(exc))
             return False
 
     async def _lease(
@@ -365,7 +365,7 @@ class BudgetAdmission:
         try:
             await self._store.give_back(returning)
         except _UNREACHABLE as exc:
-            log.warning("slices_not_returned", slices=len(returning), error=str(exc) or type(exc).__name__)
+            log.warning("slice_release_failed", slices=len(returning), error=str(exc) or type(exc).__name__)
             return
         done = {id(each) for each in returning}
         self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]
