@@ -7,11 +7,14 @@ from typing import Any
 from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "billing-roll-up": {"task": "billing.roll_up", "schedule": 60.0},
+    "billing-update-rollups": {"task": "billing.update_rollups", "schedule": 60.0},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
-    "billing-invoice-months": {"task": "billing.invoice_months", "schedule": crontab(minute="13")},
+    "billing-generate-invoices": {"task": "billing.generate_invoices", "schedule": crontab(minute="13")},
     "billing-send-invoice-mails": {"task": "billing.send_invoice_mails", "schedule": crontab(minute="*/5")},
-    "billing-remind": {"task": "billing.remind", "schedule": crontab(hour="9", minute="0")},
+    "billing-send-payment-reminders": {
+        "task": "billing.send_payment_reminders",
+        "schedule": crontab(hour="9", minute="0"),
+    },
     "billing-expire-credits": {"task": "billing.expire_credits", "schedule": crontab(hour="4", minute="41")},
     "billing-collect-payments": {"task": "billing.collect_payments", "schedule": crontab(minute="*/10")},
     "billing-check-thresholds": {"task": "billing.check_thresholds", "schedule": 60.0, "options": {"expires": 60}},

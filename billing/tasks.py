@@ -22,18 +22,18 @@ def make_partitions() -> list[str]:
     """Make the usage table's partitions for the months ahead; returns those made now."""
     made = ensure_partitions()
     if made:
-        log.info("partitions_made", names=made)
+        log.info("partitions_created", names=made)
     return made
 
 
-@shared_task(name="billing.roll_up")
-def roll_up() -> int:
+@shared_task(name="billing.update_rollups")
+def update_rollups() -> int:
     """Bring the sums of usage by hour and day up to now; returns how many hours were made again."""
     return rollups.build().hours
 
 
-@shared_task(name="billing.invoice_months")
-def invoice_months() -> None:
+@shared_task(name="billing.generate_invoices")
+def generate_invoices() -> None:
     """Invoice the months that are over, and mail the invoices."""
     report = runs.invoice_months()
     log.info("months_invoiced", finalized=len(report.finalized), left=len(report.left))
@@ -46,8 +46,8 @@ def send_invoice_mails() -> int:
     return emails.send_all()
 
 
-@shared_task(name="billing.remind")
-def remind() -> int:
+@shared_task(name="billing.send_payment_reminders")
+def send_payment_reminders() -> int:
     """Note reminders of invoices past due; returns how many are new."""
     return emails.remind()
 

@@ -49,7 +49,7 @@ def send(tenant_id: int, invitation_id: int) -> None:
     try:
         app.send_task("tenants.mail_invitation", [tenant_id, invitation_id], retry=False)
     except OperationalError as exc:
-        log.warning("invitation_not_queued", invitation=invitation_id, error=str(exc))
+        log.warning("invitation_queueing_failed", invitation=invitation_id, error=str(exc))
 
 
 def mail(tenant_id: int, invitation_id: int) -> None:

@@ -164,7 +164,7 @@ def _counters(step: str, account: str, address: str, device: str) -> tuple[Count
 def _key(kind: str, *of: str) -> str:
     """Return a name of fixed length, whatever was typed."""
     digest = hashlib.sha256("\0".join(of).encode("utf-8", "replace")).hexdigest()
-    return f"throttle:{kind}:{digest[:32]}"
+    return f"millrace:throttle:{kind}:{digest[:32]}"
 
 
 def network_of(address: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "tenants-purge": {"task": "tenants.purge", "schedule": crontab(minute="23")},
+    "tenants-purge-deleted": {"task": "tenants.purge_deleted", "schedule": crontab(minute="23")},
     "tenants-send-webhooks": {"task": "tenants.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
     "tenants-send-mails": {"task": "tenants.send_mails", "schedule": 60.0, "options": {"expires": 60}},
-    "tenants-sweep": {"task": "tenants.sweep", "schedule": crontab(minute="*/10")},
+    "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }

@@ -39,16 +39,16 @@ def mail_second_factor_removed(user_id: int) -> None:
     user_emails.mail_second_factor_removed(user_id)
 
 
-@shared_task(name="tenants.purge")
-def purge() -> int:
+@shared_task(name="tenants.purge_deleted")
+def purge_deleted() -> int:
     """Empty the tenants whose grace is over; returns how many."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         due = list(Tenant.objects.all_tenants().filter(purge_after__lte=datetime.now(UTC)))
     return sum(do_purge_tenant(tenant) for tenant in due)
 
 
-@shared_task(name="tenants.sweep")
-def sweep() -> None:
+@shared_task(name="tenants.purge_expired")
+def purge_expired() -> None:
     """Forget what gateways have long read, and answers that will not be asked for again."""
     now = datetime.now(UTC)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):

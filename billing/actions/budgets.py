@@ -45,7 +45,7 @@ def do_make_budget(
         budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
         _check(budget)
         budget.save(force_insert=True)
-        audit.record("budget.make", budget, tenant_id=locked.pk, after=audit.described(budget))
+        audit.record("budget.created", budget, tenant_id=locked.pk, after=audit.described(budget))
         after_commit(note(locked, ChangeLog.Kind.LIMITS), partial(_report, budget))
     return budget
 
@@ -65,7 +65,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
             setattr(found, name, value)
         _check(found)
         found.save(update_fields=list(fields))
-        audit.record("budget.change", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        audit.record("budget.updated", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
         after_commit(note(tenant, ChangeLog.Kind.LIMITS), partial(_report, found))
     return found
 
@@ -79,7 +79,7 @@ def do_remove_budget(budget: Budget) -> bool:
         before = audit.described(found)
         found.active = False
         found.save(update_fields=["active"])
-        audit.record("budget.remove", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        audit.record("budget.deleted", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
         note(tenant, ChangeLog.Kind.LIMITS)
     return True
 

@@ -74,7 +74,7 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
         booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
         undone = [PostedEntry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
         post(row.tenant_id, f"void:{row.pk}", undone)
-        _end(row, Invoice.State.VOID, reason)
+        _end(row, Invoice.State.VOID, "invoice.voided", reason)
     return row
 
 
@@ -91,13 +91,13 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
         nano = outstanding(row) * NANO_A_CENT
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
         post(row.tenant_id, f"bad-debt:{row.pk}", entries)
-        _end(row, Invoice.State.UNCOLLECTIBLE, reason)
+        _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason)
     return row
 
 
-def _end(invoice: Invoice, state: Invoice.State, reason: str) -> None:
+def _end(invoice: Invoice, state: Invoice.State, verb: str, reason: str) -> None:
     before = audit.described(invoice)
     invoice.state = state
     invoice.save(update_fields=["state"])
     after = audit.described(invoice) | {"reason": reason}
-    audit.record(f"invoice.{state.value}", invoice, tenant_id=invoice.tenant_id, before=before, after=after)
+    audit.record(verb, invoice, tenant_id=invoice.tenant_id, before=before, after=after)

@@ -61,7 +61,7 @@ def do_grant_credit(
             note=note,
         )
         _grant(grant)
-        audit.record("credit.grant", grant, tenant_id=locked.pk, after=audit.described(grant))
+        audit.record("credit.created", grant, tenant_id=locked.pk, after=audit.described(grant))
     return grant
 
 
@@ -170,7 +170,7 @@ def _expire(pk: int, tenant_id: int) -> bool:
         CreditUse.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
         gone_to = _GONE_TO[CreditGrant.Kind(grant.kind)]
         post(tenant_id, f"expiry:{grant.pk}", [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
-        audit.record("credit.expire", grant, tenant_id=tenant_id, before=audit.described(grant))
+        audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.described(grant))
     return True
 
 
@@ -214,7 +214,7 @@ def do_commit(
         )
         check(row)
         row.save(force_insert=True)
-        audit.record("commitment.make", row, tenant_id=locked.pk, after=audit.described(row))
+        audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.described(row))
     return row
 
 
@@ -225,5 +225,5 @@ def do_end_commitment(commitment: Commitment, last_month: str) -> Commitment:
         before = audit.described(row)
         row.last_month = last_month
         row.save(update_fields=["last_month"])
-        audit.record("commitment.end", row, tenant_id=row.tenant_id, before=before, after=audit.described(row))
+        audit.record("commitment.ended", row, tenant_id=row.tenant_id, before=before, after=audit.described(row))
     return row

@@ -56,7 +56,7 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
                 raise Conflict(f"Requests admitted in {row.label} may still run: {running} holds are open.")
         row.closed_at = now
         row.save(update_fields=["closed_at"])
-        audit.record("period.close", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})
+        audit.record("period.closed", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})
     log.info("period_closed", entity=row.entity_id, label=row.label)
     return True
 

@@ -63,7 +63,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         tell_finalized(row)
         credits.use(row, burnt)
         _book(row)
-        audit.record("invoice.finalise", row, tenant_id=row.tenant_id, after=audit.described(row))
+        audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.described(row))
         InvoiceMail.objects.create(invoice=row, tenant_id=row.tenant_id, kind=InvoiceMail.Kind.ISSUED)
     return row
 

@@ -64,7 +64,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         post(
             tenant.pk, f"payment:{payment.pk}", [PostedEntry(Account.CASH, nano), PostedEntry(Account.DEPOSITS, -nano)]
         )
-        audit.record("payment.record", payment, tenant_id=tenant.pk, after=audit.described(payment))
+        audit.record("payment.recorded", payment, tenant_id=tenant.pk, after=audit.described(payment))
         if received.cents < 0:
             _reopen(payment)
         elif received.as_credit:
@@ -120,7 +120,8 @@ def note_balance(invoice: Invoice) -> None:
     invoice.state = state
     invoice.save(update_fields=["state"])
     after = audit.described(invoice)
-    audit.record(f"invoice.{state.value}", invoice, tenant_id=invoice.tenant_id, before=before, after=after)
+    verb = "invoice.paid" if state == Invoice.State.PAID else "invoice.reopened"
+    audit.record(verb, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
     if state == Invoice.State.PAID:
         tell_paid(invoice)
 

@@ -61,7 +61,7 @@ def do_propose_prices(
         )
         check(version)
         version.save(force_insert=True)
-        audit.record("prices.propose", version, tenant_id=version.tenant_id, after=audit.described(version))
+        audit.record("price_version.created", version, tenant_id=version.tenant_id, after=audit.described(version))
     return version
 
 
@@ -85,7 +85,9 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
         locked.save()
         _set_prices(locked, at)
-        audit.record("prices.publish", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked))
+        audit.record(
+            "price_version.published", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked)
+        )
     return locked
 
 
@@ -100,7 +102,9 @@ def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
         before = audit.described(locked)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.DISCARDED, now, by
         locked.save()
-        audit.record("prices.discard", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked))
+        audit.record(
+            "price_version.discarded", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked)
+        )
     return locked
 
 
@@ -132,7 +136,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
         kinds = set(_kinds(before)) | set(_kinds(chosen)) | set(_kinds(_book(PriceBook.LIST)))
         compile_sheets(chosen, tenant.pk, kinds, now)
         audit.record(
-            "prices.assign", row, tenant_id=tenant.pk, before={"book": before.name}, after={"book": chosen.name}
+            "price_book.assigned", row, tenant_id=tenant.pk, before={"book": before.name}, after={"book": chosen.name}
         )
 
 

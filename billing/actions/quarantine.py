@@ -24,7 +24,7 @@ def do_replay_quarantined(pk: int) -> UsageQuarantine:
     outcome = settle([UsageMessage(row.stream_id, bytes(row.payload))])
     if not (outcome.settled or outcome.repeated):
         raise ActionRefused(f"The record still cannot be settled: {row.detail}.")
-    return _resolve(row, "quarantine.replay", {})
+    return _resolve(row, "quarantine.replayed", {})
 
 
 def do_dismiss_quarantined(pk: int, why: str) -> UsageQuarantine:
@@ -35,7 +35,7 @@ def do_dismiss_quarantined(pk: int, why: str) -> UsageQuarantine:
     """
     if not why.strip() or len(why) > 200:
         raise ActionRefused("Enter a reason of up to 200 characters.")
-    return _resolve(_open(pk), "quarantine.dismiss", {"why": why.strip()})
+    return _resolve(_open(pk), "quarantine.dismissed", {"why": why.strip()})
 
 
 def _open(pk: int) -> UsageQuarantine:

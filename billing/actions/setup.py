@@ -28,7 +28,7 @@ def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
             entity = default_entity()
             row = BillingProfile(tenant=locked, entity=entity, name=locked.name, country=entity.country)
         _change(row, fields)
-        audit.record("billing.profile", row, tenant_id=locked.pk, before=before, after=audit.described(row))
+        audit.record("billing_profile.updated", row, tenant_id=locked.pk, before=before, after=audit.described(row))
     return row
 
 
@@ -46,7 +46,7 @@ def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
             raise Conflict("It has usage already: that is billed by the entity it has.")
         profile.entity = entity
         profile.save(update_fields=["entity"])
-        audit.record("billing.entity", profile, tenant_id=locked.pk, after={"entity": entity.slug})
+        audit.record("billing_profile.entity_changed", profile, tenant_id=locked.pk, after={"entity": entity.slug})
     return profile
 
 
@@ -60,7 +60,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     _check_zone(entity.time_zone)
     with all_tenants_scope(BypassReason.BILLING):
         insert(entity, f"An entity with the slug {entity.slug!r} already exists.")
-        audit.record("entity.add", entity, tenant_id=None, after=audit.described(entity))
+        audit.record("billing_entity.created", entity, tenant_id=None, after=audit.described(entity))
     return entity
 
 
@@ -78,7 +78,7 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
             raise Conflict("It has periods by the clocks of its time zone: make another entity.")
         before = audit.described(row)
         _change(row, fields)
-        audit.record("entity.update", row, tenant_id=None, before=before, after=audit.described(row))
+        audit.record("billing_entity.updated", row, tenant_id=None, before=before, after=audit.described(row))
     return row
 
 
@@ -93,7 +93,7 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
         raise ActionRefused("rate_ppm: the category S has a rate, and no other does.")
     with all_tenants_scope(BypassReason.BILLING):
         insert(rule, "There is a rule for the same buyers from that day on.")
-        audit.record("tax_rule.add", rule, tenant_id=None, after=audit.described(rule))
+        audit.record("tax_rule.created", rule, tenant_id=None, after=audit.described(rule))
     return rule
 
 
@@ -104,7 +104,7 @@ def do_end_tax_rule(rule: TaxRule, ends_on: date) -> TaxRule:
         before = audit.described(row)
         row.ends_on = ends_on
         row.save(update_fields=["ends_on"])
-        audit.record("tax_rule.end", row, tenant_id=None, before=before, after=audit.described(row))
+        audit.record("tax_rule.ended", row, tenant_id=None, before=before, after=audit.described(row))
     return row
 
 
@@ -120,7 +120,7 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
     with all_tenants_scope(BypassReason.BILLING):
         insert(rate, "There is a rate of that day.")
         shown = {"currency": rate.currency, "on": rate.on.isoformat(), "micro_per_usd": rate.micro_per_usd}
-        audit.record("exchange_rate.add", rate, tenant_id=None, after=shown)
+        audit.record("exchange_rate.created", rate, tenant_id=None, after=shown)
     return rate
 
 

@@ -114,7 +114,7 @@ def _alert(window_id: int, thresholds: Sequence[str], now: datetime) -> int:
         mail = enqueue_mail(budget.tenant_id, ROLES, *_mail(new, window)) if new else None
         for row in new:
             event_key, payload = f"budget:{window.pk}:{row.threshold}", _payload(row, window, expected)
-            row.event = enqueue(budget.tenant_id, "budget.threshold", event_key, payload)
+            row.event = enqueue(budget.tenant_id, "budget.threshold_reached", event_key, payload)
             row.mail = mail
             row.save(update_fields=["event", "mail"])
     return len(new)

@@ -65,4 +65,4 @@ def _due(now: datetime, month: str | None) -> list[Period]:
 
 def _leave(report: InvoiceRunReport, what: str, why: Exception) -> None:
     report.left.append(f"{what}: {why}")
-    log.error("not_invoiced", what=what, why=str(why))
+    log.error("invoice_run_failed", what=what, why=str(why))

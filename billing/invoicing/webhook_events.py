@@ -10,8 +10,8 @@ from tenants.webhooks.outbox import enqueue
 
 def tell_finalized(invoice: Invoice) -> None:
     """Emit the event of an issued invoice or credit note."""
-    kind = "credit_note.finalised" if invoice.gives_back else "invoice.finalised"
-    enqueue(invoice.tenant_id, kind, f"invoice:{invoice.pk}:finalised", _described(invoice))
+    kind = "credit_note.finalized" if invoice.gives_back else "invoice.finalized"
+    enqueue(invoice.tenant_id, kind, f"invoice:{invoice.pk}:finalized", _described(invoice))
 
 
 def tell_paid(invoice: Invoice) -> None:

@@ -252,7 +252,7 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
     if log.isEnabledFor(logging.INFO):
         for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
             legs = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
-            log.info("legs_settled", legs=legs)
+            log.info("usage_settled", legs=legs)
     return new
 
 

@@ -108,7 +108,7 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
             quarantined=UsageQuarantine.objects.filter(resolved_at__isnull=True).count(),
         )
     if not report.is_clean:
-        log.error("reconciliation_found", differences=report.differences, overdue_slices=report.overdue_slices)
+        log.error("reconciliation_failed", differences=report.differences, overdue_slices=report.overdue_slices)
     return report
 
 

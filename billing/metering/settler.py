@@ -155,7 +155,7 @@ class Settler:
             )
             cursor = reply[0]
             if messages := _messages(reply[1]):
-                log.warning("settler_took_over", messages=len(messages))
+                log.warning("usage_messages_reclaimed", messages=len(messages))
                 self._settle(messages)
             if cursor in (b"0-0", "0-0"):
                 break
@@ -167,7 +167,7 @@ class Settler:
         """Make the group, to read from the stream's start, if there is none: at first, or after the broker lost it."""
         try:
             self._broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
-            log.info("settler_group_made")
+            log.info("consumer_group_created")
         except redis.ResponseError as exc:
             if "BUSYGROUP" not in str(exc):
                 raise
@@ -176,12 +176,12 @@ class Settler:
         made = ensure_partitions()
         self._partitions_at = time.monotonic() + PARTITIONS_SECONDS
         if made:
-            log.info("partitions_made", names=made)
+            log.info("partitions_created", names=made)
 
     def _reap(self, told_ms: int) -> None:
         """Take back what is held for requests that cannot run any more; all that was told until then is settled."""
         if reaped := reservations.reap(datetime.fromtimestamp(told_ms / 1000, UTC)):
-            log.warning("slices_reaped", slices=reaped)
+            log.warning("slices_reclaimed", slices=reaped)
 
     def _report(self) -> int:
         """Tell how it goes; returns until when (in milliseconds) all that was told is settled."""
@@ -211,7 +211,7 @@ class Settler:
         self._faults += 1
         seconds = min(MAX_BACKOFF_SECONDS, 0.1 * 2 ** min(self._faults, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
         message = str(fault).partition("\n")[0]
-        log.warning("settler_interrupted", fault=type(fault).__name__, error=message, retry_in=round(seconds, 2))
+        log.warning("settler_retrying", fault=type(fault).__name__, error=message, retry_in=round(seconds, 2))
         connection.close()
         self._stopping.wait(seconds)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-STATUS_KEY = "settler:status"  # SettlerStatus as msgpack; with several settlers, of the one that reported last
-TOTALS_KEY = "settler:totals"  # a hash of counters over all settlers; a crash may leave its last batch out
+STATUS_KEY = "millrace:settler:status"  # SettlerStatus as msgpack; with several settlers, of the one that reported last
+TOTALS_KEY = "millrace:settler:totals"  # a hash of counters over all settlers; a crash may leave its last batch out
 
 
 class SettlerStatus(msgspec.Struct, frozen=True):

@@ -81,5 +81,5 @@ def _put_away(path: Path, faults: list[str]) -> None:
     place.mkdir(exist_ok=True)
     if faults:
         (place / f"{path.name}.txt").write_text("\n".join(faults) + "\n", encoding="utf-8")
-        log.error("payments_refused", file=path.name, faults=faults)
+        log.error("payment_file_rejected", file=path.name, faults=faults)
     path.replace(place / path.name)

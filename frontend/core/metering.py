@@ -30,7 +30,7 @@ def metering(now: datetime) -> Metering:
         with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
             payload = broker.get(status.STATUS_KEY)
     except redis.RedisError as exc:
-        log.warning("metering_unknown", error=str(exc))
+        log.warning("settler_status_read_failed", error=str(exc))
         return Metering(None, running=False)
     if not isinstance(payload, bytes):
         return Metering(None, running=False)

@@ -1,12 +1,12 @@
 """The claim record: who answers for a leg, decided by compare-and-set in the broker.
 
-`claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner` (replica),
-`gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void` (the usage
-event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it made: see
-shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its caller
-believes, so a wakeup, an end or a failure that comes twice, late or from a replica given up for dead changes nothing.
-A usage event is written by the same script that ends the leg: there is no moment at which one is done and the other is
-not.
+`millrace:claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner`
+(replica), `gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void`
+(the usage event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it
+made: see shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its
+caller believes, so a wakeup, an end or a failure that comes twice, late or from a replica given up for dead changes
+nothing. A usage event is written by the same script that ends the leg: there is no moment at which one is done and the
+other is not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if claim[1] ~= ARGV[1] then return false end
 local again = claim[2] == 'running' and claim[3] == ARGV[2] and ARGV[3] and claim[4] == ARGV[3]
 if claim[2] ~= 'queued' and not again then return false end
 redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', ARGV[3] or '')
-return {claim[6], redis.call('ZCARD', 'pins:' .. (claim[5] or ''))}
+return {claim[6], redis.call('ZCARD', 'millrace:pins:' .. (claim[5] or ''))}
 """
 
 # Nobody pays for what the leg wrote: its pins end, but for those whose time another leg has begun again since.
@@ -29,7 +29,7 @@ local function unpin(claim)
     local made = redis.call('HMGET', claim, 'pinned', 'tenant')
     if not made[1] then return end
     redis.call('HDEL', claim, 'pinned')
-    local key, pins = 'pins:' .. made[2], cmsgpack.unpack(made[1])
+    local key, pins = 'millrace:pins:' .. made[2], cmsgpack.unpack(made[1])
     for i = 1, #pins, 2 do
         if tonumber(redis.call('ZSCORE', key, pins[i])) == pins[i + 1] then redis.call('ZREM', key, pins[i]) end
     end

@@ -51,7 +51,7 @@ class FreeSpace:
             was_low = self.is_low
             self.is_low = self.free < (self.resume_at if was_low else self.min_free)
             if self.is_low != was_low:
-                log.warning("disk_is_low" if self.is_low else "disk_has_space_again", free_bytes=self.free)
+                log.warning("disk_space_low" if self.is_low else "disk_space_recovered", free_bytes=self.free)
         return self.is_low
 
     def describe(self) -> str:

@@ -49,7 +49,7 @@ def take_over(broker: redis.Redis, directory: Path, replica_id: str) -> None:
         try:
             report_exit(broker, earlier)
         except redis.RedisError as exc:
-            log.warning("exit_not_reported", replica_id=earlier, error=str(exc))
+            log.warning("exit_report_failed", replica_id=earlier, error=str(exc))
     _store_replica(directory, replica_id)
 
 
@@ -68,7 +68,7 @@ def report_last_exit(broker_url: str, directory: Path) -> None:
         ) as broker:
             report_exit(broker, replica_id)
     except (redis.RedisError, OSError) as exc:
-        log.warning("exit_not_reported", replica_id=replica_id, error=str(exc))
+        log.warning("exit_report_failed", replica_id=replica_id, error=str(exc))
 
 
 def report_exit(broker: redis.Redis, replica_id: str) -> None:
@@ -95,6 +95,6 @@ def _store_replica(directory: Path, replica_id: str) -> None:
         path.with_suffix(".new").write_text(replica_id, encoding="utf-8")
         path.with_suffix(".new").replace(path)
     except OSError as exc:
-        log.warning("replica_not_stored", error=str(exc))
+        log.warning("replica_store_failed", error=str(exc))
         with contextlib.suppress(OSError):
             path.unlink()

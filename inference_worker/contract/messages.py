@@ -1,7 +1,10 @@
 """The words gateway, worker and settler exchange over the broker: msgpack, never pickle.
 
-The worker sends a gateway `StreamEvent`s on the stream `gw:<gateway>`, and keeps them, in order, in the list
-`req:<request>:<attempt>` for readers that resume. Event `seq` n of an attempt is element n of its list.
+The worker sends a gateway `StreamEvent`s on the stream `millrace:gateway_events:<gateway>`, and keeps them, in order,
+in the list `millrace:request_events:<request>:<attempt>` for readers that resume. Event `seq` n of an attempt is
+element n of its list.
+
+All keys and channels begin with `millrace:`.
 """
 
 from __future__ import annotations
@@ -19,45 +22,58 @@ from inference_worker.contract.request import (
     TokenUsage,
 )
 
-USAGE_STREAM = "usage"
+USAGE_STREAM = "millrace:usage_events"
 USAGE_GROUP = "settler"
-REPLICAS_KEY = "replicas"  # a hash: replica id -> Heartbeat; the gateway judges liveness by change, on its own clock
-EXITS_KEY = "exits"  # a sorted set of the replicas whose process is known to have exited: see exits.py
-CORDONS_KEY = "cordons"  # a hash: worker's name -> "cordon" or "drain"; what runs under that name gets no new work
+# A hash: replica id -> Heartbeat. The gateway judges liveness by change, on its own clock.
+REPLICAS_KEY = "millrace:replicas"
+EXITS_KEY = "millrace:replica_exits"  # a sorted set of the replicas whose process is known to have exited: see exits.py
+# A hash: worker's name -> "cordon" or "drain". What runs under that name gets no new work.
+CORDONS_KEY = "millrace:cordons"
 HEARTBEAT_SECONDS = 0.5
 REPLICA_SUSPECT_SECONDS = 2.5  # a replica silent for longer gets no new work
 REPLICA_LOST_SECONDS = 10.0  # a replica silent for longer is lost: its begun executions fail
-HEARTBEAT_TTL_MS = (
-    60_000  # how long `beat:<replica>` outlives a beat: what is left of it is the beat's age, by one clock
-)
+# How long `millrace:replica_heartbeat:<replica>` outlives a beat. What is left of it is the beat's age, by one clock.
+HEARTBEAT_TTL_MS = 60_000
+INFERENCE_KEY_PREFIX = "millrace:inference:"  # of the keys of the inference worker's Celery app
 
 
 def claim_key(request_id: str, leg: int) -> str:
-    return f"claim:{request_id}:{leg}"
+    return f"millrace:claim:{request_id}:{leg}"
 
 
 def gateway_stream(gateway_id: str) -> str:
-    return f"gw:{gateway_id}"
+    return f"millrace:gateway_events:{gateway_id}"
 
 
 def request_log(request_id: str, attempt: int) -> str:
-    return f"req:{request_id}:{attempt}"
+    return f"millrace:request_events:{request_id}:{attempt}"
 
 
 def pins_key(tenant_id: int) -> str:
-    return f"pins:{tenant_id}"
+    return f"millrace:pins:{tenant_id}"
 
 
 def control_channel(replica_id: str) -> str:
-    return f"ctl:{replica_id}"
+    return f"millrace:replica_control:{replica_id}"
 
 
 def replica_queue(replica_id: str) -> str:
+    """Return the Celery name of a replica's queue."""
     return f"replica.{replica_id}"
 
 
+def replica_queue_key(replica_id: str) -> str:
+    """Return the key of the list that is a replica's queue."""
+    return f"{INFERENCE_KEY_PREFIX}{replica_queue(replica_id)}"
+
+
+def replica_queue_keys(replica_id: str) -> tuple[str, str]:
+    """Return the keys of a replica's queue and of its binding."""
+    return replica_queue_key(replica_id), f"{INFERENCE_KEY_PREFIX}_kombu.binding.{replica_queue(replica_id)}"
+
+
 def beat_key(replica_id: str) -> str:
-    return f"beat:{replica_id}"
+    return f"millrace:replica_heartbeat:{replica_id}"
 
 
 def worker_of(replica_id: str) -> str:

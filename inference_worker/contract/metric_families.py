@@ -20,12 +20,12 @@ CACHE_QUERIES = "vllm:prefix_cache_queries"
 CACHE_HITS = "vllm:prefix_cache_hits"
 PREEMPTIONS = "vllm:num_preemptions"
 SUCCESS = "vllm:request_success"
-FAULTS = "millrace_request_faults"
+REQUEST_ERRORS = "millrace_request_errors"
 MISSES = "millrace_prefix_cache_misses"
 BILLED_TOKENS = "millrace_engine_tokens"
 COMPUTED_TOKENS = "millrace_computed_tokens"
 BATCHED_SEQUENCES = "millrace_batched_sequences"
-STEP_SECONDS = "millrace_step_seconds"
+STEP_SECONDS = "millrace_step_phase_seconds"
 FORWARD_SECONDS = "millrace_forward_seconds"
 
 PEAK_FLOPS = "millrace_peak_flops"
@@ -73,7 +73,7 @@ COUNTERS = (
     Family(FLOPS, "floating-point operations that the model asks for"),
     Family(BYTES_READ, "bytes read: the weights once a step, and the keys and values attended to"),
     Family(BYTES_WRITTEN, "bytes written: keys and values"),
-    Family(FAULTS, "requests ended by a fault", "code"),
+    Family(REQUEST_ERRORS, "requests ended by an error", "code"),
     Family(MISSES, "requests that found less in the prefix cache than they might have, by why", "reason"),
     Family(BILLED_TOKENS, "tokens of the requests ended, those with a fault left out, by billing class", "token_class"),
     Family(COMPUTED_TOKENS, "tokens computed", "phase"),

@@ -16,7 +16,7 @@ from celery import Celery, signals
 from kombu import Exchange, Queue
 
 from inference_worker.contract.logs import configure_logging
-from inference_worker.contract.messages import replica_queue
+from inference_worker.contract.messages import INFERENCE_KEY_PREFIX, replica_queue
 from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker.worker import Wakeup, Worker, new_replica_id
 
@@ -43,6 +43,7 @@ def make_app(settings: WorkerSettings) -> Celery:
         broker_transport_options={
             "visibility_timeout": settings.request_timeout_seconds + 300,
             "socket_keepalive": True,
+            "global_keyprefix": INFERENCE_KEY_PREFIX,
         },
     )
     return app
@@ -77,7 +78,7 @@ def _load(**_: Any) -> None:
     try:
         worker = Worker(settings, replica_id)
     except BaseException:  # Celery swallows a signal's exceptions, and would go on without a model
-        logging.getLogger(__name__).exception("worker_not_started")
+        logging.getLogger(__name__).exception("worker_start_failed")
         os._exit(1)
     _resident.append(worker)
     # Torch and the model's objects stay for ever: a full collection that went through them would hold up a step.

@@ -262,7 +262,7 @@ class Publisher:
     def _confirm(self, round_: _OutputBatch, results: Sequence[Any]) -> None:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
             if stream_id is None:
-                log.warning("end_superseded", **usage.billing_context.log_fields(), attempt=usage.attempt)
+                log.warning("execution_superseded", **usage.billing_context.log_fields(), attempt=usage.attempt)
                 self._journal.drop(leg_key(usage))
             else:
                 _log_end(usage)
@@ -428,7 +428,7 @@ def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
 
 def _log_end(usage: ExecutionUsage) -> None:
     log.info(
-        "leg_ended",
+        "execution_finished",
         **usage.billing_context.log_fields(),
         attempt=usage.attempt,
         verdict=usage.verdict,

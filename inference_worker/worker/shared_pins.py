@@ -1,10 +1,10 @@
 """Pins that all replicas know of, in the broker: what a tenant has paid to keep is billed as read wherever its requests
 go, and after a restart.
 
-`pins:<tenant>` is a sorted set of block hashes. They are rooted in a salt of tenant and model, so they are the same on
-every replica of a model, and no other tenant has them. A score is when the pin ends, in milliseconds by the broker's
-clock, times two, and one more for a pin of an hour. A pin gets there with its leg's first tokens, before the end that
-bills it; a leg that fails takes its pins along (claims.FAIL).
+`millrace:pins:<tenant>` is a sorted set of block hashes. They are rooted in a salt of tenant and model, so they are
+the same on every replica of a model, and no other tenant has them. A score is when the pin ends, in milliseconds by the
+broker's clock, times two, and one more for a pin of an hour. A pin gets there with its leg's first tokens, before the
+end that bills it; a leg that fails takes its pins along (claims.FAIL).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SharedPins:
             count, letters = self._look_up(keys=[pins_key(job.billing_context.tenant_id)], args=hashes)
         except redis.RedisError as exc:
             if not self._is_away:
-                log.warning("pins_not_looked_up", error=str(exc))
+                log.warning("pin_lookup_failed", error=str(exc))
             self._is_away = True
             return PinnedPrefixes()
         self._is_away = False

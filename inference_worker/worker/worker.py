@@ -173,7 +173,7 @@ class Worker:
             return None
         payload, num_pins = claimed
         live = ActiveJob(decode_job(payload), attempt)
-        log.info("leg_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
+        log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         if num_pins:
             live.paid = self._shared_pins.look_up(live.job)

@@ -50,7 +50,7 @@ def do_create_api_key(
             },
         )
         secret = _issue(key)
-        audit.record("key.create", key, tenant_id=tenant.pk, after=audit.described(key))
+        audit.record("key.created", key, tenant_id=tenant.pk, after=audit.described(key))
         recompile(tenant, ChangeLog.Kind.KEY, key)
     return key, secret
 
@@ -67,7 +67,7 @@ def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
         before = audit.described(row)
         _set(row, fields)
         row.save(update_fields=list(fields))
-        audit.record("key.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("key.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
         recompile(tenant, ChangeLog.Kind.KEY, row)
     return row
 
@@ -103,8 +103,8 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         old.expires_at = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
         old.save(update_fields=["expires_at"])
         _copy_limits(tenant, old, new)
-        audit.record("key.rotate", old, tenant_id=tenant.pk, before=before, after=audit.described(old))
-        audit.record("key.create", new, tenant_id=tenant.pk, after=audit.described(new))
+        audit.record("key.rotated", old, tenant_id=tenant.pk, before=before, after=audit.described(old))
+        audit.record("key.created", new, tenant_id=tenant.pk, after=audit.described(new))
         recompile(tenant, ChangeLog.Kind.KEY, old)
         recompile(tenant, ChangeLog.Kind.KEY, new)
     return new, secret
@@ -119,7 +119,7 @@ def do_revoke_api_key(key: ApiKey) -> bool:
             return False
         row = rows.get()
         before = audit.described(row) | {"revoked_at": None}
-        audit.record("key.revoke", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("key.revoked", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
         recompile(tenant, ChangeLog.Kind.KEY, row)
     return True
 
@@ -152,7 +152,7 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
         row = _live(tenant, key)
         if "inference" not in row.scopes:
             raise Conflict("This key has no inference permission.")
-        audit.record("key.ticket", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
+        audit.record("key.playground_token_created", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
     secret = platform_settings().secret_key
     return playground_tokens.give(
         secret,
@@ -178,7 +178,7 @@ def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
             return False
         row = ApiKey.objects.for_tenant(tenant).get(pk=key.pk)
         audit.record(
-            "key.rehash", row, tenant_id=tenant.pk, before={"pepper": key.pepper}, after={"pepper": row.pepper}
+            "key.rehashed", row, tenant_id=tenant.pk, before={"pepper": key.pepper}, after={"pepper": row.pepper}
         )
         recompile(tenant, ChangeLog.Kind.KEY, row)
     return True

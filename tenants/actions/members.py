@@ -29,7 +29,7 @@ def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
         if membership is not None:
             return do_change_role(membership, role)
         membership = Membership.objects.create(tenant=locked, user=user, role=role)
-        audit.record("member.add", membership, tenant_id=locked.pk, after=audit.described(membership))
+        audit.record("member.created", membership, tenant_id=locked.pk, after=audit.described(membership))
         note(locked, ChangeLog.Kind.MEMBER)
     return membership
 
@@ -50,7 +50,7 @@ def do_change_role(membership: Membership, role: str) -> Membership:
         _keep_an_owner(tenant, row)
         row.role = role
         row.save(update_fields=["role"])
-        audit.record("member.change", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("member.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
         note(tenant, ChangeLog.Kind.MEMBER)
     return row
 
@@ -64,7 +64,7 @@ def do_remove_member(membership: Membership) -> None:
     with changing(membership.tenant_id) as tenant:
         row = _member(tenant, membership)
         _keep_an_owner(tenant, row)
-        audit.record("member.remove", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("member.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
         note(tenant, ChangeLog.Kind.MEMBER)
 
@@ -94,7 +94,7 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
             expires_at=now + timedelta(days=INVITATION_DAYS),
         )
         insert(invitation, f"{email} is already invited.")
-        audit.record("member.invite", invitation, tenant_id=locked.pk, after=audit.described(invitation))
+        audit.record("invitation.created", invitation, tenant_id=locked.pk, after=audit.described(invitation))
         transaction.on_commit(partial(invitations.send, locked.pk, invitation.pk))
     return invitation
 
@@ -125,7 +125,7 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
             raise Conflict("This invitation was used, revoked or has expired. Request a new one.")
         row = rows.get(pk=invitation.pk)
         audit.record(
-            "member.accept",
+            "invitation.accepted",
             row,
             tenant_id=tenant.pk,
             before=audit.described(row) | {"accepted_at": None},
@@ -143,7 +143,7 @@ def _revoke(tenant: Tenant, invitation: Invitation, now: datetime) -> bool:
         return False
     invitation.revoked_at = now
     after = audit.described(invitation)
-    audit.record("member.uninvite", invitation, tenant_id=tenant.pk, before=before, after=after)
+    audit.record("invitation.revoked", invitation, tenant_id=tenant.pk, before=before, after=after)
     return True
 
 

@@ -47,7 +47,7 @@ def do_set_limits(
             setattr(row, name, limits.get(name))
         check(row)
         row.save()
-        audit.record("limits.set", row, tenant_id=locked.pk, before=before, after=audit.described(row))
+        audit.record("limits.updated", row, tenant_id=locked.pk, before=before, after=audit.described(row))
         recompile(locked, ChangeLog.Kind.LIMITS, key)
     return row
 
@@ -58,7 +58,7 @@ def do_remove_limits(limits: LimitSet) -> bool:
         row = LimitSet.objects.for_tenant(tenant).select_related("key").filter(pk=limits.pk).first()
         if row is None:
             return False
-        audit.record("limits.remove", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("limits.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         key = row.key
         row.delete()
         recompile(tenant, ChangeLog.Kind.LIMITS, key)
@@ -78,7 +78,7 @@ def do_publish_policy(
     except ValueError as exc:
         raise ActionRefused(f"body: {exc}") from exc
     with changing(tenant) as locked:
-        return _publish(locked, "policy.publish", name, body, created_by)
+        return _publish(locked, "policy.published", name, body, created_by)
 
 
 def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None = None) -> RoutingPolicy:
@@ -87,7 +87,7 @@ def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None =
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
             raise Conflict("This version does not exist.")
-        return _publish(tenant, "policy.revert", old.name, old.body, created_by)
+        return _publish(tenant, "policy.reverted", old.name, old.body, created_by)
 
 
 def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
@@ -96,7 +96,7 @@ def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
         row = RoutingPolicy.objects.for_tenant(locked).filter(name=name, active=True).first()
         if row is None:
             return False
-        _deactivate(locked, row, "policy.withdraw")
+        _deactivate(locked, row, "policy.withdrawn")
         recompile(locked, ChangeLog.Kind.POLICY)
     return True
 
@@ -109,7 +109,7 @@ def _publish(tenant: Tenant, verb: str, name: str, body: Mapping[str, Any], crea
     )
     check(row)
     if active := rows.filter(active=True).first():
-        _deactivate(tenant, active, "policy.supersede")
+        _deactivate(tenant, active, "policy.superseded")
     row.save(force_insert=True)
     audit.record(verb, row, tenant_id=tenant.pk, after=audit.described(row))
     recompile(tenant, ChangeLog.Kind.POLICY)

@@ -44,7 +44,7 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
     tenant = Tenant(pk=_new_id(), slug=slug, name=name, is_demo=is_demo)
     with tenant_scope(tenant):
         insert(tenant, f"A tenant with the slug {slug!r} already exists. Choose another slug.")
-        audit.record("tenant.create", tenant, tenant_id=tenant.pk, after=audit.described(tenant))
+        audit.record("tenant.created", tenant, tenant_id=tenant.pk, after=audit.described(tenant))
         do_create_project(tenant, "default", "Default")
         if owner is not None:
             do_add_member(tenant, owner, Membership.Role.OWNER)
@@ -58,7 +58,7 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
         locked.name = name
         check(locked)
         locked.save(update_fields=["name"])
-        audit.record("tenant.update", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        audit.record("tenant.updated", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
     return locked
 
 
@@ -70,17 +70,17 @@ def do_keep_content(tenant: Tenant, days: int) -> bool:
     """
     if not 0 <= days <= MAX_CONTENT_DAYS:
         raise ActionRefused(f"keep_content_days: from 0 to {MAX_CONTENT_DAYS}.")
-    return _set(tenant, "tenant.keep_content", keep_content_days=days)
+    return _set(tenant, "tenant.content_retention_updated", keep_content_days=days)
 
 
 def do_suspend_tenant(tenant: Tenant) -> bool:
     """Stop serving the tenant. False if that was so before."""
-    return _set(tenant, "tenant.suspend", status=Tenant.Status.SUSPENDED)
+    return _set(tenant, "tenant.suspended", status=Tenant.Status.SUSPENDED)
 
 
 def do_resume_tenant(tenant: Tenant) -> bool:
     """Serve a suspended tenant again. False if it was not suspended."""
-    return _set(tenant, "tenant.resume", status=Tenant.Status.ACTIVE)
+    return _set(tenant, "tenant.resumed", status=Tenant.Status.ACTIVE)
 
 
 def do_delete_tenant(tenant: Tenant) -> bool:
@@ -89,12 +89,12 @@ def do_delete_tenant(tenant: Tenant) -> bool:
         if locked.purge_after is not None:
             return False
         grace = timedelta(days=platform_settings().deletion_grace_days)
-        return _set(locked, "tenant.delete", purge_after=datetime.now(UTC) + grace)
+        return _set(locked, "tenant.deleted", purge_after=datetime.now(UTC) + grace)
 
 
 def do_restore_tenant(tenant: Tenant) -> bool:
     """Take a deletion back, while there is still something to restore. False if it was not to be deleted."""
-    return _set(tenant, "tenant.restore", purge_after=None)
+    return _set(tenant, "tenant.restored", purge_after=None)
 
 
 def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
@@ -116,7 +116,7 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
         locked.status, locked.purge_after = Tenant.Status.PURGED, None
         locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"
         locked.save(update_fields=["status", "purge_after", "slug", "name"])
-        audit.record("tenant.purge", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        audit.record("tenant.purged", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
     return True
 
 
@@ -130,7 +130,7 @@ def do_start_viewing(tenant: Tenant, until: datetime, why: str) -> None:
         raise ActionRefused("Say why.")
     with changing(tenant) as locked:
         after = {"until": until.isoformat(timespec="seconds"), "why": why.strip()[:200]}
-        audit.record("tenant.view_start", locked, tenant_id=locked.pk, after=after)
+        audit.record("tenant.view_started", locked, tenant_id=locked.pk, after=after)
 
 
 def do_end_viewing(tenant: Tenant | int) -> None:
@@ -138,19 +138,19 @@ def do_end_viewing(tenant: Tenant | int) -> None:
     tenant_id = tenant if isinstance(tenant, int) else tenant.pk
     with tenant_scope(tenant_id):
         row = Tenant.objects.for_tenant(tenant_id).get(pk=tenant_id)
-        audit.record("tenant.view_end", row, tenant_id=tenant_id, before={"viewing": True}, after={"viewing": False})
+        audit.record("tenant.view_ended", row, tenant_id=tenant_id, before={"viewing": True}, after={"viewing": False})
 
 
 def do_note_api_access(tenant: Tenant, request: str) -> None:
     """Write down that an operator uses the API in a tenant: the first request of an hour stands for those after it."""
     since = datetime.now(UTC) - NOTED_EVERY
     with tenant_scope(tenant):
-        there = {"object_type": "tenant", "object_id": tenant.pk, "verb": "tenant.api_access"}
+        there = {"object_type": "tenant", "object_id": tenant.pk, "verb": "tenant.api_accessed"}
         rows = AuditEntry.objects.for_tenant(tenant).filter(
             **there, at__gt=since, actor_user_id=audit.current_actor().user_id
         )
         if not rows.exists():
-            audit.record("tenant.api_access", tenant, tenant_id=tenant.pk, after={"request": request[:200]})
+            audit.record("tenant.api_accessed", tenant, tenant_id=tenant.pk, after={"request": request[:200]})
 
 
 def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
@@ -162,7 +162,7 @@ def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
     with changing(tenant) as locked:
         project = Project(tenant=locked, slug=slug, name=name)
         insert(project, f"A project with the slug {slug!r} already exists. Choose another slug.")
-        audit.record("project.create", project, tenant_id=locked.pk, after=audit.described(project))
+        audit.record("project.created", project, tenant_id=locked.pk, after=audit.described(project))
     return project
 
 
@@ -174,7 +174,7 @@ def do_update_project(project: Project, *, name: str) -> Project:
         row.name = name
         check(row)
         row.save(update_fields=["name"])
-        audit.record("project.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("project.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
     return row
 
 
@@ -188,7 +188,7 @@ def do_delete_project(project: Project) -> None:
         row = _project(project)
         if ApiKey.objects.for_tenant(tenant).filter(project=row).exists():
             raise Conflict("This project has or had API keys, so it cannot be deleted.")
-        audit.record("project.delete", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("project.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
 
 

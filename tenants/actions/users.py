@@ -32,7 +32,7 @@ def do_deactivate_user(user: User) -> bool:
         if not row.is_active:
             return False
         _keep_an_operator(row, operators)
-        _update(row, "user.deactivate", is_active=False, session_generation=row.session_generation + 1)
+        _update(row, "user.deactivated", is_active=False, session_generation=row.session_generation + 1)
     return True
 
 
@@ -47,7 +47,7 @@ def do_reactivate_user(user: User) -> bool:
     with _changing(user) as (row, _):
         if row.is_active:
             return False
-        _update(row, "user.reactivate", is_active=True)
+        _update(row, "user.reactivated", is_active=True)
     return True
 
 
@@ -60,7 +60,7 @@ def do_grant_operator(user: User) -> bool:
     with _changing(user) as (row, _):
         if row.is_staff:
             return False
-        _update(row, "user.grant_operator", is_staff=True, is_superuser=True)
+        _update(row, "user.operator_granted", is_staff=True, is_superuser=True)
     return True
 
 
@@ -75,7 +75,7 @@ def do_revoke_operator(user: User) -> bool:
             return False
         _keep_an_operator(row, operators)
         generation = row.session_generation + 1
-        _update(row, "user.revoke_operator", is_staff=False, is_superuser=False, session_generation=generation)
+        _update(row, "user.operator_revoked", is_staff=False, is_superuser=False, session_generation=generation)
     return True
 
 

@@ -38,7 +38,7 @@ def do_create_endpoint(
         endpoint = WebhookEndpoint(tenant=locked, url=url, description=description, kinds=sorted(set(kinds or ())))
         _check(endpoint)
         endpoint.save(force_insert=True)
-        audit.record("webhook.create", endpoint, tenant_id=locked.pk, after=audit.described(endpoint))
+        audit.record("webhook.created", endpoint, tenant_id=locked.pk, after=audit.described(endpoint))
     return endpoint, _secret(endpoint)
 
 
@@ -63,7 +63,7 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         row.save(update_fields=[*fields, "failing_since", "disabled_because"])
         if not row.active:
             _drop_pending(row)
-        audit.record("webhook.update", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("webhook.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
     return row
 
 
@@ -92,7 +92,7 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
         row.active, row.disabled_because = False, because
         row.save(update_fields=["active", "disabled_because"])
         _drop_pending(row)
-        audit.record("webhook.disable", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("webhook.disabled", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
         text = (
             f"Millrace no longer sends events of {tenant.name} to\n{row.url}\n\n{because}\n\n"
             "Fix the endpoint, then enable it again. Failed deliveries can be replayed.\n\n"
@@ -113,7 +113,7 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = N
         row.old_nonce, row.old_until = row.nonce, (now or datetime.now(UTC)) + OVERLAP
         row.nonce = new_nonce()
         row.save(update_fields=["nonce", "old_nonce", "old_until"])
-        audit.record("webhook.rotate", row, tenant_id=tenant.pk, after=audit.described(row))
+        audit.record("webhook.secret_rotated", row, tenant_id=tenant.pk, after=audit.described(row))
     return _secret(row)
 
 
@@ -125,7 +125,7 @@ def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
     """
     with changing(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
-        audit.record("webhook.delete", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("webhook.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
 
 
@@ -145,7 +145,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
         delivery = WebhookDelivery.objects.create(
             tenant_id=tenant.pk, event=event, endpoint=row, next_at=datetime.now(UTC)
         )
-        audit.record("webhook.test", row, tenant_id=tenant.pk, after=audit.described(row))
+        audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.described(row))
     return delivery
 
 
@@ -165,7 +165,7 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
         before = audit.described(row)
         row.state, row.tries, row.next_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
         row.save(update_fields=["state", "tries", "next_at", "leased_until"])
-        audit.record("webhook.replay", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("webhook.replayed", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
     return row
 
 

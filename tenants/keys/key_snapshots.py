@@ -131,4 +131,4 @@ def tell_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
                 broker.eval(_REPLACE_OLDER, len(names), *names, snapshot.VALKEY_SECONDS, *values)
             broker.publish(change_feed.CHANNEL, str(tenant_id))
     except redis.RedisError as exc:
-        log.warning("gateways_not_told", error=str(exc))
+        log.warning("gateway_notification_failed", error=str(exc))

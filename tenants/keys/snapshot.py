@@ -19,7 +19,7 @@ KEY_START = "sk-mr-"
 SCOPES = ("inference", "manage", "models", "endpoints")
 _VISIBLE = 12  # characters of a secret that may be shown: the start, and six of its 43 random characters
 VALKEY_SECONDS = 60  # how long the gateways' shared copy lives
-_VALKEY_PREFIX = "key:"
+_VALKEY_PREFIX = "millrace:api_key:"
 
 
 class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,7 +22,7 @@ WINDOWS = (
 
 def start_of(tenant_id: int, set_id: int) -> str:
     """How the names of a set's buckets and places begin."""
-    return f"limit:{{{tenant_id}}}:{set_id}:"
+    return f"millrace:limit_state:{{{tenant_id}}}:{set_id}:"
 
 
 def remaining(held: bytes | None, limit: int, period: tuple[int, int], now_ms: int) -> int:

@@ -18,7 +18,7 @@ BEGIN
     UPDATE tenants_keysnapshot SET key_hash = new WHERE key_id = old_row.id;
     INSERT INTO tenants_auditentry
         (at, tenant_id, verb, actor, request_id, object_type, object_id, object_name, before, after)
-    VALUES (clock_timestamp(), old_row.tenant_id, 'key.rehash', 'gateway', '', 'apikey', old_row.id,
+    VALUES (clock_timestamp(), old_row.tenant_id, 'key.rehashed', 'gateway', '', 'apikey', old_row.id,
         old_row.name || ' (' || old_row.prefix || '…)',
         jsonb_build_object('pepper', old_row.pepper), jsonb_build_object('pepper', new_pepper));
     RETURN true;

@@ -24,9 +24,8 @@ from typing import Any, LiteralString, NamedTuple
 
 CHANNEL = "millrace:changes"  # in Valkey: a message says that a poll now is worth it
 RETENTION_SECONDS = 3600
-GATEWAYS_KEY = (
-    "gateways"  # in Valkey: a set of the ids of gateways; each that lives has its `gateway_heartbeat_key` too
-)
+# In Valkey: a set of the ids of gateways. Each that lives has its `gateway_heartbeat_key` too.
+GATEWAYS_KEY = "millrace:gateways"
 APPLIED_SECONDS = 60
 
 NOW: LiteralString = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
@@ -53,12 +52,12 @@ REHASH: LiteralString = "SELECT tenants_rehash_key(%s, %s, %s)"
 
 def gateway_heartbeat_key(gateway_id: str) -> str:
     """Return the key in Valkey that exists while the gateway lives."""
-    return f"gateway:{gateway_id}"
+    return f"millrace:gateway_heartbeat:{gateway_id}"
 
 
 def applied_key(change_id: int) -> str:
     """Return the key in Valkey of the set of gateways that have applied a change of limits or budgets."""
-    return f"changes:applied:{change_id}"
+    return f"millrace:applied_change:{change_id}"
 
 
 class ChangeEvent(NamedTuple):

@@ -42,7 +42,7 @@ def wait_for_gateways(change_id: int) -> Pending:
             while (pending := _pending(broker, change_id)) and time.monotonic() < ends:
                 time.sleep(LOOK_SECONDS)
     except redis.RedisError as exc:
-        log.warning("gateways_not_confirmed", change_id=change_id, error=str(exc))
+        log.warning("gateway_confirmation_failed", change_id=change_id, error=str(exc))
         return None
     if pending:
         log.warning("gateways_pending", change_id=change_id, gateways=pending)

@@ -20,7 +20,7 @@ def send_second_factor_removed(user_id: int) -> None:
     try:
         app.send_task("tenants.mail_second_factor_removed", [user_id], retry=False)
     except OperationalError as exc:
-        log.warning("user_mail_not_queued", user=user_id, error=str(exc))
+        log.warning("user_mail_queueing_failed", user=user_id, error=str(exc))
 
 
 def mail_second_factor_removed(user_id: int) -> None:

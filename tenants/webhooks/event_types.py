@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 TEST = "webhook.test"
 KINDS: Mapping[str, str] = {
-    "budget.threshold": "budget usage or forecast passed a threshold",
-    "credit_note.finalised": "credit note issued",
-    "invoice.finalised": "invoice issued",
+    "budget.threshold_reached": "budget usage or forecast passed a threshold",
+    "credit_note.finalized": "credit note issued",
+    "invoice.finalized": "invoice issued",
     "invoice.paid": "invoice fully paid",
     "invoice.past_due": "invoice 1, 8 or 15 days past due",
     TEST: "test event requested",

@@ -306,7 +306,7 @@ async def test_another_tenant_and_another_project_see_nothing(desk: Desk) -> Non
 
 async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "LEFT_OVER_SECONDS", -1)  # everything is old
-    sweep: Callable[[], Any] = sync_to_async(tasks.sweep)
+    sweep: Callable[[], Any] = sync_to_async(tasks.purge_expired)
     used, expired, purged = await desk.make(1), await desk.make(1), await desk.make(1)
     await desk.run("UPDATE batches_file SET expires_at = now() WHERE name <> %s", purged.input_file)
     await desk.run("UPDATE batches_batch SET status = 'completed' WHERE id = %s", expired.pk)
@@ -325,5 +325,5 @@ async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeyp
     names = await sync_to_async(lambda: {file.name for file in Everybody(File).all()})()
     assert names == {used.input_file}
     assert {each.pk for each in await sync_to_async(lambda: Everybody(Batch).all())()} == {used.pk, expired.pk}
-    assert await sync_to_async(outcomes.sweep)() == 1
+    assert await sync_to_async(outcomes.purge_expired)() == 1
     assert [each.tenant_id for each in await sync_to_async(lambda: Everybody(Outcome).all())()] == [used.tenant_id]

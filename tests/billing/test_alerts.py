@@ -66,7 +66,7 @@ def told(tenant: Tenant) -> list[str]:
 
 
 def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
-    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold"])
+    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold_reached"])
     budget = make(tenant)
     use(budget, 499)
     assert check_thresholds(NOW) == 0
@@ -92,7 +92,7 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
 
 
 def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(tenant):
-    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold"])
+    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold_reached"])
     budget = make(tenant)
     use(budget, 1200)
     assert [check_thresholds(NOW), check_thresholds(NOW)] == [3, 0]

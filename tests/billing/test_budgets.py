@@ -37,7 +37,7 @@ def test_each_change_is_audited_and_told(tenant):
     with pytest.raises(Conflict):
         do_change_budget(budget, amount=6)
     verbs = [each.verb for each in sorted(of(AuditEntry, tenant, object_type="budget"), key=lambda entry: entry.pk)]
-    assert verbs == ["budget.make", "budget.change", "budget.remove"]
+    assert verbs == ["budget.created", "budget.updated", "budget.deleted"]
     assert Everybody(ChangeLog).count() == told + 3
 
 

@@ -41,7 +41,7 @@ def pay(invoice: Invoice, cents: int, reference: str) -> None:
 
 def test_that_it_is_final(acme, invoice):
     (event,) = told(acme)
-    assert event.kind == "invoice.finalised"
+    assert event.kind == "invoice.finalized"
     expected = {
         **{"invoice_id": invoice.pk, "number": invoice.number, "kind": "invoice", "state": "open"},
         **{"period": "2026-10", "currency": "USD", "subtotal_cents": 200, "total_cents": 200, "refers_to": None},
@@ -75,7 +75,7 @@ def test_that_it_is_past_due(acme, invoice):
 def test_that_a_credit_note_was_issued(acme, invoice):
     note = do_issue_credit_note(invoice, [("A gesture", 200)], "gesture")
     kinds = [event.kind for event in told(acme)[1:]]
-    assert kinds == ["credit_note.finalised", "invoice.paid"]
+    assert kinds == ["credit_note.finalized", "invoice.paid"]
     assert told(acme)[1].payload["refers_to"] == invoice.number
     assert told(acme)[1].payload["number"] == note.number
 
@@ -84,7 +84,7 @@ def test_what_is_paid_at_once_is_told_after_it_was_issued(acme):
     do_record_payment(Received("manual", "early", 500, OCTOBER, tenant="acme"))
     use(acme, OCTOBER, (price("2"), 10**6))
     invoiced(acme, OCTOBER)
-    assert [event.kind for event in told(acme)] == ["invoice.finalised", "invoice.paid"]
+    assert [event.kind for event in told(acme)] == ["invoice.finalized", "invoice.paid"]
 
 
 def test_killed_before_the_commit_nobody_hears_of_it(acme, monkeypatch):

@@ -45,8 +45,8 @@ def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: s
     for process in processes:
         eventually(lambda process=process: lines(stack, process, request_id))  # type: ignore[misc]
     told = {process: lines(stack, process, request_id) for process in processes}
-    assert [line["event"] for line in told[processes[1]]] == ["leg_claimed", "leg_ended"]
-    assert [line["event"] for line in told["settler"]] == ["legs_settled"]
+    assert [line["event"] for line in told[processes[1]]] == ["execution_claimed", "execution_finished"]
+    assert [line["event"] for line in told["settler"]] == ["usage_settled"]
     (line,) = told["gateway"]
     assert (line["event"], line["status"], line["model"]) == ("request", "200", body["model"])
     every = [line for process in processes for line in told[process]]

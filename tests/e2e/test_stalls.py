@@ -143,8 +143,8 @@ def replicas(broker: redis.Redis) -> list[str]:
 def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
     """Requests that the worker has claimed, and that have no event yet."""
     found = set()
-    for key in broker.scan_iter("claim:*", count=1000):
-        request_id = key.decode().split(":")[1]
+    for key in broker.scan_iter("millrace:claim:*", count=1000):
+        request_id = key.decode().split(":")[2]
         claim: Any = broker.hmget(key, "state", "owner", "attempt")
         state, owner, attempt = claim
         claimed = state == b"running" and owner.decode().startswith(worker + ".")

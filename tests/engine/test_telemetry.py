@@ -146,7 +146,7 @@ def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
         run(bench.engine)
     counters = bench.metrics.snapshot().counters
     assert counters[families.SUCCESS] == {"stop": 0, "length": 1, "abort": 1, "error": 1}
-    assert counters[families.FAULTS] == {"internal_error": 1}
+    assert counters[families.REQUEST_ERRORS] == {"internal_error": 1}
     assert counters[families.BILLED_TOKENS] == {
         "uncached": 32, "cache_read": 0, "cache_write_5m": 0, "cache_write_1h": 0, "output": 3
     }  # fmt: skip

@@ -149,7 +149,7 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
         assert balance(tenant.pk, Account.CASH) == bill.total * 10**7
         assert balance(tenant.pk, Account.RECEIVABLE) == balance(tenant.pk, Account.DEPOSITS) == 0
     assert sum(entry.nano for entry in Everybody(LedgerEntry).filter()) == 0
-    assert {"period.close", "invoice.finalise", "payment.record", "invoice.paid"} <= set(verbs())
+    assert {"period.closed", "invoice.finalized", "payment.recorded", "invoice.paid"} <= set(verbs())
 
 
 @pytest.mark.django_db
@@ -233,15 +233,18 @@ def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("deed", "state"), [("void", "void"), ("write-off", "uncollectible")])
-def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, deed: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("deed", "state", "verb"),
+    [("void", "void", "invoice.voided"), ("write-off", "uncollectible", "invoice.written_off")],
+)
+def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, deed: str, state: str, verb: str) -> None:
     bill = final(operator)
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number)  # without a reason
     send(operator, f"/operator/billing/{bill.pk}/{deed}", typed=bill.number, reason="Wrong tenant")
     assert only().state == state
     with all_tenants_scope(BypassReason.BILLING):
         assert balance(acme.pk, Account.RECEIVABLE) == 0
-    (entry,) = Everybody(AuditEntry).filter(verb=f"invoice.{state}")
+    (entry,) = Everybody(AuditEntry).filter(verb=verb)
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
 

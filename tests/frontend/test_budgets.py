@@ -222,7 +222,7 @@ def test_who_may_only_read(client, acme):
 @db
 def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkeypatch):
     for number in range(3):
-        do_create_endpoint(acme, f"https://hooks.example/{number}", kinds=["budget.threshold"])
+        do_create_endpoint(acme, f"https://hooks.example/{number}", kinds=["budget.threshold_reached"])
     budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
     with all_tenants_scope(BypassReason.BILLING):
         fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}

@@ -156,7 +156,7 @@ def test_rotating_and_disabling(client, acme, log_in):
     assert "stops working immediately" in said
     assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "prod"}).status_code == 303
     assert Everybody(ApiKey).get(pk=new.pk).revoked_at is not None
-    assert Everybody(AuditEntry).filter(verb="key.revoke")[0].actor == "owner@example.com"
+    assert Everybody(AuditEntry).filter(verb="key.revoked")[0].actor == "owner@example.com"
 
 
 def test_editing_leaves_an_expiry_alone(client, acme, log_in):

@@ -131,7 +131,7 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
     answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "why": "new disk"})
     assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
-    entry = audited("worker.cordon")
+    entry = audited("worker.cordoned")
     assert (entry.actor, entry.object_name, entry.after["why"]) == ("op@example.com", "smollm2-135m-0", "new disk")
     shown = client.get("/operator/models/").content.decode()
     assert "Cordoned" in shown
@@ -160,7 +160,7 @@ def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: 
     assert "undecodable" in client.get("/operator/").content.decode()
     assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 303
     assert Everybody(UsageQuarantine).get().resolved_at is not None
-    assert audited("quarantine.dismiss").after["why"] == "a stray script"
+    assert audited("quarantine.dismissed").after["why"] == "a stray script"
     assert "Quarantine is empty" in client.get("/operator/").content.decode()
 
 
@@ -170,7 +170,7 @@ def test_what_a_machine_costs_is_set(client: Client) -> None:
         assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": wrong}).status_code == 422, wrong
     assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": "$0.40"}).status_code == 303
     assert Everybody(MachineCost).get().nano_per_hour == 400_000_000
-    assert audited("machine_cost.set").after == {"model": "smollm2-135m", "nano_per_hour": 400_000_000}
+    assert audited("machine_cost.updated").after == {"model": "smollm2-135m", "nano_per_hour": 400_000_000}
     assert client.get("/operator/fleet/costs/gpt-9").status_code == 404
 
 
@@ -218,7 +218,7 @@ def newest_of(tenant: Any) -> str:
 def test_an_entry_says_before_and_after(client: Client) -> None:
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_update_tenant(tenant, name="<b>Acme</b> Ltd")
-    entry = audited("tenant.update")
+    entry = audited("tenant.updated")
     page = client.get(f"/operator/audit/{entry.pk}").content.decode()
     assert "<del>Acme</del>" in page
     assert "<ins>&lt;b&gt;Acme&lt;/b&gt; Ltd</ins>" in page

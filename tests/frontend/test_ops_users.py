@@ -52,7 +52,7 @@ def test_users_are_listed_searched_and_filtered(client, operator, dev):
 def test_one_user_is_shown_with_tenants_and_changes(client, operator, dev):
     actions.do_deactivate_user(dev)
     page = client.get(f"/operator/users/{dev.pk}/").content.decode()
-    for text in ("Dev Eloper", "Acme", "Developer", "user.deactivate", "Reactivate", "Remove 2FA"):
+    for text in ("Dev Eloper", "Acme", "Developer", "user.deactivated", "Reactivate", "Remove 2FA"):
         assert text in page, text
     assert "hush" not in page
     assert client.get("/operator/users/99999999/").status_code == 404
@@ -74,7 +74,7 @@ def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
         assert client.post(url, {"typed": dev.email}).url == f"/operator/users/{dev.pk}/"
     rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
     assert [row.verb.removeprefix("user.") for row in rows] == [
-        *("grant_operator", "revoke_operator", "second_factor_removed", "deactivate", "reactivate")
+        *("operator_granted", "operator_revoked", "second_factor_removed", "deactivated", "reactivated")
     ]
     assert {row.actor for row in rows} == {"op@example.com"}
     dev.refresh_from_db()
@@ -116,6 +116,6 @@ def test_an_operator_finds_a_user_and_deactivates_them(opened, served, window):
     dialog.get_by_role("button", name="Deactivate").click()
     moved(page, page.get_by_text("dev@example.com was deactivated."))
     expect(page.get_by_role("link", name="Reactivate")).to_be_visible()
-    expect(page.get_by_text("user.deactivate")).to_be_visible()
+    expect(page.get_by_text("user.deactivated")).to_be_visible()
     theirs.goto("/t/acme/")
     expect(theirs.get_by_role("heading", name="Sign in")).to_be_visible()

@@ -308,7 +308,7 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(
     owner.get_by_role("button", name="Change role").click()
     owner.get_by_text("Role of new@x.example changed to Admin.").wait_for()
     assert guest.goto("/t/acme/audit/").status == 200
-    assert guest.get_by_text("member.change").count() == 1
+    assert guest.get_by_text("member.updated").count() == 1
 
     owner.get_by_label("Remove new@x.example").click()
     owner.get_by_label("Type new@x.example to confirm").fill("somebody")

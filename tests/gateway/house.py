@@ -26,6 +26,7 @@ from inference_worker.contract.messages import (
     End,
     ExecutionUsage,
     InferenceJob,
+    claim_key,
     decode_job,
     encode,
     gateway_stream,
@@ -91,7 +92,7 @@ class Worker:
 
     async def run(self) -> None:
         while True:
-            async for key in self.broker.scan_iter("claim:*", count=1000):
+            async for key in self.broker.scan_iter("millrace:claim:*", count=1000):
                 await self._claim(key)
             if self.may_answer.is_set():
                 while self.claimed:
@@ -119,7 +120,7 @@ class Worker:
         usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
         end = End(name, attempt, 0, "stop", None, usage)
-        keys = [f"claim:{name}:{job.billing_context.leg}", USAGE_STREAM, gateway_stream(job.gateway_id)]
+        keys = [claim_key(name, job.billing_context.leg), USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(request_log(name, attempt))
         await self.broker.eval(  # type: ignore[misc]
             claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60

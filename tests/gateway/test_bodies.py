@@ -480,11 +480,11 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
     gate = RateLimitAdmission(broker)
 
     async def level(number: int) -> int:
-        held = await broker.get(f"limit:{{7}}:{number}:rd")
+        held = await broker.get(f"millrace:limit_state:{{7}}:{number}:rd")
         return 0 if held is None else round(int(held.split()[0]) / int(await ticks(number)))
 
     async def ticks(number: int) -> int:
-        (check,) = [c for c in limits_of(key) if c.key == f"limit:{{7}}:{number}:rd"]
+        (check,) = [c for c in limits_of(key) if c.key == f"millrace:limit_state:{{7}}:{number}:rd"]
         return check.period[0]
 
     await gate.charge(key)

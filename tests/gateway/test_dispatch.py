@@ -35,7 +35,7 @@ from inference_worker.contract.messages import (
     decode_usage,
     encode,
     gateway_stream,
-    replica_queue,
+    replica_queue_key,
     request_log,
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
@@ -153,7 +153,7 @@ async def next_event(generation: DispatchedExecution) -> Tokens | End | Failed:
 
 
 async def wakeups(broker: redis.Redis, replica: str = "r1") -> int:
-    return int(await broker.llen(replica_queue(replica)))  # type: ignore[misc]
+    return int(await broker.llen(replica_queue_key(replica)))  # type: ignore[misc]
 
 
 async def verdicts(broker: redis.Redis) -> list[str]:
@@ -466,7 +466,7 @@ async def test_a_lost_wakeup_is_sent_again(
         return await wakeups(broker) > 0
 
     await eventually(rung)
-    await broker.delete(replica_queue("r1"))
+    await broker.delete(replica_queue_key("r1"))
     await eventually(rung)
 
 

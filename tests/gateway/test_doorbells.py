@@ -13,7 +13,7 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Exchange, Queue
 
-from inference_worker.contract.messages import replica_queue
+from inference_worker.contract.messages import INFERENCE_KEY_PREFIX, replica_queue, replica_queue_key
 from millrace.gateway.dispatch.wakeups import GENERATE, WAKEUPS_PER_TASK, WakeupBuilder
 
 QUEUE = replica_queue("r1")
@@ -26,6 +26,7 @@ def rung() -> Iterator[tuple[list[Any], threading.Event]]:
     redis.Redis.from_url(url).flushdb()
     app = Celery("test", broker=url, set_as_current=False)
     app.conf.update(accept_content=["json"], task_acks_late=True, worker_prefetch_multiplier=1)
+    app.conf.broker_transport_options = {"global_keyprefix": INFERENCE_KEY_PREFIX}
     app.conf.task_queues = [Queue(QUEUE, Exchange(QUEUE), routing_key=QUEUE)]
     calls: list[Any] = []
     enough = threading.Event()
@@ -45,16 +46,17 @@ def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
     maker = WakeupBuilder()
     wakeups = [(f"req_{n}", 0, 1) for n in range(20)]
     queue, messages = maker.make("r1", wakeups)
-    assert queue == QUEUE
+    assert queue == replica_queue_key("r1")
     assert len(messages) == 2
     with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
         broker.lpush(queue, *messages)
         assert enough.wait(60)
         # Acknowledged, none is left to be delivered again.
         for _ in range(200):
-            if not broker.hlen("unacked"):
+            if not broker.hlen(f"{INFERENCE_KEY_PREFIX}unacked"):
                 break
             threading.Event().wait(0.05)
-        assert not broker.hlen("unacked")
+        assert not broker.hlen(f"{INFERENCE_KEY_PREFIX}unacked")
+        assert all(key.startswith(b"millrace:") for key in broker.scan_iter())
     assert sorted(len(call) for call in calls) == [20 - WAKEUPS_PER_TASK, WAKEUPS_PER_TASK]
     assert sorted(tuple(bell) for call in calls for bell in call) == sorted(wakeups)

@@ -122,7 +122,7 @@ async def test_an_answer_too_long_is_not_kept_and_not_done_again(store: Idempote
 
 
 async def stored(broker: redis.Redis) -> int:
-    return len(await broker.keys("idem:*:answer"))
+    return len(await broker.keys("millrace:idempotency:*:answer"))
 
 
 async def test_the_oldest_answers_go_first(
@@ -136,11 +136,14 @@ async def test_the_oldest_answers_go_first(
         await refused(store, b"%d" % n)  # and is not done again
     for n in range(3, 6):
         await replayed(store, b"%d" % n)
-    held = sum([await broker.strlen(name) for name in await broker.keys("idem:*:answer")])
-    assert held == int(await broker.get("idem:{1}:sum") or 0) <= 350_000
-    assert 0 < await broker.ttl("idem:{1}:sum") <= idempotency.IDEMPOTENCY_TTL_SECONDS
+    held = sum([await broker.strlen(name) for name in await broker.keys("millrace:idempotency:*:answer")])
+    assert held == int(await broker.get("millrace:idempotency:{1}:sum") or 0) <= 350_000
+    assert 0 < await broker.ttl("millrace:idempotency:{1}:sum") <= idempotency.IDEMPOTENCY_TTL_SECONDS
     assert all(
-        [0 < await broker.ttl(name) <= idempotency.IDEMPOTENCY_TTL_SECONDS for name in await broker.keys("idem:*")]
+        [
+            0 < await broker.ttl(name) <= idempotency.IDEMPOTENCY_TTL_SECONDS
+            for name in await broker.keys("millrace:idempotency:*")
+        ]
     )
 
 

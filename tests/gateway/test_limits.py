@@ -96,14 +96,14 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
     for _ in range(10):
         await admit(key)
     await refused(admit, key)
-    await shift(broker, "limit:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had gone by
+    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had gone by
     for _ in range(3):
         await admit(key)
     fault = await refused(admit, key)
     assert fault.retry_after
     assert 8000 < fault.retry_after <= 8640
     assert (b"x-should-retry", b"false") in fault.headers()
-    await shift(broker, "limit:{7}:1:rd", 86_400)  # a clock set back lifts nothing
+    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock set back lifts nothing
     await refused(admit, key)
 
 
@@ -132,7 +132,7 @@ async def test_all_windows_are_taken_or_none(admit: Any, broker: redis.Redis) ->
     fault = await refused(admit, key)
     assert "50 tokens per day for this account" in fault.message
     assert header(fault, "x-ratelimit-remaining-requests") == "99"
-    assert await broker.zcard("limit:{7}:1:c") == 1
+    assert await broker.zcard("millrace:limit_state:{7}:1:c") == 1
 
 
 async def test_what_was_not_used_comes_back(admit: Any) -> None:
@@ -175,7 +175,7 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
         await living.admit(make_demand(key, "fourth"))
     await third.close(None)
     await kept.close(None)
-    assert await broker.zcard("limit:{7}:1:c") == 0
+    assert await broker.zcard("millrace:limit_state:{7}:1:c") == 0
     await living.stop()
 
 
@@ -187,7 +187,7 @@ async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monke
     await gate.admit(make_demand(key, "a"))
     await broker.flushdb()
     async with asyncio.timeout(60):
-        while not await broker.zcard("limit:{7}:1:c"):
+        while not await broker.zcard("millrace:limit_state:{7}:1:c"):
             await asyncio.sleep(0.01)
     with pytest.raises(ApiError):
         await gate.admit(make_demand(key, "b"))
@@ -229,7 +229,7 @@ async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Re
         b"refused:1:requests_per_day": b"1",
     }
     # All or none: the three that were over took no tokens from the dry set either.
-    assert await level(broker, "limit:{7}:5:td") == 2 * 30 * 86_400
+    assert await level(broker, "millrace:limit_state:{7}:5:td") == 2 * 30 * 86_400
 
 
 async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
@@ -336,5 +336,5 @@ async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis
     assert sum(first) and sum(second)
     # All or none: what was refused took nothing of the limit it would have kept.
     for number in (0, ROUNDS - 1):
-        assert await level(broker, f"limit:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
-        assert await level(broker, f"limit:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400
+        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
+        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400

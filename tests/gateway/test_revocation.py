@@ -273,7 +273,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     await soon(moved)
     assert await watched.fault(secret) is None
-    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(verb="key.rehash")
+    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(verb="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
         "gateway",
         {"pepper": "old"},

@@ -353,11 +353,13 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
         return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
 
     await eventually(cancelling)
-    assert await gate.broker.zcard("limit:{1}:1:c") == 1  # its place is its own until the engine has stopped
+    assert (
+        await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 1
+    )  # its place is its own until the engine has stopped
     await a.send(end(call, TokenUsage(10, output=7), seq=1, reason="cancelled"))
     await gate.service.drain()
     assert await gate.left(key) == ("99", "983")
-    assert await gate.broker.zcard("limit:{1}:1:c") == 0
+    assert await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 0
     assert gate.dispatcher.in_flight == 0
 
 
@@ -467,11 +469,11 @@ async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monk
 async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis) -> None:
     readers = StreamSubscribers(broker)
     await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
-    await broker.xadd("gw:gw-x", {"e": b""})  # that gateway lives, and its client reads
+    await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway lives, and its client reads
     await readers.mark("req_1", "one")
     await readers.mark("req_1", "two")
     assert not await readers.leave("req_1", "one")
     assert not await readers.leave("req_1", "two")
     await readers.mark("req_1", "one")
-    await broker.delete("gw:gw-x")
+    await broker.delete(gateway_stream("gw-x"))
     assert await readers.leave("req_1", "one")

@@ -9,7 +9,7 @@ import pytest
 import redis
 from django.db import connection
 
-from inference_worker.contract.messages import CORDONS_KEY
+from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
 from millrace.apps.operations import tasks
 from millrace.apps.operations.cordons import do_cordon, do_uncordon
 from millrace.apps.operations.fleet_status import ReplicaState, read_fleet_status
@@ -39,10 +39,10 @@ def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     assert Everybody(Cordon).count() == 0
     entries = Everybody(AuditEntry).order_by("id")
     assert [(entry.verb, entry.object_name, entry.tenant_id) for entry in entries] == [
-        ("worker.cordon", "m-0", None),
-        ("worker.drain", "m-1", None),
-        ("worker.uncordon", "m-0", None),
-        ("worker.uncordon", "m-1", None),
+        ("worker.cordoned", "m-0", None),
+        ("worker.drain_started", "m-1", None),
+        ("worker.uncordoned", "m-0", None),
+        ("worker.uncordoned", "m-1", None),
     ]
     assert entries[0].after == {"worker": "m-0", "drain": False, "why": "a new kernel"}
     assert entries[2].before == {"worker": "m-0", "drain": False, "why": "a new kernel"}
@@ -63,10 +63,10 @@ def test_once_is_enough(broker: redis.Redis) -> None:
 def test_a_broker_that_forgot_is_told_again(broker: redis.Redis) -> None:
     do_cordon("m-0")
     broker.flushdb()
-    assert tasks.copy_cordons() == 1
+    assert tasks.publish_cordons() == 1
     assert broker.hkeys(CORDONS_KEY) == [b"m-0"]
     broker.hset(CORDONS_KEY, "of-nobody", "drain")
-    tasks.copy_cordons()
+    tasks.publish_cordons()
     assert broker.hkeys(CORDONS_KEY) == [b"m-0"]
 
 
@@ -78,7 +78,7 @@ def test_a_cordon_holds_though_the_broker_is_away(broker: redis.Redis, monkeypat
     do_cordon("m-0")
     monkeypatch.undo()
     assert broker.hlen(CORDONS_KEY) == 0
-    assert tasks.copy_cordons() == 1
+    assert tasks.publish_cordons() == 1
 
 
 def test_many_at_once_leave_a_true_copy(broker: redis.Redis) -> None:
@@ -102,7 +102,7 @@ def test_a_silent_replica_and_one_of_another_version(broker: redis.Redis, speak:
     speak("m-0.aa", age_ms=2400)
     speak("m-1.bb", age_ms=2600)
     speak("m-2.cc", ready=False)
-    broker.hset("replicas", "m-3.dd", b"\xc1")
+    broker.hset(REPLICAS_KEY, "m-3.dd", b"\xc1")
     states = {one.worker: one.state for one in read_fleet_status().replicas}
     assert states == {"m-0": ReplicaState.READY, "m-1": ReplicaState.SILENT, "m-2": ReplicaState.STARTING}
     assert 2600 <= (read_fleet_status().replicas[1].age_ms or 0) < 3600

@@ -248,15 +248,15 @@ def test_a_webhook_that_fails() -> None:
 @pytest.mark.usefixtures("well")
 def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> None:
     settled(broker, lag_ms=61_000)
-    assert tasks.look() == 1
+    assert tasks.run_health_checks() == 1
     settled(broker, age_ms=11_000)
-    assert tasks.look() == 1
+    assert tasks.run_health_checks() == 1
     (event,) = Everybody(HealthEvent).all()
     assert (event.kind, event.urgent, event.title, event.closed_at) == ("settler", True, "No settler running", None)
     settled(broker)
-    assert tasks.look() == 0
+    assert tasks.run_health_checks() == 0
     settled(broker, age_ms=11_000)
-    tasks.look()
+    tasks.run_health_checks()
     again, first = Everybody(HealthEvent).all()
     assert first.opened_at < first.closed_at <= again.opened_at
     assert again.closed_at is None

@@ -100,8 +100,8 @@ def test_tokens_cost_what_their_machines_cost(speak: Callable[..., None]) -> Non
     do_set_machine_cost("m", 1)
     entries = Everybody(AuditEntry).order_by("id")
     assert [(entry.verb, entry.before, entry.after) for entry in entries] == [
-        ("machine_cost.set", None, {"model": "m", "nano_per_hour": 590_000_000}),
-        ("machine_cost.set", {"nano_per_hour": 590_000_000}, {"nano_per_hour": 1}),
+        ("machine_cost.updated", None, {"model": "m", "nano_per_hour": 590_000_000}),
+        ("machine_cost.updated", {"nano_per_hour": 590_000_000}, {"nano_per_hour": 1}),
     ]
     with pytest.raises(ActionRefused):
         do_set_machine_cost("m", -1)

@@ -13,7 +13,7 @@ from billing.models import Budget, UsageEvent, Window
 from millrace.apps.records import selectors
 from millrace.apps.records.models import RequestContent, RequestRecord
 from millrace.apps.records.selectors import BadCursor, Filters
-from millrace.apps.records.tasks import sweep
+from millrace.apps.records.tasks import purge_expired
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
@@ -252,11 +252,11 @@ def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
         **{"body": "{}", "answers": ["yes"], "truncated": False}
     }
     assert client.get("/api/requests/req_005").json()["content"] is None
-    sweep(now)
+    purge_expired(now)
     assert {row.request_id for row in of(RequestContent, acme)} == {"req_001", "req_002"}
     assert client.patch("/api/tenant", {"keep_content_days": 0}).status_code == 200
     assert client.get("/api/requests/req_001").json()["content"] is None
-    sweep(now)
+    purge_expired(now)
     assert of(RequestContent, acme) == []
     assert client.patch("/api/tenant", {"keep_content_days": 91}).status_code == 400
 
@@ -270,6 +270,6 @@ def test_records_are_removed_when_they_are_old_or_their_tenant_is_gone(acme, mon
     content(gone, "req_009", NOW)
     actions.do_delete_tenant(gone)
     actions.do_purge_tenant(gone, now=datetime.now(UTC) + timedelta(days=400))
-    assert sweep(NOW) == 4
+    assert purge_expired(NOW) == 4
     assert {row.request_id for row in Everybody(RequestRecord).all()} == {"req_000", "req_001", "req_002"}
     assert Everybody(RequestContent).count() == 0

@@ -242,7 +242,7 @@ def test_policies(client, acme):
 def test_the_audit_log(client, acme):
     key_id = acme.ids["api-key"]
     changed = client.patch(f"/api/keys/{key_id}", {"name": "other"})
-    (entry,) = client.get("/api/audit", {"verb": "key.update", "object_id": key_id}).json()["results"]
+    (entry,) = client.get("/api/audit", {"verb": "key.updated", "object_id": key_id}).json()["results"]
     assert (entry["before"], entry["after"]) == ({"name": "k"}, {"name": "other"})
     assert entry["actor"].startswith("key sk-mr-")
     assert entry["address"] == "127.0.0.1"
@@ -277,7 +277,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     actions.do_create_tenant("lab", "Lab")
 
     def noted() -> list[tuple[str, str, str]]:
-        found = member.get("/api/audit?verb=tenant.api_access").json()["results"]
+        found = member.get("/api/audit?verb=tenant.api_accessed").json()["results"]
         return [(row["actor"], row["object_name"], row["after"]["request"]) for row in found]
 
     assert client.get("/api/usage?tenant=lab").status_code == 200
@@ -285,7 +285,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     assert client.get("/api/keys?tenant=acme").status_code == 200
     assert client.get("/api/usage?tenant=acme").status_code == 200
     assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
-    assert len(Everybody(AuditEntry).filter(verb="tenant.api_access")) == 2
+    assert len(Everybody(AuditEntry).filter(verb="tenant.api_accessed")) == 2
     monkeypatch.setattr("tenants.actions.tenancy.NOTED_EVERY", timedelta(0))  # an hour later
     client.get("/api/usage?tenant=acme")
     assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]

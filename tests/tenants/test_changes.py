@@ -18,7 +18,7 @@ from tenants.isolation.db_roles import SYSTEM
 from tenants.models import ChangeLog
 from tenants.outbox import change_feed
 from tenants.outbox.change_feed import ChangeEvent, Cursor
-from tenants.tasks import sweep
+from tenants.tasks import purge_expired
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -175,7 +175,7 @@ def test_old_rows_are_swept(follower):
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE millrace_system")
         cursor.execute("UPDATE tenants_changelog SET at = %s WHERE id = %s", [old, first.pk])
-    sweep()
+    purge_expired()
     assert Everybody(ChangeLog).count() == 1
 
 

@@ -11,7 +11,7 @@ from tenants import actions
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, LimitSet, Project, RoutingPolicy, Tenant
-from tenants.tasks import purge
+from tenants.tasks import purge_deleted
 from tests.seeing import Everybody, of, only_project
 from tests.tenants.test_keys import at_once
 
@@ -114,7 +114,7 @@ def test_a_deleted_tenant_can_be_restored_until_it_is_purged(acme, row):
     assert actions.do_delete_tenant(acme)
     assert not actions.do_delete_tenant(acme)
     assert row(secret).suspended
-    assert purge() == 0
+    assert purge_deleted() == 0
     assert actions.do_restore_tenant(acme)
     assert not actions.do_restore_tenant(acme)
     assert not row(secret).suspended
@@ -136,8 +136,8 @@ def test_purge_removes_what_there_was_and_nothing_else(acme):
     actions.do_delete_tenant(acme)
     with tenant_scope(acme):
         Tenant.objects.for_tenant(acme).update(purge_after=datetime.now(UTC) - timedelta(seconds=1))
-    assert purge() == 1
-    assert purge() == 0
+    assert purge_deleted() == 1
+    assert purge_deleted() == 0
     for model in (ApiKey, Project, LimitSet, RoutingPolicy):
         assert {row.tenant_id for row in Everybody(model).all()} == {other.pk}, model
     left = Everybody(Tenant).get(pk=acme.pk)

@@ -146,7 +146,7 @@ def test_it_works_across_processes(broker):
 def test_what_is_stored_is_bounded_and_expires(throttle, broker):
     throttle.begin("password", "x" * 100_000, "y" * 100_000)
     throttle.begin("password", OWNER, HOME, "z" * 100_000)
-    keys = broker.keys("throttle:*")
+    keys = broker.keys("millrace:throttle:*")
     assert len(keys) == 3
     assert all(len(key) < 64 and 0 < broker.pttl(key) <= 24 * 3600 * 1000 for key in keys)
     assert all(set(broker.hgetall(key)) == {b"count", b"closed", b"at"} for key in keys)

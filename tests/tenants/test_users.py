@@ -68,8 +68,8 @@ def test_deactivation_ends_sessions_permanently(operator, dev):
     assert client.get("/account/").url.startswith("/login")  # a session of before does not come back
     session_of(User.objects.get(pk=dev.pk))
     assert entries(dev) == [
-        ("user.deactivate", {"is_active": True}, {"is_active": False}),
-        ("user.reactivate", {"is_active": False}, {"is_active": True}),
+        ("user.deactivated", {"is_active": True}, {"is_active": False}),
+        ("user.reactivated", {"is_active": False}, {"is_active": True}),
     ]
 
 
@@ -91,7 +91,7 @@ def test_operator_rights_are_granted_and_revoked(operator, dev):
     assert client.get("/operator/users/").status_code == 302
     dev.refresh_from_db()
     assert not dev.is_staff and not dev.is_superuser and dev.is_active
-    assert [verb for verb, *_ in entries(dev)] == ["user.grant_operator", "user.revoke_operator"]
+    assert [verb for verb, *_ in entries(dev)] == ["user.operator_granted", "user.operator_revoked"]
 
 
 def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_email(

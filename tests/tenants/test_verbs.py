@@ -89,92 +89,96 @@ def no_pepper(world: World) -> None:
 LATER = datetime.now(UTC) + timedelta(days=400)
 # verb, what is done, the audit rows it leaves (oldest first), kinds of change the gateways are told of
 CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
-    "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.create", "project.create"], set()),
-    "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.update"], set()),
-    "do_keep_content": (lambda w: actions.do_keep_content(w.tenant, 7), ["tenant.keep_content"], {"tenant"}),
-    "do_start_viewing": (
-        lambda w: actions.do_start_viewing(w.tenant, LATER, "ticket 12"),
-        ["tenant.view_start"],
-        set(),
-    ),
-    "do_end_viewing": (lambda w: actions.do_end_viewing(w.tenant), ["tenant.view_end"], set()),
-    "do_note_api_access": (
-        lambda w: [actions.do_note_api_access(w.tenant, "GET /api/keys") for _ in range(2)],
-        ["tenant.api_access"],
-        set(),
-    ),
-    "do_suspend_tenant": (lambda w: actions.do_suspend_tenant(w.tenant), ["tenant.suspend"], {"tenant"}),
-    "do_resume_tenant": (
-        lambda w: actions.do_resume_tenant(suspended(w)),
-        ["tenant.suspend", "tenant.resume"],
+    "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.created", "project.created"], set()),
+    "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.updated"], set()),
+    "do_keep_content": (
+        lambda w: actions.do_keep_content(w.tenant, 7),
+        ["tenant.content_retention_updated"],
         {"tenant"},
     ),
-    "do_delete_tenant": (lambda w: actions.do_delete_tenant(w.tenant), ["tenant.delete"], {"tenant"}),
+    "do_start_viewing": (
+        lambda w: actions.do_start_viewing(w.tenant, LATER, "ticket 12"),
+        ["tenant.view_started"],
+        set(),
+    ),
+    "do_end_viewing": (lambda w: actions.do_end_viewing(w.tenant), ["tenant.view_ended"], set()),
+    "do_note_api_access": (
+        lambda w: [actions.do_note_api_access(w.tenant, "GET /api/keys") for _ in range(2)],
+        ["tenant.api_accessed"],
+        set(),
+    ),
+    "do_suspend_tenant": (lambda w: actions.do_suspend_tenant(w.tenant), ["tenant.suspended"], {"tenant"}),
+    "do_resume_tenant": (
+        lambda w: actions.do_resume_tenant(suspended(w)),
+        ["tenant.suspended", "tenant.resumed"],
+        {"tenant"},
+    ),
+    "do_delete_tenant": (lambda w: actions.do_delete_tenant(w.tenant), ["tenant.deleted"], {"tenant"}),
     "do_restore_tenant": (
         lambda w: actions.do_restore_tenant(deleted(w)),
-        ["tenant.delete", "tenant.restore"],
+        ["tenant.deleted", "tenant.restored"],
         {"tenant"},
     ),
     "do_purge_tenant": (
         lambda w: actions.do_purge_tenant(deleted(w), now=LATER),
-        ["tenant.delete", "tenant.purge"],
+        ["tenant.deleted", "tenant.purged"],
         {"tenant"},
     ),
-    "do_create_project": (lambda w: actions.do_create_project(w.tenant, "lab", "Lab"), ["project.create"], set()),
-    "do_update_project": (lambda w: actions.do_update_project(w.project, name="Main"), ["project.update"], set()),
+    "do_create_project": (lambda w: actions.do_create_project(w.tenant, "lab", "Lab"), ["project.created"], set()),
+    "do_update_project": (lambda w: actions.do_update_project(w.project, name="Main"), ["project.updated"], set()),
     "do_delete_project": (
         lambda w: actions.do_delete_project(actions.do_create_project(w.tenant, "lab", "Lab")),
-        ["project.create", "project.delete"],
+        ["project.created", "project.deleted"],
         set(),
     ),
     "do_add_member": (
         lambda w: actions.do_add_member(w.tenant, User.objects.create_user("b@acme.example"), "billing"),
-        ["member.add"],
+        ["member.created"],
         {"member"},
     ),
-    "do_change_role": (lambda w: actions.do_change_role(w.member, "admin"), ["member.change"], {"member"}),
-    "do_remove_member": (lambda w: actions.do_remove_member(w.member), ["member.remove"], {"member"}),
-    "do_invite": (lambda w: actions.do_invite(w.tenant, "x@acme.example", "billing"), ["member.invite"], set()),
-    "do_revoke_invitation": (lambda w: actions.do_revoke_invitation(w.invitation), ["member.uninvite"], set()),
+    "do_change_role": (lambda w: actions.do_change_role(w.member, "admin"), ["member.updated"], {"member"}),
+    "do_remove_member": (lambda w: actions.do_remove_member(w.member), ["member.deleted"], {"member"}),
+    "do_invite": (lambda w: actions.do_invite(w.tenant, "x@acme.example", "billing"), ["invitation.created"], set()),
+    "do_revoke_invitation": (lambda w: actions.do_revoke_invitation(w.invitation), ["invitation.revoked"], set()),
     "do_accept_invitation": (
         lambda w: actions.do_accept_invitation(w.invitation, User.objects.create_user("new@acme.example")),
-        ["member.accept", "member.add"],
+        ["invitation.accepted", "member.created"],
         {"member"},
     ),
-    "do_create_api_key": (lambda w: actions.do_create_api_key(w.project, "k2"), ["key.create"], {"key"}),
-    "do_update_api_key": (lambda w: actions.do_update_api_key(w.key, name="k3"), ["key.update"], {"key"}),
+    "do_create_api_key": (lambda w: actions.do_create_api_key(w.project, "k2"), ["key.created"], {"key"}),
+    "do_update_api_key": (lambda w: actions.do_update_api_key(w.key, name="k3"), ["key.updated"], {"key"}),
     "do_rotate_api_key": (
         lambda w: actions.do_rotate_api_key(w.key, timedelta(hours=1)),
-        ["key.rotate", "key.create"],
+        ["key.rotated", "key.created"],
         {"key"},
     ),
-    "do_revoke_api_key": (lambda w: actions.do_revoke_api_key(w.key), ["key.revoke"], {"key"}),
-    "do_give_ticket": (lambda w: actions.do_give_ticket(w.key, w.owner), ["key.ticket"], set()),
-    "do_rehash_api_key": (lambda w: actions.do_rehash_api_key(old_pepper(w), w.secret), ["key.rehash"], {"key"}),
+    "do_revoke_api_key": (lambda w: actions.do_revoke_api_key(w.key), ["key.revoked"], {"key"}),
+    "do_give_ticket": (lambda w: actions.do_give_ticket(w.key, w.owner), ["key.playground_token_created"], set()),
+    "do_rehash_api_key": (lambda w: actions.do_rehash_api_key(old_pepper(w), w.secret), ["key.rehashed"], {"key"}),
     "do_rehash_unpeppered": (
         lambda w: (no_pepper(w), actions.do_rehash_unpeppered())[1],
-        ["key.rehash"],
+        ["key.rehashed"],
         {"key"},
     ),
     "do_set_limits": (
         lambda w: actions.do_set_limits(w.tenant, {"concurrency": 3}, project=w.project),
-        ["limits.set"],
+        ["limits.updated"],
         {"limits"},
     ),
-    "do_remove_limits": (lambda w: actions.do_remove_limits(w.limits), ["limits.remove"], {"limits"}),
+    "do_remove_limits": (lambda w: actions.do_remove_limits(w.limits), ["limits.deleted"], {"limits"}),
     "do_publish_policy": (
         lambda w: actions.do_publish_policy(w.tenant, "fast", BODY),
-        ["policy.supersede", "policy.publish"],
+        ["policy.superseded", "policy.published"],
         {"policy"},
     ),
     "do_revert_policy": (
         lambda w: actions.do_revert_policy(w.policy),
-        ["policy.supersede", "policy.revert"],
+        ["policy.superseded", "policy.reverted"],
         {"policy"},
     ),
     "do_withdraw_policy": (
         lambda w: actions.do_withdraw_policy(w.tenant, "fast"),
-        ["policy.withdraw"],
+        ["policy.withdrawn"],
         {"policy"},
     ),
 }
@@ -252,7 +256,7 @@ def test_the_audit_log_only_grows(statement, world, as_owner):
 
 def test_what_changed_is_told_and_no_more(world):
     actions.do_update_api_key(world.key, name="other")
-    (entry,) = of(AuditEntry, world.tenant, verb="key.update")
+    (entry,) = of(AuditEntry, world.tenant, verb="key.updated")
     assert (entry.before, entry.after) == ({"name": "k"}, {"name": "other"})
     assert entry.actor == "platform"
     assert entry.object_name.startswith("other (")

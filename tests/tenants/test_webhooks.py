@@ -37,7 +37,7 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
-from tenants.tasks import EVENT_RETENTION, send_webhooks, sweep
+from tenants.tasks import EVENT_RETENTION, purge_expired, send_webhooks
 from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.outbox import enqueue
@@ -138,7 +138,7 @@ def test_what_is_rolled_back_is_not_told(tenant, server):
 
 def test_endpoints_get_the_kinds_they_asked_for(tenant, server):
     _, url = server
-    do_create_endpoint(tenant, url, kinds=["invoice.finalised"])
+    do_create_endpoint(tenant, url, kinds=["invoice.finalized"])
     every, _ = do_create_endpoint(tenant, url)
     off, _ = do_create_endpoint(tenant, url)
     do_update_endpoint(off, active=False)
@@ -330,7 +330,14 @@ def test_each_verb_is_audited_without_secrets(tenant, server):
     do_replay(do_send_test_event(endpoint))
     do_delete_endpoint(endpoint)
     entries = [each for each in of(AuditEntry, tenant) if each.verb.startswith("webhook")]
-    verbs = ["webhook.create", "webhook.update", "webhook.rotate", "webhook.test", "webhook.replay", "webhook.delete"]
+    verbs = [
+        "webhook.created",
+        "webhook.updated",
+        "webhook.secret_rotated",
+        "webhook.tested",
+        "webhook.replayed",
+        "webhook.deleted",
+    ]
     assert sorted(each.verb for each in entries) == sorted(verbs)
     nonces = [row.nonce for row in Everybody(WebhookEndpoint).all()]
     assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
@@ -344,7 +351,7 @@ def test_old_events_are_forgotten(tenant, server):
     tell(tenant)
     with all_tenants_scope(BypassReason.COMMAND):
         WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENT_RETENTION)
-    sweep()
+    purge_expired()
     assert [event.kind for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
     assert of(WebhookAttempt, tenant) == []
 

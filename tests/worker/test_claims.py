@@ -13,6 +13,7 @@ from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     InferenceJob,
+    claim_key,
     decode_job,
     decode_usage,
     encode,
@@ -62,7 +63,7 @@ def test_a_leg_is_claimed_once_with_repeated_wakeups(broker: redis.Redis, queued
 def test_an_old_or_unknown_wakeup_claims_nothing(broker: redis.Redis, queued: Queued) -> None:
     key = queued(make_job())
     assert claim(broker, key, 2, "r") is None
-    assert claim(broker, "claim:nobody:0", 1, "r") is None
+    assert claim(broker, claim_key("nobody", 0), 1, "r") is None
     assert claim(broker, key, 1, "r") is not None
     assert give_up(broker, key, 1, "r") == 2
     assert claim(broker, key, 1, "r") is None  # the wakeup of attempt 1, redelivered
@@ -130,9 +131,9 @@ def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued)
 def test_usage_outlives_its_claim(broker: redis.Redis) -> None:
     """The broker may lose a claim; the settler counts each leg once anyway, so the event is better sent."""
     job = make_job()
-    assert finish(broker, "claim:req_1:0", job, 1) is not None
+    assert finish(broker, claim_key("req_1", 0), job, 1) is not None
     assert verdicts(broker) == ["completed"]
-    assert not broker.exists("claim:req_1:0")
+    assert not broker.exists(claim_key("req_1", 0))
 
 
 def test_an_end_makes_no_stream_for_a_gateway_that_is_gone(broker: redis.Redis, queued: Queued) -> None:

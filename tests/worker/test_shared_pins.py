@@ -289,7 +289,7 @@ def test_a_look_up_that_fails_costs_a_write_and_is_logged_once(
         patched.setattr(two._shared_pins, "_look_up", away)
         assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
         assert replicas.ask(two, distinct(100, 3), (96, FIVE)) == WRITTEN
-    assert [each["event"] for each in logs].count("pins_not_looked_up") == 1
+    assert [each["event"] for each in logs].count("pin_lookup_failed") == 1
     assert replicas.ask(two, distinct(100, 2)) == READ
 
 

@@ -63,7 +63,7 @@ class EmbeddingMetrics:
             counters={
                 families.PROMPT_TOKENS: {"": self.tokens},
                 families.SUCCESS: dict(self._finished),
-                families.FAULTS: dict(self._faults),
+                families.REQUEST_ERRORS: dict(self._faults),
                 families.BILLED_TOKENS: {"uncached": self._billed},
                 families.COMPUTED_TOKENS: {"prefill": self.tokens},
                 families.BATCHED_SEQUENCES: {"": self.inputs},

@@ -238,7 +238,7 @@ class EngineMetrics:
             families.FLOPS: {"": self._flops},
             families.BYTES_READ: {"": self._bytes_read},
             families.BYTES_WRITTEN: {"": self._bytes_written},
-            families.FAULTS: dict(self._faults),
+            families.REQUEST_ERRORS: dict(self._faults),
             families.MISSES: dict(self._misses),
             families.BILLED_TOKENS: dict(self._billed),
             families.COMPUTED_TOKENS: {"prefill": self._prefill_tokens, "decode": self._decode_tokens},

@@ -29,7 +29,7 @@ app.conf.update(
     broker_url=_settings.valkey_url,
     broker_connection_retry_on_startup=True,
     broker_channel_error_retry=True,  # Valkey refuses writes while its disk is full
-    broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "web:"},
+    broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
     beat_schedule=BATCHES | BILLING | OPERATIONS | OUTCOMES | RECORDS | TENANTS,
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),

@@ -102,7 +102,7 @@ CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": _settings.valkey_url,
-        "KEY_PREFIX": "django",
+        "KEY_PREFIX": "millrace:django",
     }
 }
 

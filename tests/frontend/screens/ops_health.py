@@ -75,7 +75,7 @@ def prepare(world: World) -> None:
         Reconciliation.objects.create(at=now, windows=12, differences=differences, corrected=1)
         row = UsageQuarantine.objects.order_by("pk").first()
     world.rows["populated.quarantined"] = row.pk
-    tasks.look()
+    tasks.run_health_checks()
 
 
 register(

@@ -73,7 +73,7 @@ def _read_in(batch: Batch) -> None:
         return
     if _move(batch, Batch.Status.VALIDATING, status=Batch.Status.IN_PROGRESS, in_progress_at=now, total=len(found)):
         _insert_lines(batch, found)
-        log.info("batch_read", batch=batch.name, tenant_id=batch.tenant_id, lines=len(found))
+        log.info("batch_loaded", batch=batch.name, tenant_id=batch.tenant_id, lines=len(found))
 
 
 def _insert_lines(batch: Batch, found: list[Found]) -> None:

@@ -9,10 +9,10 @@ from celery.schedules import crontab
 ADVANCE_SECONDS = 2.0
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "batches-advance": {
-        "task": "batches.advance",
+    "batches-process": {
+        "task": "batches.process",
         "schedule": ADVANCE_SECONDS,
         "options": {"expires": 5 * ADVANCE_SECONDS},  # a worker that was away does not make up for each
     },
-    "batches-sweep": {"task": "batches.sweep", "schedule": crontab(minute="41")},
+    "batches-purge-expired": {"task": "batches.purge_expired", "schedule": crontab(minute="41")},
 }

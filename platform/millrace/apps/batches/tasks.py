@@ -17,18 +17,18 @@ log = structlog.get_logger(__name__)
 LEFT_OVER_SECONDS = 24 * 3600  # contents without a row: of a crash, or just being written
 
 
-@shared_task(name="batches.advance")
-def advance() -> None:
+@shared_task(name="batches.process")
+def process() -> None:
     """Take every batch as far as it goes; one that fails does not hold up the others, and is tried again."""
     for batch_id in live_batches():
         try:
             do_advance(batch_id)
         except Exception:
-            log.exception("batch_not_advanced", batch_id=batch_id)
+            log.exception("batch_processing_failed", batch_id=batch_id)
 
 
-@shared_task(name="batches.sweep")
-def sweep() -> int:
+@shared_task(name="batches.purge_expired")
+def purge_expired() -> int:
     """Remove files past their time, what purged tenants had, and contents without a row; returns how many files."""
     kept = storage()
     with all_tenants_scope(BypassReason.HOUSEKEEPING):

@@ -44,7 +44,7 @@ def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
         cordon = found or Cordon(worker=worker)
         cordon.drain, cordon.why, cordon.by = drain, why, audit.current_actor().name
         cordon.save()
-        verb = "worker.drain" if drain else "worker.cordon"
+        verb = "worker.drain_started" if drain else "worker.cordoned"
         audit.record(verb, cordon, tenant_id=None, before=before, after=audit.described(cordon))
         transaction.on_commit(_tell)
     return cordon
@@ -61,7 +61,7 @@ def do_uncordon(worker: str) -> None:
         found = Cordon.objects.filter(worker=worker).first()
         if found is None:
             raise Conflict(f"{worker} is not cordoned.")
-        audit.record("worker.uncordon", found, tenant_id=None, before=audit.described(found))
+        audit.record("worker.uncordoned", found, tenant_id=None, before=audit.described(found))
         found.delete()
         transaction.on_commit(_tell)
 
@@ -87,7 +87,7 @@ def _tell() -> None:
     try:
         copy_cordons()
     except redis.RedisError as exc:
-        log.warning("cordons_not_told_yet", error=str(exc))
+        log.warning("cordon_sync_failed", error=str(exc))
 
 
 def _lock() -> None:

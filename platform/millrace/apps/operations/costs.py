@@ -64,7 +64,7 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
         cost = found or MachineCost(model=model)
         cost.nano_per_hour = nano_per_hour
         cost.save()
-        audit.record("machine_cost.set", cost, tenant_id=None, before=before, after=audit.described(cost))
+        audit.record("machine_cost.updated", cost, tenant_id=None, before=before, after=audit.described(cost))
     return cost
 
 

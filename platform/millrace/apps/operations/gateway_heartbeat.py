@@ -1,7 +1,7 @@
 """What each gateway says of itself in the broker, for the operators' console: what it has in hand, and who waits.
 
-`gateways` names them, `gateway:<id>` holds what one said last and is gone some seconds after its last word, so that no
-clocks are compared.
+`millrace:gateways` names them, `millrace:gateway_heartbeat:<id>` holds what one said last. That
+key is gone some seconds after the gateway's last heartbeat, so that no clocks are compared.
 """
 
 from __future__ import annotations

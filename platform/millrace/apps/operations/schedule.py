@@ -7,7 +7,11 @@ from typing import Any
 from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "operations-look": {"task": "operations.look", "schedule": crontab(), "options": {"expires": 50}},
-    "operations-copy-cordons": {"task": "operations.copy_cordons", "schedule": 60.0, "options": {"expires": 50}},
-    "operations-sweep": {"task": "operations.sweep", "schedule": crontab(minute="37")},
+    "operations-run-health-checks": {
+        "task": "operations.run_health_checks",
+        "schedule": crontab(),
+        "options": {"expires": 50},
+    },
+    "operations-publish-cordons": {"task": "operations.publish_cordons", "schedule": 60.0, "options": {"expires": 50}},
+    "operations-purge-expired": {"task": "operations.purge_expired", "schedule": crontab(minute="37")},
 }

@@ -12,8 +12,8 @@ from millrace.apps.operations.fleet_status import read_fleet_status
 log = structlog.get_logger(__name__)
 
 
-@shared_task(name="operations.look")
-def look() -> int:
+@shared_task(name="operations.run_health_checks")
+def run_health_checks() -> int:
     """Write down how replicas are, and what needs a person; returns how many things do."""
     try:
         board = read_fleet_status()
@@ -24,8 +24,8 @@ def look() -> int:
     return len(health.note(board))
 
 
-@shared_task(name="operations.copy_cordons")
-def copy_cordons() -> int:
+@shared_task(name="operations.publish_cordons")
+def publish_cordons() -> int:
     """Put the broker's copy of the cordons right, should it have lost it."""
     try:
         return cordons.copy_cordons()
@@ -34,7 +34,7 @@ def copy_cordons() -> int:
         return 0
 
 
-@shared_task(name="operations.sweep")
-def sweep() -> int:
+@shared_task(name="operations.purge_expired")
+def purge_expired() -> int:
     """Remove what is too old of replicas' history and of health; returns how much."""
     return history.sweep() + health.sweep()

@@ -7,5 +7,5 @@ from typing import Any
 from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "outcomes-sweep": {"task": "outcomes.sweep", "schedule": crontab(minute="47")},
+    "outcomes-purge-expired": {"task": "outcomes.purge_expired", "schedule": crontab(minute="47")},
 }

@@ -10,8 +10,8 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
-@shared_task(name="outcomes.sweep")
-def sweep() -> int:
+@shared_task(name="outcomes.purge_expired")
+def purge_expired() -> int:
     """Remove what purged tenants reported; returns how many."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         purged = Tenant.objects.all_tenants().filter(status=Tenant.Status.PURGED).values("id")

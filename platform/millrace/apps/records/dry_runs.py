@@ -201,7 +201,7 @@ def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = N
 
 def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, int]]:
     """Yield the broker's counters of refusals. Without the broker there are none."""
-    names = [f"limits:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
+    names = [f"millrace:limit_counters:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
     try:
         with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
             pipe = broker.pipeline(transaction=False)

@@ -8,5 +8,5 @@ from typing import Any
 from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "records-sweep": {"task": "records.sweep", "schedule": crontab(minute="*/10")},
+    "records-purge-expired": {"task": "records.purge_expired", "schedule": crontab(minute="*/10")},
 }

@@ -26,8 +26,8 @@ DELETE FROM records_requestcontent WHERE ctid = ANY(ARRAY(
 """
 
 
-@shared_task(name="records.sweep")
-def sweep(now: datetime | None = None) -> int:
+@shared_task(name="records.purge_expired")
+def purge_expired(now: datetime | None = None) -> int:
     """Remove records and contents that are too old, and those of purged tenants; returns how many."""
     now = now or datetime.now(UTC)
     before = now - timedelta(days=platform_settings().request_log_retention_days)

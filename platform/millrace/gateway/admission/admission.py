@@ -206,7 +206,7 @@ class RateLimitAdmission:
         try:
             await self._store.give_back(taken, unused)
         except redis.RedisError as exc:
-            log.warning("limits_not_returned", request_id=taken.request_id, error=str(exc))
+            log.warning("limit_release_failed", request_id=taken.request_id, error=str(exc))
 
     async def _take(
         self, demand: AdmissionRequest, checks: Sequence[LimitCheck], cost: LimitCost
@@ -247,7 +247,7 @@ class RateLimitAdmission:
                     if taken.request_id not in self._held:
                         await self._store.give_back(taken, _NOTHING)
             except redis.RedisError as exc:
-                log.warning("places_not_renewed", places=len(places), error=str(exc))
+                log.warning("lease_renewal_failed", places=len(places), error=str(exc))
 
 
 def _max_tokens(demand: AdmissionRequest, sets: Iterable[LimitSetSnapshot]) -> int:

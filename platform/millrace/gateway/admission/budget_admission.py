@@ -48,7 +48,7 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-REVOKE_LEASES_CHANNEL = "millrace:recall"  # a channel in Valkey: the ids of windows that are short
+REVOKE_LEASES_CHANNEL = "millrace:revoke_leases"  # a channel in Valkey: the ids of windows that are short
 REVOKE_LEASES_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
 LEASE_ANSWER_SECONDS = 2.0  # a database that takes longer counts as unavailable
@@ -281,7 +281,7 @@ class BudgetAdmission:
             heard = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(windows)))
             return heard > int(self._listening)
         except redis.RedisError as exc:
-            log.warning("recall_not_sent", error=str(exc))
+            log.warning("lease_revocation_failed", error=str(exc))
             return False
 
     async def _lease(
@@ -365,7 +365,7 @@ class BudgetAdmission:
         try:
             await self._store.give_back(returning)
         except _UNREACHABLE as exc:
-            log.warning("slices_not_returned", slices=len(returning), error=str(exc) or type(exc).__name__)
+            log.warning("slice_release_failed", slices=len(returning), error=str(exc) or type(exc).__name__)
             return
         done = {id(each) for each in returning}
         self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]

@@ -86,7 +86,7 @@ class EarlyReleases:
                 if parts:
                     await self._store.release_unused(parts)
             except _UNREACHABLE as exc:
-                log.warning("unused_not_released", executions=len(parts), error=str(exc) or type(exc).__name__)
+                log.warning("early_release_failed", executions=len(parts), error=str(exc) or type(exc).__name__)
                 if not isinstance(exc, psycopg.IntegrityError):
                     return waited
             for leg in ended:

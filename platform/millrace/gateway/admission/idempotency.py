@@ -206,7 +206,7 @@ class IdempotencyStore:
         if not 0 < len(name) <= MAX_KEY_BYTES:
             raise invalid("Idempotency-Key", f"Idempotency-Key must have 1 to {MAX_KEY_BYTES} characters.")
         digest = hashlib.sha256(b"%d\0%s" % (key.key_id, name)).hexdigest()
-        start = f"idem:{{{key.tenant_id}}}:"
+        start = f"millrace:idempotency:{{{key.tenant_id}}}:"
         names = Names(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
         state, *more = await self._begin(
             keys=[names.record, names.answer],
@@ -233,7 +233,7 @@ class IdempotencyStore:
         try:
             await self._keep(keys=list(once.names), args=[once.call, packed, IDEMPOTENCY_TTL_SECONDS, MAX_TENANT_BYTES])
         except redis.RedisError as exc:  # the caller gets the answer all the same; the lease ends by itself
-            log.warning("answer_not_kept", error=str(exc))
+            log.warning("response_store_failed", error=str(exc))
 
     async def end(self, once: IdempotentCall) -> None:
         """Without an answer: forget it, or leave it to the next call."""
@@ -244,7 +244,7 @@ class IdempotencyStore:
             else:
                 await self._forget(keys=[once.names.record], args=[once.call])
         except redis.RedisError as exc:
-            log.warning("idempotency_key_not_freed", error=str(exc))
+            log.warning("idempotency_key_release_failed", error=str(exc))
 
     def _let_go(self, once: IdempotentCall) -> None:
         if self._held.get(once.names.record) is once:
@@ -257,7 +257,7 @@ class IdempotencyStore:
                 try:
                     await self._lease(keys=[once.names.record], args=[once.call, LEASE_MS])
                 except redis.RedisError as exc:
-                    log.warning("idempotency_keys_not_renewed", keys=len(self._held), error=str(exc))
+                    log.warning("idempotency_key_renewal_failed", keys=len(self._held), error=str(exc))
                     break
 
 

@@ -9,7 +9,7 @@ Places (requests at once, long jobs at once) are leased: a sorted set of request
 gateway renews. A dead gateway's places come back when their leases have run out.
 
 Enforced limits are taken together or not at all. A dry-run set is taken or not by itself; it refuses nothing, and what
-it would have refused is counted, as are real refusals, in the hash `limits:<tenant>:<day>`: field
+it would have refused is counted, as are real refusals, in the hash `millrace:limit_counters:<tenant>:<day>`: field
 `refused:<set>:<limit>` or `dry:<set>:<limit>`, kept for 40 days.
 """
 
@@ -239,7 +239,7 @@ def _buckets_first(check: LimitCheck) -> bool:
 
 def counters_key(tenant_id: int, day: datetime) -> str:
     """Where a tenant's refusals, real and dry, of a day (UTC) are counted."""
-    return f"limits:{{{tenant_id}}}:{day:%Y%m%d}"
+    return f"millrace:limit_counters:{{{tenant_id}}}:{day:%Y%m%d}"
 
 
 _encode = msgspec.msgpack.Encoder().encode

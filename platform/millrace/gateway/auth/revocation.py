@@ -139,7 +139,7 @@ class ChangeFeedReader:
                     pipe.expire(change_feed.applied_key(change_id), change_feed.APPLIED_SECONDS)
                 await pipe.execute()
         except (redis.RedisError, OSError) as exc:
-            log.warning("changes_not_acknowledged", changes=len(applied), error=str(exc))
+            log.warning("change_acknowledgement_failed", changes=len(applied), error=str(exc))
 
     async def _end_the_dead(self) -> None:
         """End the requests of keys that are no more."""
@@ -150,7 +150,7 @@ class ChangeFeedReader:
         for key_id in touched:
             fault = dead(found[key_id]) if key_id in found else incorrect()
             if fault is not None:
-                log.info("key_died", key_id=key_id, requests_ended=self._live.end(key_id, fault))
+                log.info("api_key_revoked_in_flight", key_id=key_id, requests_ended=self._live.end(key_id, fault))
 
     async def _write_uses(self) -> None:
         """Write down when keys were last used."""
@@ -163,7 +163,7 @@ class ChangeFeedReader:
                 times = [datetime.fromtimestamp(at, UTC) for at in used.values()]
                 await connection.execute(change_feed.RECORD_USE, [list(used), times])
         except (psycopg.Error, PoolTimeout) as exc:
-            log.warning("key_uses_not_written", keys=len(used), error=str(exc))
+            log.warning("key_use_write_failed", keys=len(used), error=str(exc))
 
     async def _rebuild_store(self) -> None:
         """Store keys that were found under an old pepper under the newest one."""
@@ -173,7 +173,7 @@ class ChangeFeedReader:
                 async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
                     await connection.execute(change_feed.REHASH, [old, new, self._keys.newest_pepper])
             except (psycopg.Error, PoolTimeout) as exc:  # the key's next look-up tries again
-                log.warning("key_not_stored_anew", error=str(exc))
+                log.warning("key_rehash_failed", error=str(exc))
 
     async def _listen(self) -> None:
         """Hear of changes at once, where Valkey can be heard."""

@@ -51,7 +51,7 @@ _PACE = 0.1  # how far one request moves the measured duration
 
 def why_key(request_id: str) -> str:
     """Where the record of a request's decisions is kept, as JSON, for as long as its stream."""
-    return f"why:{request_id}"
+    return f"millrace:decisions:{request_id}"
 
 
 class Dispatcher:
@@ -281,7 +281,7 @@ class Dispatcher:
             if await self.fail(job, attempt, code, in_any_case=True):
                 return
         except (redis.RedisError, OSError) as exc:
-            log.warning("failure_not_recorded_yet", **job.billing_context.log_fields(), error=str(exc))
+            log.warning("failure_record_failed", **job.billing_context.log_fields(), error=str(exc))
         self._untold.append(self._failed(job, attempt, code))
         await self.tell_untold()
 
@@ -293,7 +293,7 @@ class Dispatcher:
         try:
             await self.tell_untold()
         except (redis.RedisError, OSError) as exc:
-            log.warning("holds_not_returned_yet", legs=len(self._untold), error=str(exc))
+            log.warning("reservation_release_failed", legs=len(self._untold), error=str(exc))
 
     async def tell_untold(self) -> None:
         """Send the usage events that are left. What is told twice is settled once."""
@@ -397,7 +397,7 @@ class Dispatcher:
         try:
             await self.cancel_claim(generation.request_id, generation.leg)
         except redis.RedisError as exc:
-            log.warning("cancel_lost", request_id=generation.request_id, error=str(exc))
+            log.warning("cancellation_failed", request_id=generation.request_id, error=str(exc))
 
     # Back: what replicas say.
 

@@ -28,7 +28,7 @@ from inference_worker.contract.messages import (
     claim_key,
     control_channel,
     encode,
-    replica_queue,
+    replica_queue_keys,
 )
 from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
@@ -106,8 +106,8 @@ class DispatchMonitor:
         for queue in self._dispatcher.queues.values():
             queue.forget_idle()
         if forgotten := self._replicas.forgotten():
-            queues = [replica_queue(replica_id) for replica_id in forgotten]
-            await self._broker.delete(*queues, *(f"_kombu.binding.{queue}" for queue in queues))
+            keys = [key for replica_id in forgotten for key in replica_queue_keys(replica_id)]
+            await self._broker.delete(*keys)
             await self._broker.hdel(REPLICAS_KEY, *forgotten)
 
     def _legs(self) -> list[DispatchedExecution]:

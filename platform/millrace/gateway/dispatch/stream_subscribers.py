@@ -19,8 +19,8 @@ READER_SECONDS = 10  # how long a reader's mark outlives it
 
 
 class StreamSubscribers:
-    """Marks in the broker: `readers:<request>`, a sorted set of readers by the Unix time at which they count as gone,
-    and `left` on the request's claim once the client that asked has gone."""
+    """Marks in the broker: `millrace:subscribers:<request>`, a sorted set of readers by the Unix time at which they
+    count as gone, and `left` on the request's claim once the client that asked has gone."""
 
     def __init__(self, broker: redis.Redis) -> None:
         self._broker = broker
@@ -75,4 +75,4 @@ class StreamSubscribers:
 
 
 def _key(request_id: str) -> str:
-    return f"readers:{request_id}"
+    return f"millrace:subscribers:{request_id}"

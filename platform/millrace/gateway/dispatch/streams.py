@@ -1,7 +1,7 @@
 """Token streams in: one reader per gateway, a bounded buffer per request, the request's log for who falls behind.
 
-Every event is in the request's log `req:<request>:<attempt>` for as long as streams are kept, so a buffer may drop:
-what a slow client missed is read again from the log.
+Every event is in the request's log `millrace:request_events:<request>:<attempt>` for as long as streams are kept, so a
+buffer may drop: what a slow client missed is read again from the log.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ Sink = Callable[[StreamEvent], None]
 
 
 class StreamReader:
-    """Reads `gw:<gateway>` and hands each event to `sink`."""
+    """Reads `millrace:gateway_events:<gateway>` and hands each event to `sink`."""
 
     def __init__(self, broker: redis.Redis, gateway_id: str, sink: Sink, on_gap: Callable[[], None]) -> None:
         self._broker = broker

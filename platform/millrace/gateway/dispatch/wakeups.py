@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from celery import Celery
 
-from inference_worker.contract.messages import replica_queue
+from inference_worker.contract.messages import replica_queue, replica_queue_key
 
 GENERATE = "millrace.generate"
 WAKEUPS_PER_TASK = 16
@@ -44,10 +44,11 @@ class WakeupBuilder:
         self._numbers = itertools.count()
 
     def make(self, replica_id: str, wakeups: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
-        """Return the queue, and messages for it that name all the legs."""
+        """Return the key of the queue, and messages for it that name all the legs."""
         queue = replica_queue(replica_id)
         starts = range(0, len(wakeups), WAKEUPS_PER_TASK)
-        return queue, [self._message(queue, wakeups[start : start + WAKEUPS_PER_TASK]) for start in starts]
+        messages = [self._message(queue, wakeups[start : start + WAKEUPS_PER_TASK]) for start in starts]
+        return replica_queue_key(replica_id), messages
 
     def _message(self, queue: str, wakeups: Sequence[Wakeup]) -> bytes:
         task = f"{self._name}-{next(self._numbers)}"

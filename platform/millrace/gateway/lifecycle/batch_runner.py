@@ -110,9 +110,9 @@ class BatchRunner:
             try:
                 await self._look()
             except (ApiError, psycopg.Error) as exc:
-                log.warning("batches_not_read", error=str(exc))
+                log.warning("batch_read_failed", error=str(exc))
             except Exception:
-                log.exception("batches_not_read")
+                log.exception("batch_read_failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._ended.wait()
@@ -162,7 +162,7 @@ class BatchRunner:
                 try:
                     await self._lines.keep()
                 except (ApiError, psycopg.Error) as exc:
-                    log.warning("lines_not_renewed", lines=len(self._running), error=str(exc))
+                    log.warning("line_renewal_failed", lines=len(self._running), error=str(exc))
 
     # One line.
 
@@ -195,7 +195,7 @@ class BatchRunner:
                 await write()
                 return
             except (ApiError, psycopg.Error) as exc:
-                log.warning("line_not_stored", error=str(exc))
+                log.warning("line_store_failed", error=str(exc))
                 await asyncio.sleep(STORE_AGAIN_SECONDS)
 
     async def _answer(

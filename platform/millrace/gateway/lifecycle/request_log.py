@@ -249,7 +249,7 @@ class RequestLogWriter:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.flush()
         except TimeoutError:
-            log.warning("records_not_written", records=len(self._records.rows))
+            log.warning("request_record_write_failed", records=len(self._records.rows))
 
     def end(self, trace: RequestTrace, status: str, *, complete: bool = True) -> None:
         """Buffer the ended request's record until it is written."""
@@ -275,7 +275,7 @@ class RequestLogWriter:
             try:
                 await self.flush()
             except Exception:
-                log.exception("records_not_written")
+                log.exception("request_record_write_failed")
 
     async def _write(self, waiting: WriteBuffer) -> None:
         rows = waiting.rows
@@ -292,7 +292,7 @@ class RequestLogWriter:
                     rows.extendleft(reversed(batch))
                     return
                 self._lost.labels(waiting.kind).inc(len(batch))  # the same would happen to them again
-                log.warning("records_refused", records=len(batch), error=str(exc))
+                log.warning("request_records_rejected", records=len(batch), error=str(exc))
 
 
 def _served(call: ActiveRequest | None) -> str:

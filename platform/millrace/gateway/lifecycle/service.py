@@ -359,7 +359,7 @@ class InferenceService:
 
     async def _fall_back(self, call: ActiveRequest, fault: ApiError) -> None:
         """Start the next candidate's execution after a failure before the first token."""
-        log.info("falling_back", request_id=call.request_id, model=call.model, code=fault.code)
+        log.info("fallback_started", request_id=call.request_id, model=call.model, code=fault.code)
         call.skip(fault)
         self._dispatcher.release(call.generation)
         await call.ticket.close(None)
@@ -405,14 +405,14 @@ class InferenceService:
             await self._dispatcher.fail_however_it_ended(generation.job, generation.attempt, code)
             await self._dispatcher.tell_to_stop(generation)
         except (redis.RedisError, OSError) as exc:
-            log.warning("cancel_lost", request_id=generation.request_id, error=str(exc))
+            log.warning("cancellation_failed", request_id=generation.request_id, error=str(exc))
 
     async def _end(self, call: ActiveRequest) -> None:
         """Cancel the leg, and hear what it used: so much is not given back."""
         try:
             coming = await self._dispatcher.cancel(call.generation) or call.generation.over
         except redis.RedisError as exc:
-            log.warning("cancel_lost", request_id=call.request_id, error=str(exc))
+            log.warning("cancellation_failed", request_id=call.request_id, error=str(exc))
             coming = True
         try:
             async with asyncio.timeout(END_SECONDS if coming else 0):
