@@ -143,7 +143,7 @@ def test_rotation_works(project, row):
     assert [limits.concurrency for limits in after.limits.sets] == [2]
     assert {limits.key_id for limits in of(LimitSet, project.tenant)} == {old.pk, new.pk}
     assert Everybody(ApiKey).get(pk=new.pk).replaces_id == old.pk
-    with pytest.raises(Conflict, match="rotated before"):
+    with pytest.raises(Conflict, match="already rotated"):
         actions.do_rotate_api_key(old, HOUR)
 
 

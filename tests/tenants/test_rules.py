@@ -142,6 +142,6 @@ def test_purge_removes_what_there_was_and_nothing_else(acme):
         assert {row.tenant_id for row in Everybody(model).all()} == {other.pk}, model
     left = Everybody(Tenant).get(pk=acme.pk)
     assert (left.status, left.slug, left.name) == ("purged", f"purged-{acme.pk}", f"Purged tenant {acme.pk}")
-    with pytest.raises(Conflict, match="gone"):
+    with pytest.raises(Conflict, match="no longer exists"):
         actions.do_restore_tenant(acme)
     actions.do_create_tenant("acme", "Acme again")

@@ -237,7 +237,7 @@ OF_A_TENANT = [verb for verb in VERBS if verb not in NOT_OF_ONE]
 def test_nothing_can_be_done_to_a_purged_tenant(verb, world):
     actions.do_delete_tenant(world.tenant)
     actions.do_purge_tenant(world.tenant, now=LATER)
-    with pytest.raises(Conflict, match="gone"):
+    with pytest.raises(Conflict, match="no longer exists"):
         CASES[verb][0](world)
 
 
