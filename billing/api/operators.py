@@ -244,7 +244,7 @@ FATES: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-o
 class InvoiceFinalize(_MoneyView):
     serializer_class = s.InvoiceOut
 
-    @extend_schema(operation_id="operator_invoice_finalise", parameters=[HEADER], request=None, responses=s.InvoiceOut)
+    @extend_schema(operation_id="operator_invoice_finalize", parameters=[HEADER], request=None, responses=s.InvoiceOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Make a draft final."""

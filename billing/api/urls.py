@@ -43,7 +43,7 @@ urlpatterns = [
     path("operator/tenants/<int:pk>/payments", operators.TenantPayments.as_view(), name="api-operator-tenant-payments"),
     path("operator/tenants/<int:pk>/entity", operators.TenantEntity.as_view(), name="api-operator-tenant-entity"),
     path(
-        "operator/invoices/<int:pk>/finalise", operators.InvoiceFinalize.as_view(), name="api-operator-invoice-finalise"
+        "operator/invoices/<int:pk>/finalize", operators.InvoiceFinalize.as_view(), name="api-operator-invoice-finalize"
     ),
     path(
         "operator/invoices/<int:pk>/credit", operators.InvoiceCreditNotes.as_view(), name="api-operator-invoice-credit"

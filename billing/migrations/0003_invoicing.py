@@ -44,7 +44,7 @@ BEGIN
 END
 $$
 """
-# The share lock makes a line wait for whoever finalises its invoice at this instant.
+# The share lock makes a line wait for whoever finalizes its invoice at this instant.
 GUARD_LINE = """
 CREATE FUNCTION billing_guard_line() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

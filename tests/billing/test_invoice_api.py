@@ -141,7 +141,7 @@ def test_operators_bill_by_hand(operator, client, acme):
     assert operator.post(f"/api/operator/periods/{month.pk}/close").json()["closed_at"]
     (draft,) = operator.post(f"{tenant}/invoices", {"month": "2026-10"}).json()
     url = f"/api/operator/invoices/{draft['id']}"
-    assert operator.post(f"{url}/finalise").json()["state"] == "open"
+    assert operator.post(f"{url}/finalize").json()["state"] == "open"
     note = operator.post(f"{url}/credit", {"reason": "SLA", "amounts": [{"description": "SLA", "cents": 100}]})
     assert (note.status_code, note.json()["kind"], note.json()["total"]) == (201, "credit_note", 100)
     assert operator.post(f"{url}/void", {"reason": "x"}).status_code == 409

@@ -101,7 +101,7 @@ def test_money_that_goes_back_is_owed_again(acme):
 
 def test_nobodys_payment_is_refused(acme):
     for whose in ({"tenant": "nobody"}, {"invoice": "INV-1"}, {}):
-        with pytest.raises(Conflict, match="names no"):
+        with pytest.raises(Conflict, match="has no known tenant"):
             pay(1, **whose)
     assert not Everybody(Payment).all()
 
@@ -117,7 +117,7 @@ def test_files(acme, tmp_path):
     assert (tmp_path / "done" / "bank.csv").exists()
     (tmp_path / "again.csv").write_text(text + "c,1,2026-11-12,,nobody\n")
     assert collect(tmp_path) == 0
-    assert "names no" in (tmp_path / "failed" / "again.csv.txt").read_text()
+    assert "has no known tenant" in (tmp_path / "failed" / "again.csv.txt").read_text()
     (tmp_path / "bad.csv").write_text("reference,amount\nx,1.505\n")
     assert collect(tmp_path) == 0
     assert "received_on missing" in (tmp_path / "failed" / "bad.csv.txt").read_text()

@@ -93,7 +93,7 @@ def drafted(client: Client) -> Invoice:
 
 def final(client: Client) -> Invoice:
     draft = drafted(client)
-    send(client, f"/operator/billing/{draft.pk}/finalise", typed="acme")
+    send(client, f"/operator/billing/{draft.pk}/finalize", typed="acme")
     return only()
 
 
@@ -158,12 +158,12 @@ def test_nothing_is_done_without_the_name_or_a_proof(operator: Client, acme: Ten
     assert "This does not match acme" in send(operator, f"/operator/billing/{draft.pk}/finalize", 422, typed="other")
     stale = Client()
     stale.force_login(User.objects.get(email="op@example.com"))
-    answer = stale.post(f"/operator/billing/{draft.pk}/finalise", {"typed": "acme"})
+    answer = stale.post(f"/operator/billing/{draft.pk}/finalize", {"typed": "acme"})
     assert answer.status_code == 302 and "/account/" in answer.url
     assert only().state == "draft"
     owner = Client()
     owner.force_login(User.objects.get(email="owner@example.com"))
-    for path in ("", f"{draft.pk}", f"{draft.pk}/finalise", f"months/{draft.period_id}/draft", "tenants/acme/credit"):
+    for path in ("", f"{draft.pk}", f"{draft.pk}/finalize", f"months/{draft.period_id}/draft", "tenants/acme/credit"):
         assert owner.get(f"/operator/billing/{path}").status_code == 404
 
 
@@ -182,9 +182,9 @@ def test_all_drafts_are_finalized_and_one_that_cannot_be_is_named(
 
     with monkeypatch.context() as patch:
         patch.setattr(services, "do_finalize", refuse)
-        send(operator, f"/operator/billing/months/{period.pk}/finalise", typed=period.label)
+        send(operator, f"/operator/billing/months/{period.pk}/finalize", typed=period.label)
     assert "acme: No tax rule fits." in unescape(operator.get("/operator/billing/").content.decode())
-    send(operator, f"/operator/billing/months/{period.pk}/finalise", typed=period.label)
+    send(operator, f"/operator/billing/months/{period.pk}/finalize", typed=period.label)
     assert only().state == "open"
     with monkeypatch.context() as patch:
         patch.setattr(services, "LONG_ENOUGH", -1.0)
@@ -299,7 +299,7 @@ def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acm
     owner.force_login(User.objects.get(email="owner@example.com"))
     for form, status in (("csv", 200), ("json", 200), ("pdf", 404), ("xml", 404), ("html", 404)):
         assert owner.get(f"/t/acme/invoices/{draft.pk}/files/{form}").status_code == status
-    send(operator, f"/operator/billing/{draft.pk}/finalise", typed="acme")
+    send(operator, f"/operator/billing/{draft.pk}/finalize", typed="acme")
     bill = only()
     data = owner.get(f"/t/acme/invoices/{bill.pk}/files/json").content
     assert hashlib.sha256(data).hexdigest() == bill.sha256

@@ -148,7 +148,7 @@ def test_a_session_without_the_second_factor_opens_nothing(operator, secret, tot
 def test_the_code_completes_such_a_session(client, operator, secret):
     client.force_login(operator)
     asked = client.get("/operator/tenants/?q=x")
-    assert asked.url == "/account/mfa/reauthenticate/?next=%2Fops%2Ftenants%2F%3Fq%3Dx"
+    assert asked.url == "/account/mfa/reauthenticate/?next=%2Foperator%2Ftenants%2F%3Fq%3Dx"
     assert client.get(asked.url).status_code == 200
     assert client.post(asked.url, {"code": "000000"}).status_code == 200
     assert client.get("/operator/").status_code == 302

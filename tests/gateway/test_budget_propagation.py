@@ -161,7 +161,7 @@ def test_the_answer_names_gateways_that_have_not_applied_it(
 
 def test_while_valkey_is_away_it_is_not_known(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     class Settings:
-        broker_url = "redis://127.0.0.1:1"
+        valkey_url = "redis://127.0.0.1:1"
 
     monkeypatch.setattr(propagation, "platform_settings", Settings)
     made = do_make_budget(tenant, name="b", unit="money", period="month", amount=5)

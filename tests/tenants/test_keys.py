@@ -104,7 +104,7 @@ def test_keys_from_before_peppers_still_work(project, peppers):
     Everybody(KeySnapshot).update(key_hash=plain)
     peppers(NEW)
     out = io.StringIO()
-    call_command("rehash_keys", stdout=out)
+    call_command("rehash_api_keys", stdout=out)
     assert "1 keys stored again" in out.getvalue()
     assert f"pepper 1 ({snapshot.pepper_id(NEW)}): 1 live keys" in out.getvalue()
     assert bytes(Everybody(ApiKey).get().key_hash) == snapshot.hash_key(secret, NEW)

@@ -40,7 +40,7 @@ def test_an_invitation():
     (message,) = mail.outbox
     alike(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
     assert "Acme &lt;Robotics&gt;" in html(message)
-    assert "Accept the invitation</a>" in html(message)
+    assert "Accept invitation</a>" in html(message)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -215,7 +215,7 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant,
     fail_for_good(tenant)
     row = of(WebhookEndpoint, tenant)[0]
     assert not row.active
-    assert row.disabled_because.startswith("For 3 days nothing arrived.")
+    assert row.disabled_because.startswith("No delivery succeeded for 3 days.")
     assert {each.state for each in of(WebhookDelivery, tenant)} == {"failed"}
     (mail,) = of(Mail, tenant)
     assert url in mail.text

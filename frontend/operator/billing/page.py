@@ -177,7 +177,7 @@ def _run(visit: PageContext, period: Period, drafts: int) -> Run:
         kind,
         drafts,
         visit.url("operator-billing-draft", period.pk),
-        visit.url("operator-billing-finalise-all", period.pk) if drafts else "",
+        visit.url("operator-billing-finalize-all", period.pk) if drafts else "",
     )
 
 
@@ -258,7 +258,7 @@ def _row(visit: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> 
         Money.cents(sign * row.total),
         owed if final and not row.gives_back else None,
         "" if agrees is None else "agree" if agrees else "differ",
-        visit.url("operator-billing-finalise", row.pk) if not final and row.complete else "",
+        visit.url("operator-billing-finalize", row.pk) if not final and row.complete else "",
     )
 
 

@@ -58,7 +58,7 @@ PANELS = Panels(
     ),
 )
 CHECKS = Panels(
-    "invoices-one-panel",
+    "invoices-detail-panel",
     (Panel("check", "Usage check", "invoices/check.html", _check, every=0, lazy=True),),
 )
 

@@ -163,7 +163,7 @@ def _unsent() -> str:
     """Where the mail is if none goes out. Inviters are not shown its link: who has it is taken to be the invited."""
     if platform_settings().email_url:
         return ""
-    return " No mail server is configured. The operator can find the email in the platform’s state directory."
+    return " No mail server is configured. The operator can find the email in the platform’s data directory."
 
 
 def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:

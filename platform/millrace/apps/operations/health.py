@@ -153,7 +153,7 @@ def _disk() -> Iterator[HealthIssue]:
             urgent=is_low,
             title=f"Disk almost full: {space.free // 2**20:,} MiB free",
             todo=f"Below {space.min_free // 2**20:,} MiB new requests are rejected with 503 until"
-            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the state directory.",
+            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the data directory.",
         )
 
 
