@@ -38,7 +38,7 @@ def ask(
 
     `given` goes to the template: `effect`, `danger`.
     """
-    context = {"action": visit.request.path, "submit": submit, "back": back, "crumbs": tuple(breadcrumbs), **given}
+    context = {"action": visit.request.path, "submit": submit, "back": back, "breadcrumbs": tuple(breadcrumbs), **given}
     if visit.request.method == "POST":
         if carried := carry_out(form, verb):
             return done(visit, then or back, said(carried.value))

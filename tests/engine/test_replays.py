@@ -63,7 +63,9 @@ def test_with_ample_memory_all_that_can_be_reused_is(lru: dict[int, PrefixCache]
     assert result.computed_tokens == lru[AMPLE].computed_tokens
 
 
-@pytest.mark.parametrize("num_blocks", [1_000, pytest.param(10_000, marks=pytest.mark.slow), 30_000])
+@pytest.mark.parametrize(
+    "num_blocks", [1_000, *(pytest.param(blocks, marks=pytest.mark.slow) for blocks in (10_000, 30_000))]
+)
 def test_with_scarce_memory_the_blocks_used_last_are_kept(lru: dict[int, PrefixCache], num_blocks: int) -> None:
     result = play_mooncake(num_blocks, window=4)
     # Four requests at once hold up to some hundred blocks, and end in another order than they began.

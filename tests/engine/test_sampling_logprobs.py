@@ -198,14 +198,14 @@ def test_a_prompt_computed_again_after_a_preemption_brings_none_twice(
 def test_greedy_answers_with_a_repetition_penalty_are_transformers(
     model_dir: Path, prompts: list[list[int]], transformer: Any
 ) -> None:
-    params = SamplingParams(max_tokens=24, temperature=0, repetition_penalty=1.3)
+    params = SamplingParams(max_tokens=12, temperature=0, repetition_penalty=1.3)
     llm = engine(model_dir, step_tokens=64)
     for i, prompt in enumerate(prompts):
         llm.add_request(Request(str(i), prompt, params))
     outputs = run(llm)
     for i, prompt in enumerate(prompts):
         wanted = transformer.generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=24, repetition_penalty=1.3, use_cache=True
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=12, repetition_penalty=1.3, use_cache=True
         )
         assert tokens_of(outputs[str(i)]) == wanted[0, len(prompt) :].tolist()
 

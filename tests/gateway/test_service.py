@@ -203,6 +203,7 @@ async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Repli
     gate.disk._space.is_low = False
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
+    await a.send(end(call, TokenUsage(10, output=1)))
     gate.service.let_go(call)
 
 

@@ -60,7 +60,7 @@ def cost(visit: PageContext) -> HttpResponse:
     form = FleetMachineCost(posted(visit))
     title, back = f"Machine cost of {model}", reverse("operator-fleet")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Save", "back": back}
-    given["crumbs"] = (Breadcrumb("Fleet", back),)
+    given["breadcrumbs"] = (Breadcrumb("Fleet", back),)
     if visit.request.method == "POST":
         if carry_out(form, lambda data: do_set_machine_cost(model, data["amount"])):
             return done(visit, back, f"Machine cost of {model} saved.")

@@ -75,7 +75,7 @@ def _quarantined(visit: PageContext, form: forms.Form, submit: str, effect: str,
     back = reverse("operator-health")
     breadcrumbs = (Breadcrumb("Health", back),)
     given: dict[str, Any] = {"action": visit.request.path, "submit": submit, "back": back, "effect": effect}
-    given |= {"crumbs": breadcrumbs}
+    given |= {"breadcrumbs": breadcrumbs}
     if visit.request.method == "POST":
         if carry_out(form, lambda data: verb(pk, data)):
             return done(visit, back, said)

@@ -104,7 +104,7 @@ def _withdraw(visit: PageContext, worker: str, submit: str, effect: str, *, drai
 def _given(visit: PageContext, submit: str, effect: str) -> dict[str, Any]:
     back = reverse("operator-models")
     breadcrumbs = (Breadcrumb("Models and workers", back),)
-    return {"action": visit.request.path, "submit": submit, "back": back, "effect": effect, "crumbs": breadcrumbs}
+    return {"action": visit.request.path, "submit": submit, "back": back, "effect": effect, "breadcrumbs": breadcrumbs}
 
 
 urlpatterns = [

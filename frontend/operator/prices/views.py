@@ -160,7 +160,7 @@ def discard(visit: PageContext) -> HttpResponse:
 
 
 def _given(visit: PageContext) -> dict[str, Any]:
-    return {"action": visit.request.path, "back": visit.url("operator-prices"), "crumbs": (_book(visit),)}
+    return {"action": visit.request.path, "back": visit.url("operator-prices"), "breadcrumbs": (_book(visit),)}
 
 
 def _book(visit: PageContext) -> Breadcrumb:

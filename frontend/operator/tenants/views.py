@@ -75,7 +75,7 @@ def new(visit: PageContext) -> HttpResponse:
     form = forms.NewTenant(posted(visit))
     back = visit.url("operator-tenants")
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Create tenant", "back": back}
-    given["crumbs"] = (_tenants(visit),)
+    given["breadcrumbs"] = (_tenants(visit),)
     if visit.request.method == "POST":
         if carried := carry_out(form, lambda data: _create(visit, data)):
             return _invited(visit, *carried.value)
@@ -177,7 +177,7 @@ def invite(visit: PageContext) -> HttpResponse:
     form = forms.TenantAdminInvite(posted(visit))
     back = visit.url("operator-tenants-detail", found.pk)
     given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
-    given["crumbs"] = (_tenants(visit), Breadcrumb(found.name, back))
+    given["breadcrumbs"] = (_tenants(visit), Breadcrumb(found.name, back))
     title = f"Invite owner of {found.name}"
     if visit.request.method == "POST":
         owner = Membership.Role.OWNER
@@ -199,7 +199,7 @@ def view(visit: PageContext) -> HttpResponse:
         "action": visit.request.get_full_path(),
         "submit": "View",
         "back": visit.url("operator-tenants-detail", found.pk),
-        "crumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("operator-tenants-detail", found.pk))),
+        "breadcrumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("operator-tenants-detail", found.pk))),
         "effect": "The view is recorded in the tenant’s audit log, with its time and your reason.",
     }
     title = f"View as {found.name}: read-only for up to 1 hour"

@@ -120,7 +120,7 @@ def _own(visit: PageContext) -> LimitSet:
 def _given(visit: PageContext, submit: str) -> dict[str, Any]:
     back = visit.url("budgets")
     breadcrumbs = (Breadcrumb("Budgets and quotas", back),)
-    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": breadcrumbs}
+    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "breadcrumbs": breadcrumbs}
     return given | {"effect": "", "danger": False}
 
 

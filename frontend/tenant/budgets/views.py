@@ -62,7 +62,7 @@ def budgets(visit: PageContext) -> HttpResponse:
 def budget(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head = detail.head(visit)
-    given: dict[str, Any] = {"crumbs": breadcrumbs(visit), "head": head, "metering": metering(visit.now)}
+    given: dict[str, Any] = {"breadcrumbs": breadcrumbs(visit), "head": head, "metering": metering(visit.now)}
     return show(visit, "budgets/one.html", head.name, panels=ONE, **given)
 
 
@@ -187,7 +187,7 @@ def breadcrumbs(visit: PageContext, row: Budget | None = None) -> tuple[Breadcru
 
 def _given(visit: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
     """Return what the forms' templates want."""
-    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "crumbs": breadcrumbs(visit, row)}
+    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "breadcrumbs": breadcrumbs(visit, row)}
     return given | {"effect": "", "danger": False, "budget": row}
 
 

@@ -216,7 +216,7 @@ def _given(
         "action": visit.request.path,
         "submit": submit,
         "back": back,
-        "crumbs": breadcrumbs,
+        "breadcrumbs": breadcrumbs,
         "danger": False,
     }
     return given | {"effect": effect}

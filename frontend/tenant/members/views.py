@@ -168,7 +168,7 @@ def _unsent() -> str:
 
 def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
     back = visit.url("members")
-    return {"submit": submit, "back": back, "crumbs": (Breadcrumb("Members", back),)}
+    return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb("Members", back),)}
 
 
 def _member(visit: PageContext) -> Membership:

@@ -82,7 +82,7 @@ def edit(visit: PageContext) -> HttpResponse:
     typed = {name: form[name].value() or "" for name in ("name", "body")}
     with visit.scope():
         checked = checking.check(visit, typed["name"], typed["body"])
-    given: dict[str, Any] = {"checked": checked, "crumbs": _crumbs(visit), "back": visit.url("routing")}
+    given: dict[str, Any] = {"checked": checked, "breadcrumbs": _crumbs(visit), "back": visit.url("routing")}
     given |= {"check_url": visit.url("routing-check"), "of_all": visit.request.POST.get("of") == dry_runs.ALL}
     title = f"Edit {typed['name']}" if typed["name"] else "New alias"
     if form.is_bound and form.errors:
@@ -154,7 +154,7 @@ def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
 
 
 def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
-    return {"submit": submit, "back": visit.url("routing"), "crumbs": _crumbs(visit)}
+    return {"submit": submit, "back": visit.url("routing"), "breadcrumbs": _crumbs(visit)}
 
 
 _ROOT = "t/<slug:slug>/routing/"

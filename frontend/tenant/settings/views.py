@@ -157,7 +157,7 @@ def restore(visit: PageContext) -> HttpResponse:
 
 def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
     back = visit.url("settings")
-    return {"submit": submit, "back": back, "crumbs": (Breadcrumb("Settings", back),)}
+    return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb("Settings", back),)}
 
 
 urlpatterns = [

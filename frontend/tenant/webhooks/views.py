@@ -222,7 +222,7 @@ def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
 
 
 def _sheet(visit: PageContext) -> dict[str, Any]:
-    return {"back": visit.url("webhooks"), "crumbs": _crumbs(visit)}
+    return {"back": visit.url("webhooks"), "breadcrumbs": _crumbs(visit)}
 
 
 _ROOT = "t/<slug:slug>/webhooks/"
