@@ -68,7 +68,7 @@ def test_a_key_is_made_used_bounded_and_let_on(page, stack):
     eventually(is_used, 60)
     row(page).get_by_role("link", name=NAME).click()
     page.get_by_role("link", name="Budget", exact=True).click()
-    moved(page, page.get_by_label("Limit", exact=True))
+    moved(page, page.get_by_role("textbox", name="Limit", exact=True))
     make_budget(page)
     eventually(lambda: any(ask(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
     expect(page.locator(".banner.bad")).to_contain_text("A cent")
@@ -95,7 +95,7 @@ def make_budget(page: Page) -> None:
     """A cent a day, for the key whose page led here; what it would have refused shows while it is typed."""
     page.get_by_label("Name").fill("A cent")
     page.get_by_label("Resets").select_option("day")
-    page.get_by_label("Limit", exact=True).press_sequentially("0.01")
+    page.get_by_role("textbox", name="Limit", exact=True).press_sequentially("0.01")
     expect(page.get_by_text("A hard limit of $0.01 per day would have rejected")).to_be_visible()
     expect(page.get_by_text("receives 429 budget_exceeded")).to_be_visible()
     page.get_by_role("button", name="Create budget").click()

@@ -78,7 +78,7 @@ def test_letters_go_to_screens_but_not_while_typing_or_when_off(open_page):
     page.keyboard.press("o")
     page.wait_for_url("**/t/acme/")
     page.locator(".display summary").click()
-    page.get_by_role("group", name=re.compile("Keys")).get_by_role("button", name="Off").click()
+    page.get_by_role("group", name=re.compile("Shortcuts")).get_by_role("button", name="Off").click()
     expect(page.locator("[data-letters]")).to_have_count(0)
     page.goto("/t/acme/search", wait_until="networkidle")
     page.keyboard.press("g")
