@@ -78,7 +78,7 @@ def _set_up(running: ExitStack) -> None:
         MILLRACE_DATA_DIR=str(state),
         MILLRACE_DATABASE_URL=server.owner_url,
         MILLRACE_VALKEY_URL="redis://127.0.0.1:1/0",
-        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "CACHE_SECRET", "KEY_PEPPERS")},
+        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS")},
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE="millrace.conf.settings",
     )
