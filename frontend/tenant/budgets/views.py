@@ -187,7 +187,12 @@ def breadcrumbs(visit: PageContext, row: Budget | None = None) -> tuple[Breadcru
 
 def _given(visit: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
     """Return what the forms' templates want."""
-    given = {"action": visit.request.get_full_path(), "submit": submit, "back": back, "breadcrumbs": breadcrumbs(visit, row)}
+    given = {
+        "action": visit.request.get_full_path(),
+        "submit": submit,
+        "back": back,
+        "breadcrumbs": breadcrumbs(visit, row),
+    }
     return given | {"effect": "", "danger": False, "budget": row}
 
 
