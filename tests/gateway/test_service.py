@@ -478,3 +478,42 @@ async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis
     await readers.mark("req_1", "one")
     await broker.delete(gateway_stream("gw-x"))
     assert await readers.leave("req_1", "one")
+
+
+async def test_the_event_loop_runs_between_two_prompts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of many connections, tokenized without a pause, would delay the streams of all tenants."""
+    loop, turn, turns = asyncio.get_running_loop(), 0, []
+
+    def count_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if len(turns) < 8:
+            loop.call_soon(count_turn)
+
+    async def tokenize(*_: object) -> list[int]:
+        turns.append(turn)
+        return []
+
+    monkeypatch.setattr(service_module, "tokenize", tokenize)
+    count_turn()
+    request = InferenceRequest("a", [1], SamplingParams(), 20)
+    await asyncio.gather(*(gate.service._tokenize(MODELS["a"], request) for _ in range(8)))
+    assert len(set(turns)) == 8
+
+
+async def test_an_error_does_not_keep_the_body_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request's trace refers to the error, whose traceback refers to the frames that hold the body."""
+    consumer: Any = ChatCompletions()
+    consumer.http_method = consumer.method
+    reported = []
+
+    async def refuse() -> None:
+        raise ApiError("rate_limit_exceeded", "too much")
+
+    async def respond(error: ApiError) -> None:
+        reported.append(error)
+
+    monkeypatch.setattr(consumer, "handle", refuse)
+    monkeypatch.setattr(consumer, "respond_error", respond)
+    await consumer._answer()
+    assert [error.__traceback__ for error in reported] == [None]
