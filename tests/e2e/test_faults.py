@@ -58,8 +58,14 @@ class Stream:
             json={**BODY, "max_tokens": max_tokens},
             headers={**stack.headers, **headers},
         )
-        self.response = self._client.send(request, stream=True)
-        assert self.response.status_code == 200
+        give_up_at = time.monotonic() + 60
+        while True:
+            self.response = self._client.send(request, stream=True)
+            if self.response.status_code != 503 or time.monotonic() > give_up_at:
+                break
+            self.response.close()  # a busy machine: retry after the time that the answer gives
+            time.sleep(float(self.response.headers["retry-after"]))
+        assert self.response.status_code == 200, self.response.read()
         self.request_id = self.response.headers["x-request-id"]
         self._events = sse_events(self.response)
         self.ids: list[str] = []
