@@ -69,7 +69,7 @@ docs-settings: setup ## update the table of settings in docs/configuration.md
 	$(BIN)/millrace config --write docs/configuration.md
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
-	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.frontend.make_screenshots
+	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv

@@ -37,8 +37,8 @@ if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 from millrace.devserver.postgres import Postgres  # noqa: E402  (after the path it needs)
 from millrace.devserver.program import Program  # noqa: E402
 from millrace.devserver.valkey import Valkey  # noqa: E402
-from tests.emptying import empty_tables  # noqa: E402
-from tests.seeing import allow_emptying  # noqa: E402
+from tests.support.empty_tables import empty_tables  # noqa: E402
+from tests.support.rows import allow_emptying  # noqa: E402
 
 # How long things take says nothing about them on a busy machine.
 settings.register_profile("millrace", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,9 +13,9 @@ from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.operator.billing import services
 from tenants import actions
 from tenants.models import Tenant
-from tests.frontend.console import meter
+from tests.support.frontend.console import meter
 from tests.frontend.test_billing_run import LAST, NOW, made, month
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 MOST_STOPS = 150

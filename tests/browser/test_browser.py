@@ -12,7 +12,7 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Page
 
 from tenants import actions
 from tenants.models import Tenant, User
-from tests.seeing import only_project
+from tests.support.rows import only_project
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.frontend.browsing import chromium, moved, windows
+from tests.support.frontend.pages import chromium, moved, windows
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 NAME = "made in the console"

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.frontend.browsing import chromium, windows
+from tests.support.frontend.pages import chromium, windows
 
 pytestmark = pytest.mark.browser
 LONG = "Tell me a very long story about a miller and a goose."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frontend.browsing import COLORS, accessible
-from tests.frontend.tables import EACH
+from tests.support.frontend.pages import COLORS, accessible
+from tests.support.frontend.screen_cases import EACH
 
 pytestmark = pytest.mark.browser
 KB = 1024

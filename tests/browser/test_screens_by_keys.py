@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frontend.tables import POPULATED
+from tests.support.frontend.screen_cases import POPULATED
 
 pytestmark = pytest.mark.browser
 

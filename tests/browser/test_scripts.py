@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from frontend.core import panels
 from tenants import actions
 from tenants.models import Tenant, User
-from tests.frontend.console import remembered
+from tests.support.frontend.console import remembered
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
 

@@ -18,7 +18,7 @@ import pytest
 
 from inference_worker.contract.disk import free_bytes
 from millrace.devserver.postgres import Postgres
-from tests.balance import assert_books_balance
+from tests.support.balance import assert_books_balance
 from tests.e2e.conftest import MODEL, Stack, eventually, running
 from tests.e2e.test_faults import Stream, usage_of
 

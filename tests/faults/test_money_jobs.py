@@ -22,9 +22,9 @@ from billing.models import Correction, Reconciliation, Slice, Window
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tests.gateway import test_money
-from tests.gateway.purse import Admitted, purse
+from tests.support.gateway.budget_gateways import Admitted, purse
 from tests.gateway.test_money import HOLD, check_invariants, see, take_up, tell, window
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.fault]
 table, key, budget, url, gateway = (  # fixtures

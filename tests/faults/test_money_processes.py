@@ -21,13 +21,13 @@ from billing.models import Budget, Slice, UsageEvent, Window
 from millrace.gateway.admission.early_release import CONTENDED_SECONDS
 from tenants import actions
 from tenants.models import Tenant
-from tests.balance import assert_books_balance
-from tests.billing.books import sheet
+from tests.support.balance import assert_books_balance
+from tests.support.billing.books import sheet
 from tests.gateway import test_money
-from tests.gateway.house import LEASE_SECONDS, REQUEST_SECONDS, GatewayProcess, House, house
-from tests.gateway.killing import STEPS
+from tests.support.gateway.processes import LEASE_SECONDS, REQUEST_SECONDS, GatewayProcess, House, house
+from tests.support.gateway.kill_points import STEPS
 from tests.gateway.test_money import database_url
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.fault, pytest.mark.timeout(300)]
 table = test_money.table

@@ -27,10 +27,10 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.billing.conftest import ROOT, make_event
-from tests.billing.killed import STEPS
+from tests.support.billing.killed_settler import STEPS
 from tests.gateway import test_money
 from tests.gateway.test_money import COST, DOLLAR, HOLD, check_invariants, tell
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.fault
 key, budget = test_money.key, test_money.budget  # fixtures
@@ -107,7 +107,7 @@ def die(step: str, time: int) -> int:
     """Run a settler that is killed there; its exit status."""
     parts = urlsplit(os.environ["MILLRACE_DATABASE_URL"])
     url = urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}"))
-    command = [sys.executable, "-m", "tests.billing.killed", step, str(time)]
+    command = [sys.executable, "-m", "tests.support.billing.killed_settler", step, str(time)]
     environ = os.environ | {"MILLRACE_DATABASE_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, cwd=ROOT, env=environ, timeout=110).returncode
 

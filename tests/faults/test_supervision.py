@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from tests.balance import assert_books_balance
+from tests.support.balance import assert_books_balance
 from tests.e2e.conftest import MODEL, Stack, eventually
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]

@@ -19,7 +19,7 @@ from django.db import connection
 from inference_worker.contract.messages import USAGE_STREAM, BillingContext, ExecutionUsage, encode
 from inference_worker.contract.request import TokenUsage
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, Mail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.outbox.email_outbox import send_mails
-from tests.mailing import alike
-from tests.seeing import Everybody, of, only_project
+from tests.support.mails import alike
+from tests.support.rows import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -12,7 +12,7 @@ from billing.metering.ingest import UsageMessage, settle
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import Tenant, User
-from tests.seeing import only_project
+from tests.support.rows import only_project
 
 pytestmark = pytest.mark.django_db
 USAGE, EVENTS = "/api/usage", "/api/usage/events"

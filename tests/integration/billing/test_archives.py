@@ -29,8 +29,8 @@ from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.billing.books import OCTOBER, make_months, period, price, take_back, use
-from tests.seeing import Everybody
+from tests.support.billing.books import OCTOBER, make_months, period, price, take_back, use
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
 MONTH = date(2026, 10, 1)

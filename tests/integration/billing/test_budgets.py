@@ -13,7 +13,7 @@ from tenants.actions.common import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, ChangeLog, Tenant, User
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db
 SOON = datetime.now(UTC) + timedelta(days=2)

@@ -16,8 +16,8 @@ from billing.models import Invoice, InvoiceFile, Payment
 from millrace.conf.environment import platform_settings
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import AuditEntry, Tenant, User
-from tests.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use
-from tests.seeing import Everybody, only_project
+from tests.support.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use
+from tests.support.rows import Everybody, only_project
 from tests.tenants.test_api import by_person, by_role
 
 pytestmark = pytest.mark.django_db

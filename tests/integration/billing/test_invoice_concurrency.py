@@ -27,9 +27,9 @@ from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
 from tests.billing.test_rating import A, publish
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 MILLION = 10**6
 

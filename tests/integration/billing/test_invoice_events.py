@@ -12,8 +12,8 @@ from billing.invoicing import emails
 from billing.models import Invoice
 from tenants.actions import do_create_tenant
 from tenants.models import Tenant, WebhookEvent
-from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
-from tests.seeing import Everybody, of
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.rows import Everybody, of
 
 pytestmark = pytest.mark.django_db
 

@@ -32,9 +32,9 @@ from tenants.actions import do_add_member, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
-from tests.mailing import alike
-from tests.seeing import Everybody
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.mails import alike
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 MILLION = 10**6

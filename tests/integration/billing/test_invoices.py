@@ -34,8 +34,8 @@ from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, over, period, price, take_back, use
-from tests.seeing import Everybody
+from tests.support.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, over, period, price, take_back, use
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 MILLION = 10**6

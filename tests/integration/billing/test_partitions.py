@@ -17,7 +17,7 @@ from billing.tasks import make_partitions
 from inference_worker.contract.messages import encode
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.seeing import Everybody, allow_emptying
+from tests.support.rows import Everybody, allow_emptying
 
 FAR = datetime(2031, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 FAR_MONTHS = ["2031_11", "2031_12", "2032_01", "2032_02", "2032_03"]

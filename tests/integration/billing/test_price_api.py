@@ -11,12 +11,12 @@ from rest_framework.test import APIClient
 from billing.models import PriceVersion
 from tenants.actions import do_create_tenant
 from tenants.models import Tenant, User
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 from tests.tenants.test_api import by_key, by_person
 
 pytestmark = pytest.mark.django_db
 URL = "/api/operator/prices"
-FILE = Path(__file__).parents[1] / "data" / "prices" / "model_prices_and_context_window.json"
+FILE = Path(__file__).parents[2] / "data" / "prices" / "model_prices_and_context_window.json"
 PRICES = [
     {"model": "m", "component": "uncached", "usd_per_million": "1.25", "until_tokens": 200_001},
     {"model": "m", "component": "uncached", "usd_per_million": "2.5", "from_tokens": 200_001},

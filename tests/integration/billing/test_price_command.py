@@ -19,10 +19,10 @@ from billing.pricing.rerating import last_month, preview
 from inference_worker.contract.messages import encode
 from millrace.conf.environment import platform_settings
 from tenants.actions import do_create_tenant
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
-FILE = Path(__file__).parents[1] / "data" / "prices" / "model_prices_and_context_window.json"
+FILE = Path(__file__).parents[2] / "data" / "prices" / "model_prices_and_context_window.json"
 
 
 def run(*arguments: str) -> str:

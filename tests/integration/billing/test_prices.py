@@ -22,11 +22,11 @@ from tenants.actions.common import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import AuditEntry, Tenant, User
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 C = Component
-FILE = Path(__file__).parents[1] / "data" / "prices" / "model_prices_and_context_window.json"
+FILE = Path(__file__).parents[2] / "data" / "prices" / "model_prices_and_context_window.json"
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 

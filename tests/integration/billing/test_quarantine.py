@@ -13,8 +13,8 @@ from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
-from tests.billing.books import sheet
-from tests.seeing import Everybody
+from tests.support.billing.books import sheet
+from tests.support.rows import Everybody
 
 
 @pytest.fixture

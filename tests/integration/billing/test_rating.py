@@ -22,8 +22,8 @@ from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.billing.books import invoiced
-from tests.seeing import Everybody, only_project
+from tests.support.billing.books import invoiced
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
 A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}

@@ -18,7 +18,7 @@ from millrace.devserver.demo import live, running
 from millrace.devserver.demo.tenants import CAST
 from tenants import actions
 from tenants.models import ApiKey, AuditEntry, Tenant, User
-from tests.seeing import Everybody, of
+from tests.support.rows import Everybody, of
 
 EVENTS = 240
 SLUGS = {spec.slug for spec in CAST}

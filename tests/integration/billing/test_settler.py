@@ -20,8 +20,8 @@ from billing.metering import status
 from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
-from tests.billing.books import sheet
-from tests.seeing import Everybody
+from tests.support.billing.books import sheet
+from tests.support.rows import Everybody
 
 Reason = UsageQuarantine.Reason
 

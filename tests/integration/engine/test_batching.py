@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.batching import CostModel, Job, Outcome, collect, continuous, draw, modeled, static
-from tests.engine.replay import Lengths
+from tests.support.engine.replay import Lengths
 
 BATCH = 32
 CPU = CostModel(weights_seconds=20e-3, token_seconds=0.8e-3)  # a 135M model on two cores: bound by its arithmetic

@@ -21,7 +21,7 @@ from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner, Vectors
 from inference_worker.models.model_source import ensure_model
-from tests.engine.make_embeddings import DATA, MINILM, mean_states, texts
+from tests.support.engine.make_embeddings import DATA, MINILM, mean_states, texts
 
 
 @pytest.fixture(scope="module")

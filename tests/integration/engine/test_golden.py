@@ -13,8 +13,8 @@ import torch
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
-from tests.engine.fakes import run, tokens_of
-from tests.engine.golden import NEW_TOKENS, Golden, first_difference, read_golden, read_prompts, recompute
+from tests.support.engine.fakes import run, tokens_of
+from tests.support.engine.golden import NEW_TOKENS, Golden, first_difference, read_golden, read_prompts, recompute
 
 # Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
 pytestmark = pytest.mark.timeout(600)

@@ -15,7 +15,7 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
 from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
 from inference_worker.engine.kv_cache.kv_cache import BlockOperation
-from tests.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
+from tests.support.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
 
 def cached(engine: LLMEngine, name: str, prompt: list[int]) -> int:

@@ -25,8 +25,8 @@ from inference_worker.engine.sampling import sampler
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from kernels import invariant, reference
-from tests.engine.fakes import run
-from tests.engine.golden import Golden, first_difference, read_golden
+from tests.support.engine.fakes import run
+from tests.support.engine.golden import Golden, first_difference, read_golden
 
 # Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
 pytestmark = pytest.mark.timeout(600)

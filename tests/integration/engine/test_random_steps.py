@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inference_worker.contract.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenUsage
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from tests.engine.fakes import Clock, MemoryRunner, fake_engine, request
+from tests.support.engine.fakes import Clock, MemoryRunner, fake_engine, request
 
 BLOCK = 4
 _CLASSES = st.sampled_from([ServiceClass.DEFAULT, ServiceClass.DEFAULT, *ServiceClass])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from inference_worker.contract.tokenizer import Tokenizer
-from tests.engine.replay import (
+from tests.support.engine.replay import (
     MOONCAKE_BLOCK,
     Lengths,
     PrefixCache,

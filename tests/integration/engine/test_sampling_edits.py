@@ -16,7 +16,7 @@ from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, edits_logits
 from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
-from tests.engine.sampling_reference import acceptable, edited
+from tests.support.engine.sampling_reference import acceptable, edited
 
 EOS = (1, 3)
 GREEDY = SamplingParams(temperature=0)

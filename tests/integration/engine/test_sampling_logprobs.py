@@ -16,8 +16,8 @@ from inference_worker.engine.sampling.logprobs import prompt_logprobs, rank_toke
 from inference_worker.engine.sampling.sampler import Sampler
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence
 from inference_worker.engine.scheduling.sequence import Sequence
-from tests.engine.fakes import run, tokens_of
-from tests.engine.golden import read_golden
+from tests.support.engine.fakes import run, tokens_of
+from tests.support.engine.golden import read_golden
 
 # Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
 on_the_model = pytest.mark.timeout(600)

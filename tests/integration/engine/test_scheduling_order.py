@@ -12,8 +12,8 @@ from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.scheduling.ordered import GrowingOrder
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from tests.engine.fakes import Clock, MemoryRunner, distinct, fake_engine, request
-from tests.engine.scanning import use_scanning_scheduler
+from tests.support.engine.fakes import Clock, MemoryRunner, distinct, fake_engine, request
+from tests.support.engine.scanning_scheduler import use_scanning_scheduler
 
 BLOCK = 4
 BATCH, FLEX, DEFAULT, PRIORITY = (

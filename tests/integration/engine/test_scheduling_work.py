@@ -10,7 +10,7 @@ from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.scheduling import fairness
 from inference_worker.engine.scheduling.fairness import TenantShare
-from tests.engine.fakes import Clock, fake_engine, request, run
+from tests.support.engine.fakes import Clock, fake_engine, request, run
 
 BATCH, FLEX, DEFAULT = ServiceClass.BATCH, ServiceClass.FLEX, ServiceClass.DEFAULT
 RUNNING = 8

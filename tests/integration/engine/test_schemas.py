@@ -19,7 +19,7 @@ from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammar_cache import CacheCapacity
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
-from tests.engine.schema_samples import made_up, suite, tools
+from tests.support.engine.schema_samples import made_up, suite, tools
 
 VOCAB = 49_152
 TENANT = "1"
@@ -278,7 +278,7 @@ def test_an_engine_without_the_library_says_so() -> None:
         "except RequestRejected as refused: sys.exit(0 if 'llguidance' in refused.message else 2)\n"
         "sys.exit(1)"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
 
 

@@ -31,8 +31,8 @@ from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, fill_masks
-from tests.engine.fakes import FakeRunner, run, tokens_of
-from tests.engine.schema_samples import Schema, faults, made_up, suite, tools
+from tests.support.engine.fakes import FakeRunner, run, tokens_of
+from tests.support.engine.schema_samples import Schema, faults, made_up, suite, tools
 
 PERSON: Schema = {
     "type": "object",

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.detokenizer import Detokenizer
 from inference_worker.contract.tokenizer import Tokenizer
-from tests.engine.golden import read_prompts
+from tests.support.engine.golden import read_prompts
 
 HARD_TEXTS = [
     "",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.frontend.browsing import AXE, WATCH, Visited, chromium, fail, logged_in, settle, weigh, windows
-from tests.frontend.console import PASSWORD, Screen, Undefined, World, make_world, meter, remembered
-from tests.frontend.serving import LiveServer
+from tests.support.frontend.pages import AXE, WATCH, Visited, chromium, fail, logged_in, settle, weigh, windows
+from tests.support.frontend.console import PASSWORD, Screen, Undefined, World, make_world, meter, remembered
+from tests.support.frontend.live_server import LiveServer
 
 
 @pytest.fixture(scope="module")

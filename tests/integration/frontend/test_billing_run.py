@@ -32,10 +32,10 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
-from tests.billing import books
-from tests.frontend.browsing import moved
-from tests.frontend.console import PASSWORD, meter, remembered
-from tests.seeing import Everybody, only_project
+from tests.support.billing import books
+from tests.support.frontend.pages import moved
+from tests.support.frontend.console import PASSWORD, meter, remembered
+from tests.support.rows import Everybody, only_project
 
 NOW = datetime.now(UTC)
 LAST = (NOW.replace(day=1) - timedelta(days=1)).replace(day=1, hour=3, minute=0, second=0, microsecond=0)

@@ -25,9 +25,9 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
 from tenants.outbox import propagation
 from tenants.outbox.email_outbox import send_mails
-from tests.billing import books
-from tests.frontend.console import meter, remembered
-from tests.seeing import Everybody, only_project
+from tests.support.billing import books
+from tests.support.frontend.console import meter, remembered
+from tests.support.rows import Everybody, only_project
 
 NEW = {
     **{"name": "One cent", "whose": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},

@@ -11,8 +11,8 @@ import pytest
 from billing.actions.budgets import do_make_budget
 from tenants import actions
 from tenants.models import ApiKey, AuditEntry, Project, Tenant, User
-from tests.frontend.console import remembered
-from tests.seeing import Everybody, only_project
+from tests.support.frontend.console import remembered
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NEW = {"name": "prod", "scopes": ["inference", "models"], "addresses": "", "expires_on": ""}

@@ -27,7 +27,7 @@ from millrace.conf.environment import PlatformSettings, effective_environ
 from millrace.conf.urls import urlpatterns as served
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
 urlpatterns = [*served, path("operator/django-admin/", admin.site.urls)]  # with MILLRACE_DJANGO_ADMIN

@@ -20,9 +20,9 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
-from tests.frontend.console import remembered
-from tests.frontend.screens.ops_health import speak
-from tests.seeing import Everybody, only_project
+from tests.support.frontend.console import remembered
+from tests.support.frontend.screens.ops_health import speak
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = (

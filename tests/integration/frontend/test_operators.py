@@ -9,7 +9,7 @@ from billing.actions.budgets import do_make_budget
 from billing.models import Budget
 from tenants import actions
 from tenants.models import AuditEntry, User
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.frontend.test_one_login")]  # with MILLRACE_DJANGO_ADMIN
 

@@ -20,8 +20,8 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
-from tests.frontend.console import PASSWORD, remembered
-from tests.seeing import Everybody
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.rows import Everybody
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tenants import actions, invitations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Invitation, Tenant, User
-from tests.frontend.console import PASSWORD, remembered
-from tests.seeing import Everybody, of, only_project
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.rows import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db
 
@@ -146,7 +146,7 @@ def test_a_budget_is_raised_for_a_while(client, operator, acme):
 
 def test_another_book_is_assigned(client, operator, acme):
     from billing.models import PriceBook
-    from tests.billing import books
+    from tests.support.billing import books
 
     books.sheet()
     with all_tenants_scope(BypassReason.PRICES):

@@ -9,9 +9,9 @@ from playwright.sync_api import expect
 
 from tenants import actions
 from tenants.models import AuditEntry, User
-from tests.frontend.browsing import moved
-from tests.frontend.console import PASSWORD, remembered
-from tests.seeing import Everybody
+from tests.support.frontend.pages import moved
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 VERBS = ("deactivate", "reactivate", "grant-operator", "revoke-operator", "remove-second-factor")

@@ -15,8 +15,8 @@ from playwright.sync_api import BrowserContext, Page
 from tenants import actions, invitations
 from tenants.actions import webhooks
 from tenants.models import Invitation, Membership, RoutingPolicy, Tenant, User, WebhookDelivery, WebhookEndpoint
-from tests.frontend.console import PASSWORD, remembered
-from tests.seeing import Everybody, of
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.rows import Everybody, of
 
 HX = {"HX-Request": "true"}
 GOOD = {"rules": [{"targets": [{"model": "smollm2-135m"}]}]}

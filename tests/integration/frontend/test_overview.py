@@ -21,8 +21,8 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
-from tests.billing.books import sheet
-from tests.seeing import only_project
+from tests.support.billing.books import sheet
+from tests.support.rows import only_project
 
 pytestmark = pytest.mark.django_db
 NOW = datetime.now(UTC)

@@ -14,8 +14,8 @@ from millrace.apps.records.models import RequestRecord
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
-from tests.billing.books import price, use
-from tests.seeing import of, only_project
+from tests.support.billing.books import price, use
+from tests.support.rows import of, only_project
 
 pytestmark = pytest.mark.django_db
 NOW = datetime.now(UTC)

@@ -13,9 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from frontend.core import panels
-from tests.frontend.browsing import fail, logged_in
-from tests.frontend.console import SLUGS, THEIRS, remembered
-from tests.frontend.tables import EACH, FULL, POPULATED
+from tests.support.frontend.pages import fail, logged_in
+from tests.support.frontend.console import SLUGS, THEIRS, remembered
+from tests.support.frontend.screen_cases import EACH, FULL, POPULATED
 
 
 @EACH

@@ -22,7 +22,7 @@ from django.test import Client, override_settings
 
 from tenants import actions
 from tenants.models import AuditEntry, User
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"

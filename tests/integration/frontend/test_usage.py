@@ -14,8 +14,8 @@ from billing.metering.usage import UsageReport, sums, total
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
-from tests.billing import books
-from tests.seeing import only_project
+from tests.support.billing import books
+from tests.support.rows import only_project
 
 pytestmark = pytest.mark.django_db
 GROUPS = ("model", "key", "project", "member", "tier", "route", "day")

@@ -30,7 +30,7 @@ from frontend.urls import urlpatterns as console
 from tenants import actions
 from tenants.models import Tenant, User
 from tenants.permissions import Permission
-from tests.frontend.console import PASSWORD, remembered
+from tests.support.frontend.console import PASSWORD, remembered
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 

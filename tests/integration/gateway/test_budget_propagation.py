@@ -21,12 +21,12 @@ from tenants.models import Tenant
 from tenants.outbox import propagation
 from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
 from tests.gateway import test_money, test_money_processes
-from tests.gateway.house import House, house
-from tests.gateway.purse import Admitted
+from tests.support.gateway.processes import House, house
+from tests.support.gateway.budget_gateways import Admitted
 from tests.gateway.test_money import HOLD, take_up
 from tests.gateway.test_money_doubts import change
 from tests.gateway.test_money_processes import codes, done, eventually, hold_of_one, passes, see, set_budget
-from tests.seeing import only_project
+from tests.support.rows import only_project
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 key, budget, url, gateway = test_money.key, test_money.budget, test_money.url, test_money.gateway  # fixtures

@@ -18,7 +18,7 @@ from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.anthropic.messages import read_count, read_messages
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.prompts import tokenize
-from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
+from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
 
 BLOCK = 16
 WORDS = "apple pear plum cherry quince medlar " * 12

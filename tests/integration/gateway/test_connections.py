@@ -15,7 +15,7 @@ from websockets.sync.client import connect as websocket_connect
 
 from millrace.gateway.connections import guard, mark_authenticated
 from millrace.gateway.connections.guard import READ_BYTES
-from tests.gateway.serving import Served, read_all, read_response, serving, wait_until
+from tests.support.gateway.live_server import Served, read_all, read_response, serving, wait_until
 
 GET = b"GET /hello HTTP/1.1\r\nhost: test\r\n\r\n"
 

@@ -28,10 +28,10 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.gateway import test_money
-from tests.gateway.purse import Admitted, Purse, purse
+from tests.support.gateway.budget_gateways import Admitted, Purse, purse
 from tests.gateway.test_money import COST, DOLLAR, HOLD, reap_all, see, take_up, tell, window
 from tests.gateway.test_money_faults import run, tell_in_a_thread
-from tests.seeing import Everybody, allow_emptying
+from tests.support.rows import Everybody, allow_emptying
 
 pytestmark = pytest.mark.django_db(transaction=True)
 table, key, budget, url, gateway = (  # fixtures

@@ -23,9 +23,9 @@ from tenants import actions
 from tenants.isolation import db_roles
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.models import Tenant, User
-from tests.billing.books import sheet
-from tests.gateway.purse import Admitted, Purse, key_of, purse
-from tests.seeing import Everybody, only_project
+from tests.support.billing.books import sheet
+from tests.support.gateway.budget_gateways import Admitted, Purse, key_of, purse
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOLD, COST = 91_440_000, 13_200_000  # nano-USD: 10,000 tokens and 4,096 of answer by list A, and what they come to

@@ -30,10 +30,10 @@ from tenants.isolation import db_roles
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.balance import assert_books_balance
-from tests.billing.books import sheet
-from tests.gateway.purse import Admitted, Meeting, Purse, admit_elsewhere, key_of, purse
-from tests.seeing import Everybody, only_project
+from tests.support.balance import assert_books_balance
+from tests.support.billing.books import sheet
+from tests.support.gateway.budget_gateways import Admitted, Meeting, Purse, admit_elsewhere, key_of, purse
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOLD = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A

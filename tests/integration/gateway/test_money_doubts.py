@@ -28,9 +28,9 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.outbox.change_feed import ChangeEvent
 from tests.gateway import test_money
-from tests.gateway.purse import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
+from tests.support.gateway.budget_gateways import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
 from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 table, key, budget, url, gateway, patient = (  # fixtures

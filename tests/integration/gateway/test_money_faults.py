@@ -23,9 +23,9 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.gateway import test_money
-from tests.gateway.purse import Admitted, Purse, purse
+from tests.support.gateway.budget_gateways import Admitted, Purse, purse
 from tests.gateway.test_money import HOLD, check_invariants, reap_all, tell
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMIT = 30 * HOLD

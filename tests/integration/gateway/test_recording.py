@@ -27,7 +27,7 @@ from millrace.gateway.lifecycle import request_log
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.gateway.test_batch_runner import KEY
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)
 TRIAL = LimitSetSnapshot(8, "tenant", dry_run=True, max_prompt_tokens=5)

@@ -29,7 +29,7 @@ from tenants import actions
 from tenants.isolation import db_roles
 from tenants.keys import playground_tokens, snapshot
 from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse, User
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WITHIN = 1.0  # what is promised; measured here with everything on one machine

@@ -18,7 +18,7 @@ from tenants import authentication as management
 from tenants.keys import wrong_keys
 from tenants.keys.wrong_keys import WrongKeyThrottle
 from tests.gateway.test_revocation import Watched, database, new_key, no_connection_left, watched
-from tests.seeing import only_project
+from tests.support.rows import only_project
 
 __all__ = ["database", "new_key", "no_connection_left", "watched"]
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernels.interpreting import Interpreter
+from tests.support.kernels.interpreter import Interpreter
 
 
 @pytest.fixture(scope="session")

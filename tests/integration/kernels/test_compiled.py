@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.triton import DecodePlan, PrefillConfig, paged_decode, paged_prefill, rms_norm, rope_write_cache, silu_mul
-from tests.kernels.compiling import Compiled, compiled
+from tests.support.kernels.compiler import Compiled, compiled
 
 BLOCK_SIZE = 32
 SHAPES = [(9, 3, 64), (32, 8, 64), (28, 4, 128), (32, 8, 128), (32, 32, 128)]  # heads, KV heads, head_dim

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,9 +9,9 @@ import torch
 
 from kernels import reference
 from kernels.triton import PrefillConfig, paged_prefill, prefill_config
-from tests.kernels.compiling import recorded_launches
-from tests.kernels.interpreting import Interpreter
-from tests.kernels.paged import Paged, paged
+from tests.support.kernels.compiler import recorded_launches
+from tests.support.kernels.interpreter import Interpreter
+from tests.support.kernels.paged_caches import Paged, paged
 
 SCALE = 0.2
 

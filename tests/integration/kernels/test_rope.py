@@ -9,8 +9,8 @@ import torch
 
 from kernels import reference
 from kernels.triton import rope_write_cache
-from tests.kernels.compiling import recorded_launches
-from tests.kernels.interpreting import Interpreter
+from tests.support.kernels.compiler import recorded_launches
+from tests.support.kernels.interpreter import Interpreter
 
 
 def arguments(num_heads: int, num_kv_heads: int, head_dim: int, slots: list[int]) -> dict[str, Any]:

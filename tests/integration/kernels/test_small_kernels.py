@@ -9,8 +9,8 @@ import torch
 
 from kernels import reference
 from kernels.triton import rms_norm, silu_mul
-from tests.kernels.compiling import recorded_launches
-from tests.kernels.interpreting import Interpreter
+from tests.support.kernels.compiler import recorded_launches
+from tests.support.kernels.interpreter import Interpreter
 
 EPS = 1e-5
 

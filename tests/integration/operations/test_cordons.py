@@ -16,7 +16,7 @@ from millrace.apps.operations.fleet_status import ReplicaState, read_fleet_statu
 from millrace.apps.operations.models import Cordon
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -28,8 +28,8 @@ from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Mail, Tenant, WebhookEndpoint
-from tests.billing.books import sheet
-from tests.seeing import Everybody
+from tests.support.billing.books import sheet
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 NOW = datetime.now(UTC)

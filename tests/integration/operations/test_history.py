@@ -17,7 +17,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry
 from tests.operations.conftest import metrics
-from tests.seeing import Everybody
+from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

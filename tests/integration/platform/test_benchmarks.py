@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import run_quick
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def tree(name: str) -> ast.Module:

@@ -13,7 +13,7 @@ from django.test import RequestFactory
 
 from millrace.conf.middleware import SecurityHeaders
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def policy() -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OURS = {"millrace", "tenants", "billing", "frontend", "inference_worker", "kernels"}
 ENGINE_MAY = {
     "torch",

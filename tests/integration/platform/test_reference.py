@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millrace.cli.reference import all_settings, rewritten
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_documents_table_is_current() -> None:

@@ -24,7 +24,7 @@ from millrace.devserver import supervisor as supervising
 from millrace.devserver.program import Program, free_port
 from millrace.devserver.stack import NOT_FOR_WORKERS, Stack
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def check(state: Path, *arguments: str, **variables: str) -> tuple[int, str]:

@@ -18,8 +18,8 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.billing.books import make_months, price, take_back, use
-from tests.seeing import Everybody, of
+from tests.support.billing.books import make_months, price, take_back, use
+from tests.support.rows import Everybody, of
 from tests.tenants.test_api import by_key
 
 pytestmark = pytest.mark.django_db

@@ -25,8 +25,8 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.keys.snapshot import LimitSetSnapshot as Compiled
 from tenants.models import ApiKey, LimitSet, Project, Tenant, User
-from tests.billing.books import make_months, price, use
-from tests.seeing import of
+from tests.support.billing.books import make_months, price, use
+from tests.support.rows import of
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 10, 12, tzinfo=UTC)

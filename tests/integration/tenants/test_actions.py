@@ -14,7 +14,7 @@ from tenants import actions
 from tenants.keys import snapshot
 from tenants.keys.key_snapshots import tell_gateways
 from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, User
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ from tenants.models import (
 )
 from tenants.permissions import KEY, ROLES, STEP_UP, Permission
 from tenants.views import TenantView
-from tests.billing.books import draft_for
-from tests.seeing import Everybody, of
+from tests.support.billing.books import draft_for
+from tests.support.rows import Everybody, of
 
 pytestmark = pytest.mark.django_db
 BODY = {"models": ["smollm2-135m"]}

@@ -10,7 +10,7 @@ from rest_framework.test import APIClient
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, Tenant, User
-from tests.seeing import only_project
+from tests.support.rows import only_project
 
 pytestmark = pytest.mark.django_db
 URL = "/api/usage"

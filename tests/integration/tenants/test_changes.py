@@ -19,7 +19,7 @@ from tenants.models import ChangeLog
 from tenants.outbox import change_feed
 from tenants.outbox.change_feed import ChangeEvent, Cursor
 from tenants.tasks import purge_expired
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,7 +17,7 @@ from django.db import connection
 from tenants import actions
 from tenants.authentication import accesses
 from tenants.models import ApiKey, Membership, Project, Tenant, User
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 
 
 def manage(*words: str) -> str:

@@ -24,7 +24,7 @@ from tenants.actions import keys as key_verbs
 from tenants.keys import ip_allowlist, snapshot
 from tenants.management.commands import rehash_api_keys
 from tenants.models import ApiKey, KeySnapshot, KeyUse, LimitSet, Project
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 
 OLD, NEW = "o" * 40, "n" * 40
 HOUR = timedelta(hours=1)

@@ -13,7 +13,7 @@ from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User
 from tenants.outbox.email_outbox import send_mails
 from tenants.outbox.email_rendering import letter
-from tests.mailing import alike, html
+from tests.support.mails import alike, html
 
 
 def test_words_are_escaped_in_html_alone():

@@ -14,7 +14,7 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.models import Invitation, Membership, Tenant, User
 from tenants.permissions import ROLES, Permission
 from tenants.tasks import mail_invitation
-from tests.seeing import Everybody, of
+from tests.support.rows import Everybody, of
 from tests.tenants.test_keys import at_once
 
 PASSWORD = "correct horse battery staple"

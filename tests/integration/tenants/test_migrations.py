@@ -14,7 +14,7 @@ from billing.pricing import rating
 from tenants import actions, authentication
 from tenants.keys import snapshot
 from tenants.models import KeySnapshot, Tenant
-from tests.seeing import Everybody, allow_emptying
+from tests.support.rows import Everybody, allow_emptying
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
 SECRET = "sk-mr-from-the-first-release"

@@ -12,7 +12,7 @@ from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, LimitSet, Project, RoutingPolicy, Tenant
 from tenants.tasks import purge_deleted
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 from tests.tenants.test_keys import at_once
 
 

@@ -14,7 +14,7 @@ from tenants.actions import do_create_api_key, do_create_project, do_create_tena
 from tenants.isolation.db_roles import APP, SYSTEM, BypassReason
 from tenants.isolation.scopes import TenantManager, UnscopedQueryError, all_tenants_scope, current_scope, tenant_scope
 from tenants.models import ApiKey, Membership, Project, Tenant, User
-from tests.seeing import only_project
+from tests.support.rows import only_project
 
 pytestmark = pytest.mark.django_db
 SCOPED = [model for model in apps.get_models() if isinstance(model._default_manager, TenantManager)]

@@ -17,7 +17,7 @@ from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, User
 from tenants.outbox import user_emails
 from tenants.tasks import mail_second_factor_removed
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 from tests.tenants.test_api import by_person
 from tests.tenants.test_keys import at_once
 

@@ -26,7 +26,7 @@ from tenants.models import (
     Tenant,
     User,
 )
-from tests.seeing import Everybody, of, only_project
+from tests.support.rows import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db
 BODY = {"models": ["smollm2-135m"]}
@@ -182,7 +182,7 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         {"policy"},
     ),
 }
-# Actions on users concern no tenant: tests/tenants/test_users.py has what they leave.
+# Actions on users concern no tenant: tests/integration/tenants/test_users.py has what they leave.
 VERBS = [
     name for name in actions.__all__ if name.startswith("do_") and getattr(actions, name).__module__ != users.__name__
 ]

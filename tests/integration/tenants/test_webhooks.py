@@ -42,8 +42,8 @@ from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import KINDS
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
-from tests.seeing import Everybody, of
-from tests.tenants.receiving import Receiver, is_genuine, receiving
+from tests.support.rows import Everybody, of
+from tests.support.tenants.webhook_receiver import Receiver, is_genuine, receiving
 
 pytestmark = pytest.mark.django_db
 PAID = {"number": "INV-2026-000001"}
@@ -461,7 +461,7 @@ def test_one_that_was_deleted_meanwhile(tenant, server):
 
 def test_the_documents_example_verifies(tenant, server):
     """The code in docs/webhooks.md, as it stands there."""
-    text = (Path(__file__).resolve().parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
     found: dict[str, Callable[..., bool]] = {}
     exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
     receiver, url = server
@@ -477,6 +477,6 @@ def test_the_documents_example_verifies(tenant, server):
 
 
 def test_the_documents_table_of_kinds_is_current():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
     table = text.split("## Events")[1].split("Without `kinds`")[0]
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(KINDS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-DATA = Path(__file__).parent.parent / "data" / "engine"
+DATA = Path(__file__).parents[2] / "data" / "engine"
 PROMPTS = DATA / "prompts.jsonl.gz"
 GOLDEN = DATA / "greedy_golden.json.gz"
 NEW_TOKENS = 48

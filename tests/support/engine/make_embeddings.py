@@ -1,4 +1,4 @@
-"""Makes `tests/data/embeddings/reference.npy`: `python -m tests.engine.make_embeddings` (about a minute on two cores).
+"""Makes `tests/data/embeddings/reference.npy`: `python -m tests.support.engine.make_embeddings` (about a minute on two cores).
 
 What transformers' BertModel gives for each text by itself in float32, its mean over the tokens, normalized, kept in 16
 bits: that moves a vector's cosine distance by less than 1e-7.
@@ -20,7 +20,7 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.model_source import ensure_model
 
-DATA = Path(__file__).parents[1] / "data/embeddings"
+DATA = Path(__file__).parents[2] / "data/embeddings"
 MINILM = ModelSpec("all-minilm-l6-v2", "embedded:minilm", "auto")
 
 

@@ -1,4 +1,4 @@
-"""Remake the golden answers: `python -m tests.engine.make_golden`. Takes about ten minutes on two cores."""
+"""Remake the golden answers: `python -m tests.support.engine.make_golden`. Takes about ten minutes on two cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import transformers
 
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.models.model_source import ensure_model
-from tests.engine.golden import GOLDEN, generate, read_prompts, write_golden
+from tests.support.engine.golden import GOLDEN, generate, read_prompts, write_golden
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence
-from tests.engine.fakes import TINY, FakeRunner
+from tests.support.engine.fakes import TINY, FakeRunner
 
-TRACES = Path(__file__).parent.parent / "data" / "traces"
+TRACES = Path(__file__).parents[2] / "data" / "traces"
 MOONCAKE_BLOCK = 512  # tokens of a block of the Mooncake trace
 VOCAB = 1 << 18
 ANSWER = VOCAB - 1  # the token of made-up answers; no prompt has it

@@ -135,7 +135,7 @@ def register(
 
 def load_screens() -> list[Screen]:
     """Every registered screen."""
-    from tests.frontend import screens
+    from tests.support.frontend import screens
 
     for module in pkgutil.iter_modules(screens.__path__, f"{screens.__name__}."):
         importlib.import_module(module.name)
@@ -146,8 +146,8 @@ def make_world() -> World:
     """The world, committed. One tenant is busy, one has nothing, one has spent its budget."""
     from tenants import actions
     from tenants.models import User
-    from tests.billing import books
-    from tests.seeing import only_project
+    from tests.support.billing import books
+    from tests.support.rows import only_project
 
     owner = User.objects.create_user("owner@example.com", PASSWORD, name="Olive Owner")
     operator = User.objects.create_superuser("op@example.com", PASSWORD, name="Otto Operator")

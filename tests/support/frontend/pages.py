@@ -14,8 +14,8 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from tests.frontend.console import FLAGS, World, remembered
-from tests.frontend.serving import LiveServer
+from tests.support.frontend.console import FLAGS, World, remembered
+from tests.support.frontend.live_server import LiveServer
 
 if TYPE_CHECKING:
     from django.test import Client

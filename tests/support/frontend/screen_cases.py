@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frontend.console import load_screens
+from tests.support.frontend.console import load_screens
 
 SHOWN = [(screen, state) for screen in load_screens() for state in screen.states]
 EACH = pytest.mark.parametrize(("screen", "state"), SHOWN, ids=[f"{one.name}-{state}" for one, state in SHOWN])

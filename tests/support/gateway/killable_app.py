@@ -1,6 +1,6 @@
 """The gateway as `millrace up` starts it, with short leases, and killed at a step of a hold's life if one is named.
 
-HOUSE_LEASE=3 HOUSE_KILL_AT=held uvicorn tests.gateway.killable:application
+HOUSE_LEASE=3 HOUSE_KILL_AT=held uvicorn tests.support.gateway.killable_app:application
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from billing.budgets import budget_leases
 from millrace.conf.asgi import application
 from millrace.gateway.admission import budget_admission, early_release
 from millrace.gateway.auth import authentication, revocation
-from tests.gateway.killing import arm
+from tests.support.gateway.kill_points import arm
 
 __all__ = ["application"]
 

@@ -40,7 +40,7 @@ from millrace.gateway.auth import revocation
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tests.gateway.test_dispatch import Replica
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = "smollm2-135m"
 REQUEST_SECONDS = 5
 LEASE_SECONDS = 4.0
@@ -166,7 +166,7 @@ async def house(
     try:
         for name in names:
             port = str(free_port())
-            arguments = ("tests.gateway.killable:application", "--port", port, "--log-level", "warning")
+            arguments = ("tests.support.gateway.killable_app:application", "--port", port, "--log-level", "warning")
             process = _start(
                 *("-m", "uvicorn", *arguments, "--loop", "uvloop", "--http", HTTP_PROTOCOL, "--no-access-log"),
                 environ=environ | ({"HOUSE_KILL_AT": kill_at[name]} if name in kill_at else {}),

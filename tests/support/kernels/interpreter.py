@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Interpreter:
@@ -26,7 +26,7 @@ class Interpreter:
     def __init__(self) -> None:
         paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tests.kernels.interpreting"]
+        command = [sys.executable, "-m", "tests.support.kernels.interpreter"]
         self._child = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

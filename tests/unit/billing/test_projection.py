@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from billing.budgets.projection import FEWEST_DAYS, fit, project
 
 MONDAY = date(2026, 1, 5)
-REAL = Path(__file__).resolve().parents[1] / "data" / "traces" / "servegen_daily.json"
+REAL = Path(__file__).resolve().parents[2] / "data" / "traces" / "servegen_daily.json"
 WEEK = (1.2, 1.2, 1.1, 1.2, 1.0, 0.3, 0.25)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference_worker.contract.request import CacheReport
 from inference_worker.engine.engine import LLMEngine
-from tests.engine.fakes import distinct, fake_engine, request, run
+from tests.support.engine.fakes import distinct, fake_engine, request, run
 
 
 def report(engine: LLMEngine, name: str, prompt: list[int], **more: object) -> CacheReport:

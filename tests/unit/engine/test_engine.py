@@ -7,7 +7,7 @@ import pytest
 from inference_worker.contract.request import RequestOutput, RequestRejected, TokenUsage
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence
-from tests.engine.fakes import EOS, fake_engine, request, run, tokens_of
+from tests.support.engine.fakes import EOS, fake_engine, request, run, tokens_of
 
 
 def answer(script: list[int], **params: object) -> list[RequestOutput]:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from inference_worker.contract.request import RequestOutput, ServiceClass
-from tests.engine.fakes import Clock, distinct, fake_engine, request, run, tokens_of
+from tests.support.engine.fakes import Clock, distinct, fake_engine, request, run, tokens_of
 
 BATCH, FLEX, DEFAULT, PRIORITY = (
     ServiceClass.BATCH, ServiceClass.FLEX, ServiceClass.DEFAULT, ServiceClass.PRIORITY,

@@ -6,7 +6,7 @@ import pytest
 
 from inference_worker.contract.request import TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from tests.engine.fakes import FakeRunner, MemoryRunner, distinct, fake_engine, request, run
+from tests.support.engine.fakes import FakeRunner, MemoryRunner, distinct, fake_engine, request, run
 
 
 def engine_with(blocks: int, *, run_ahead: bool = False, **settings: float) -> tuple[LLMEngine, FakeRunner]:

@@ -8,7 +8,7 @@ import pytest
 
 from inference_worker.contract.request import CacheBreakpoint, TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from tests.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
+from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
 
 FIVE, HOUR = 300, 3600
 

@@ -9,7 +9,7 @@ import pytest
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.request import Request, RequestOutput, SamplingParams, TokenUsage
 from inference_worker.engine.engine import LLMEngine
-from tests.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
+from tests.support.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
 
 def ahead(blocks: int = 40, **settings: float) -> tuple[LLMEngine, MemoryRunner]:

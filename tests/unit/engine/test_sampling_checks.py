@@ -10,7 +10,7 @@ import pytest
 
 from inference_worker.contract.request import RequestRejected, SamplingParams
 from inference_worker.contract.validation import check_sampling, needs_history
-from tests.engine.fakes import fake_engine, request
+from tests.support.engine.fakes import fake_engine, request
 
 VOCAB = 100
 PLAIN = SamplingParams()

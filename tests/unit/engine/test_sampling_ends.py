@@ -14,7 +14,7 @@ from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.output import append_token
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
-from tests.engine.fakes import EOS, FakeRunner, fake_engine, request, run, tokens_of
+from tests.support.engine.fakes import EOS, FakeRunner, fake_engine, request, run, tokens_of
 
 
 class Letters:

@@ -9,7 +9,7 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
-from tests.engine.fakes import distinct, fake_engine, request, run, tokens_of
+from tests.support.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 
 def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:

@@ -10,7 +10,7 @@ import pytest
 from inference_worker.contract.config import EngineConfig
 from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.engine.telemetry.sizing import KVMemoryError, KVSizing, size_kv_cache
-from tests.engine.fakes import TINY
+from tests.support.engine.fakes import TINY
 
 SMOLLM2 = replace(TINY, num_layers=30, num_kv_heads=3, head_dim=64, max_model_len=8192)
 TOKEN = 2 * 30 * 3 * 64 * 2  # keys and values, layers, heads, numbers in each, bytes a number

@@ -16,7 +16,7 @@ from inference_worker.contract.request import ServiceClass, TokenUsage
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
 from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
-from tests.engine.fakes import TINY, Clock, FakeRunner, MemoryRunner, distinct, request, run
+from tests.support.engine.fakes import TINY, Clock, FakeRunner, MemoryRunner, distinct, request, run
 
 # TINY: 448 parameters in its layer, 8,000 in its head, 32 operations for a pair of tokens, 64 bytes of KV a token.
 LAYER, HEAD, PAIR, KV = 2 * 448, 2 * 8000, 32, 64

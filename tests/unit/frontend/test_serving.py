@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from tests.frontend.serving import LiveServer
+from tests.support.frontend.live_server import LiveServer
 
 WAIT_SECONDS = 60
 

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-STATIC = Path(__file__).parents[2] / "frontend/static/frontend"
+STATIC = Path(__file__).parents[3] / "frontend/static/frontend"
 VENDOR = STATIC / "vendor"
 MANIFEST = json.loads((VENDOR / "manifest.json").read_text())
 
@@ -26,7 +26,7 @@ def test_nothing_is_vendored_without_an_entry():
 
 def test_every_icon_a_template_names_is_there():
     there = set(re.findall(r'<symbol id="([^"]+)"', (VENDOR / "icons.svg").read_text()))
-    templates = Path(__file__).parents[2] / "frontend/templates"
+    templates = Path(__file__).parents[3] / "frontend/templates"
     named = {name for path in templates.rglob("*.html") for name in re.findall(r'{% icon "([^"]+)"', path.read_text())}
     assert named
     assert named <= there

@@ -14,7 +14,7 @@ from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
-from tests.gateway.purse import MODEL, key_of
+from tests.support.gateway.budget_gateways import MODEL, key_of
 
 KEY = key_of(1, 1, 1)
 PRICES = st.integers(0, 10**11)

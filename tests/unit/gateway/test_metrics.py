@@ -19,9 +19,9 @@ from inference_worker.contract.metric_families import HistogramSnapshot, Metrics
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.http.endpoints.health import MetricsEndpoint
-from tests.engine.fakes import fake_engine, request, run
+from tests.support.engine.fakes import fake_engine, request, run
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def engine_snapshot(max_tokens: int = 4) -> MetricsSnapshot:

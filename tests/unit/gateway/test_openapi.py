@@ -31,7 +31,7 @@ from millrace.gateway.protocols.responses.body import ResponseBody, read_respons
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
 from millrace.gateway.routes import ROUTES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "tests" / "data" / "api_specs"
 OURS: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
 EXTENSIONS = {  # by vLLM's names, and not in OpenAI's description

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 

@@ -12,7 +12,7 @@ from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, Tenant, User
-from tests.seeing import Everybody, only_project
+from tests.support.rows import Everybody, only_project
 
 SECRET = "s" * 48
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

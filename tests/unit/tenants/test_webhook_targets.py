@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tenants.webhooks import posting, targets
 from tenants.webhooks.posting import post
 from tenants.webhooks.targets import TargetRefused, addresses, check_url, is_public, parse
-from tests.tenants.receiving import receiving
+from tests.support.tenants.webhook_receiver import receiving
 
 INSIDE = [
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "168.63.129.16"),

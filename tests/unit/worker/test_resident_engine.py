@@ -21,7 +21,7 @@ from inference_worker.contract.request import (
     ServiceClass,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued, ResidentEngine, is_last
-from tests.engine.fakes import fake_engine
+from tests.support.engine.fakes import fake_engine
 
 
 class Harness:

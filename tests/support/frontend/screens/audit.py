@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.frontend.console import Screen, World, register
+from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
     from tenants.models import AuditEntry  # here: this file is read before Django is set up
-    from tests.seeing import Everybody
+    from tests.support.rows import Everybody
 
     world.rows["populated.entry"] = Everybody(AuditEntry).filter(tenant_id=world.tenants["populated"].pk)[0].pk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, register
+from tests.support.frontend.console import Screen, register
 
 register(
     Screen("models", "/t/{slug}/models/", queries=12),

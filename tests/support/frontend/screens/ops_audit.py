@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, World, register
+from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
     from tenants.models import AuditEntry  # here: this file is read before Django is set up
-    from tests.seeing import Everybody
+    from tests.support.rows import Everybody
 
     world.rows["populated.audit_entry"] = Everybody(AuditEntry).order_by("-pk")[0].pk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, register
+from tests.support.frontend.console import Screen, register
 
 register(
     Screen("operator-fleet", "/operator/fleet/?span=1h", queries=34, who="operator", states=("populated", "error")),

@@ -12,7 +12,7 @@ import redis
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
-from tests.frontend.console import Screen, World, register
+from tests.support.frontend.console import Screen, World, register
 
 FOR_LONG = 3_600_000  # milliseconds: these replicas have no process that would speak again
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, register
+from tests.support.frontend.console import Screen, register
 
 WORKER = "/operator/models/smollm2-135m-0"
 register(

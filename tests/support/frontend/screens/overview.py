@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from billing.actions.budgets import do_make_budget
-from tests.frontend.console import Screen, World, register
+from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, register
+from tests.support.frontend.console import Screen, register
 
 register(Screen("playground", "/t/{slug}/playground/", queries=16))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from tests.frontend.console import Screen, World, meter, register
+from tests.support.frontend.console import Screen, World, meter, register
 
 BOUND = {"kind": "limit", "scope": "key", "id": 3, "name": "requests_per_minute", "model": "", "limit": 3, "left": 0}
 LIMIT = {"set": 3, "scope": "key", "model": "", "name": "requests_per_minute", "limit": 3, "left": 2, "cost": 1}

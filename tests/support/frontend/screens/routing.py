@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.frontend.console import Screen, World, register
+from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, World, register
+from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.console import Screen, register
+from tests.support.frontend.console import Screen, register
 
 register(
     Screen("usage", "/t/{slug}/usage/", queries=42),
