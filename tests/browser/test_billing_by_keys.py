@@ -13,11 +13,11 @@ from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.operator.billing import services
 from tenants import actions
 from tenants.models import Tenant
+from tests.support.frontend.billing_run import LAST, NOW, made, month
 from tests.support.frontend.console import meter
-from tests.frontend.test_billing_run import LAST, NOW, made, month
 from tests.support.rows import Everybody, of, only_project
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
+pytestmark = pytest.mark.usefixtures("table")
 MOST_STOPS = 150
 FORMS = {
     "payment": ("Record payment", "Record payment", {"Reference": "bank-77"}, "Paid"),

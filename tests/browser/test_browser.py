@@ -14,7 +14,7 @@ from tenants import actions
 from tenants.models import Tenant, User
 from tests.support.rows import only_project
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
+pytestmark = pytest.mark.usefixtures("table")
 EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"
 THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
 WIDTHS = pytest.mark.parametrize("width", [390, 1440])

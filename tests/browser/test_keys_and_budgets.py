@@ -11,10 +11,10 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.conftest import MODEL, Stack, eventually
 from tests.support.frontend.pages import chromium, moved, windows
+from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 NAME = "made in the console"
 
 

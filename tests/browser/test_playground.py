@@ -12,10 +12,9 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.conftest import MODEL, Stack, eventually
 from tests.support.frontend.pages import chromium, windows
+from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = pytest.mark.browser
 LONG = "Tell me a very long story about a miller and a goose."
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.frontend.pages import COLORS, accessible
 from tests.support.frontend.screen_cases import EACH
 
-pytestmark = pytest.mark.browser
 KB = 1024
 
 

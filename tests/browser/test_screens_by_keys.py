@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.frontend.screen_cases import POPULATED
-
-pytestmark = pytest.mark.browser
 
 
 @POPULATED

@@ -15,7 +15,7 @@ from tenants import actions
 from tenants.models import Tenant, User
 from tests.support.frontend.console import remembered
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("table")]
+pytestmark = pytest.mark.usefixtures("table")
 
 
 @pytest.fixture

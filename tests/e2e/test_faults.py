@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.support.balance import assert_books_balance
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.support.stack import MODEL, Stack, eventually
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -26,8 +26,8 @@ from inference_worker.contract.messages import (
 )
 from millrace.conf.environment import read_env_file
 from millrace.devserver.program import die_with_parent
-from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack, eventually
 from tests.e2e.test_faults import Stream, balance, budgets, usage_of
+from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 __all__ = ["balance", "budgets"]  # fixtures of every test here
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 WORKER = f"{MODEL}-0"
 
 

@@ -18,11 +18,11 @@ import pytest
 
 from inference_worker.contract.disk import free_bytes
 from millrace.devserver.postgres import Postgres
-from tests.support.balance import assert_books_balance
-from tests.e2e.conftest import MODEL, Stack, eventually, running
 from tests.e2e.test_faults import Stream, usage_of
+from tests.support.balance import assert_books_balance
+from tests.support.stack import MODEL, Stack, eventually, running
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 DISK = "1150m"  # `millrace up` wants 1 GiB
 STREAMS, TOKENS = 4, 400
 RECOVERY_SECONDS = 120

@@ -21,19 +21,11 @@ from billing.metering.reconciler import reconcile
 from billing.models import Correction, Reconciliation, Slice, Window
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.gateway import test_money
 from tests.support.gateway.budget_gateways import Admitted, purse
-from tests.gateway.test_money import HOLD, check_invariants, see, take_up, tell, window
+from tests.support.gateway.budgets import HOLD, check_invariants, see, take_up, tell, window
 from tests.support.rows import Everybody
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.fault]
-table, key, budget, url, gateway = (  # fixtures
-    test_money.table,
-    test_money.key,
-    test_money.budget,
-    test_money.url,
-    test_money.gateway,
-)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 ROOT = Path(__file__).resolve().parents[2]
 # Dies once a statement that holds the words is done, and before its transaction is committed; or when all is done.
 CHILD = """

@@ -3,87 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
-from django.db import connection
 
-from billing.actions.budgets import do_make_budget, do_remove_budget
-from billing.models import Budget, Slice, UsageEvent, Window
+from billing.actions.budgets import do_remove_budget
+from billing.models import Budget, Slice, Window
 from millrace.gateway.admission.early_release import CONTENDED_SECONDS
-from tenants import actions
 from tenants.models import Tenant
-from tests.support.balance import assert_books_balance
-from tests.support.billing.books import sheet
-from tests.gateway import test_money
-from tests.support.gateway.processes import LEASE_SECONDS, REQUEST_SECONDS, GatewayProcess, House, house
 from tests.support.gateway.kill_points import STEPS
-from tests.gateway.test_money import database_url
-from tests.support.rows import Everybody, only_project
+from tests.support.gateway.process_checks import (
+    codes,
+    done,
+    eventually,
+    hold_of_one,
+    passes,
+    see,
+    set_budget,
+    settled_events,
+    used,
+)
+from tests.support.gateway.processes import LEASE_SECONDS, REQUEST_SECONDS, GatewayProcess, House, house
+from tests.support.rows import Everybody
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.fault, pytest.mark.timeout(300)]
-table = test_money.table
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 LONG_LEASE_SECONDS = 10.0
 GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # and by then it has been reaped, on a busy machine too
-see = sync_to_async(lambda: assert_books_balance(database_url()))
-
-
-@pytest.fixture
-def tenant(table: None) -> Tenant:
-    sheet()
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
-def secret(tenant: Tenant) -> str:
-    return actions.do_create_api_key(only_project(tenant), "k")[1]
-
-
-@pytest.fixture
-def database() -> str:
-    """For processes of their own."""
-    return urlunsplit(
-        urlsplit(os.environ["MILLRACE_DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}")
-    )
-
-
-async def eventually(true: Callable[[], Awaitable[Any]], seconds: float = 120) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():
-            await asyncio.sleep(0.05)
-
-
-@sync_to_async
-def set_budget(tenant: Tenant, amount: int, name: str = "b") -> Budget:
-    return do_make_budget(tenant, name=name, unit="money", period="month", amount=amount)
 
 
 @sync_to_async
 def held() -> int:
     return sum(each.held for each in Everybody(Window).all())
-
-
-@sync_to_async
-def used() -> int:
-    return int(sum(each.used for each in Everybody(Window).all()))
-
-
-async def hold_of_one(inside: House) -> int:
-    """What a request of 100 tokens holds; asked without any budget."""
-    inside.worker.may_answer.set()
-    gateway = next(iter(inside.gateways.values()))
-    answer = await gateway.ask_until_told()
-    assert answer is not None
-    assert answer.status_code == 200, answer.text
-    return int(inside.worker.answered[-1].billing_context.hold or 0)
 
 
 async def all_know(budget: Budget, hold: int, *gateways: GatewayProcess) -> None:
@@ -99,16 +53,12 @@ async def all_know(budget: Budget, hold: int, *gateways: GatewayProcess) -> None
         await eventually(lambda gateway=gateway: knows(gateway))  # type: ignore[misc]
 
 
-def codes(answers: list[Any]) -> Counter[Any]:
-    return Counter((each.status_code, each.json().get("error", {}).get("code")) for each in answers)
-
-
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
-    broker: redis.Redis, tenant: Tenant, secret: str, database: str, rounds: int
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, rounds: int
 ) -> None:
     """Exactly ten are admitted, none settling before the last admission; then nothing is held."""
-    async with house(broker, database, secret, "abc", longest=120) as inside:
+    async with house(async_broker, database, secret, "abc", longest=120) as inside:
         hold = await hold_of_one(inside)
         gateways = list(inside.gateways.values())
         for number in range(rounds):
@@ -128,11 +78,11 @@ async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
 
 
 async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
-    broker: redis.Redis, tenant: Tenant, secret: str, database: str
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     """The budget has room for one reservation beside what the others used. Nothing is settled meanwhile, and the
     requests go to two gateways in turn, each after the last byte of the one before."""
-    async with house(broker, database, secret, "ab") as inside:
+    async with house(async_broker, database, secret, "ab") as inside:
         hold = await hold_of_one(inside)
         a, b = inside.gateways.values()
         await all_settled(inside)
@@ -161,11 +111,11 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
 
 
 async def test_what_another_gateway_has_not_released_is_recalled(
-    broker: redis.Redis, tenant: Tenant, secret: str, database: str
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     """While there is room, a gateway leaves the unused part to the settlement. It releases it before another gateway
     rejects a request, though nothing is settled."""
-    async with house(broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
+    async with house(async_broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
         hold = await hold_of_one(inside)
         a, b = inside.gateways.values()
         await all_settled(inside)
@@ -186,10 +136,6 @@ async def test_what_another_gateway_has_not_released_is_recalled(
         await see()
 
 
-async def done(asked: list[asyncio.Task[Any]], number: int) -> bool:
-    return sum(each.done() for each in asked) >= number
-
-
 async def has_claimed(inside: House, number: int) -> bool:
     return inside.worker.has_claimed(number)
 
@@ -204,11 +150,6 @@ def slice_of(slice_id: int | None) -> Slice:
     return found
 
 
-@sync_to_async
-def settled_events() -> list[UsageEvent]:
-    return list(Everybody(UsageEvent).all())
-
-
 async def all_settled(inside: House) -> None:
     answered = {event.billing_context.request_id for event in inside.worker.answered}
 
@@ -218,17 +159,12 @@ async def all_settled(inside: House) -> None:
     await eventually(settled)
 
 
-async def passes(answer: Any) -> bool:
-    assert answer is not None
-    return bool(answer.status_code == 200)
-
-
 async def test_a_stopped_gateway_delays_and_never_denies(
-    broker: redis.Redis, tenant: Tenant, secret: str, database: str
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     """Four gateways hold slices. What fits is admitted, by recall. With one of them stopped by SIGSTOP the answer is
     503 and when to come back, and then it is admitted; the stopped one, once it continues, changes nothing."""
-    async with house(broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
+    async with house(async_broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
         hold = await hold_of_one(inside)
         limit = 70 * hold
         budget = await set_budget(tenant, limit)
@@ -313,12 +249,12 @@ def _tokens(nano: int, hold: int) -> int:
 
 @pytest.mark.parametrize("steps", [list(STEPS)[start::3] for start in range(3)], ids="/".join)
 async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
-    broker: redis.Redis, tenant: Tenant, secret: str, database: str, steps: list[str]
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, steps: list[str]
 ) -> None:
     """Invariants 1 to 7 hold at once, and when its lease has ended and its requests must have, nothing is held and all
     that was not used can be had: worked example 9, for every step."""
     kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
-    async with house(broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
+    async with house(async_broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
         hold = await hold_of_one(inside)
         budget = await set_budget(tenant, limit := 60 * hold)
         assert budget.pending_gateways == ()

@@ -11,9 +11,9 @@ import anthropic
 import httpx
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 WORDS = "Answer briefly. " + "apple pear plum cherry quince " * 30
 ASKED = "What is the capital of France?"

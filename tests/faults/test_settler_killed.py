@@ -26,14 +26,11 @@ from inference_worker.contract.messages import ExecutionUsage as Told
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.billing.conftest import ROOT, make_event
 from tests.support.billing.killed_settler import STEPS
-from tests.gateway import test_money
-from tests.gateway.test_money import COST, DOLLAR, HOLD, check_invariants, tell
+from tests.support.billing.usage_events import ROOT, make_event
+from tests.support.gateway.budgets import COST, DOLLAR, HOLD, check_invariants, tell
 from tests.support.rows import Everybody
 
-pytestmark = pytest.mark.fault
-key, budget = test_money.key, test_money.budget  # fixtures
 LEGS = 20
 
 
@@ -113,7 +110,7 @@ def die(step: str, time: int) -> int:
 
 
 @pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])
-def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step: str, time: int) -> None:
+def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int) -> None:
     known = [books.leg(books.alive) for _ in range(2)]
     tell(*known)
     legs = [books.leg(books.alive) for _ in range(LEGS)]
@@ -133,15 +130,15 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
     send(*messages)
     assert die(step, time) == -signal.SIGKILL
     check_invariants()
-    assert (broker.xlen(USAGE_STREAM) == 0) == (step == "acknowledged")
+    assert (settler_broker.xlen(USAGE_STREAM) == 0) == (step == "acknowledged")
     for _ in range(2):  # the next under its name; and once more, with all that was told
-        Settler(broker, consumer="a", stopping=threading.Event()).drain()
+        Settler(settler_broker, consumer="a", stopping=threading.Event()).drain()
         check_invariants()
         assert Everybody(UsageEvent).count() == LEGS + 3
         assert Everybody(UsageQuarantine).count() == len(refused)
         assert [each.verdict for each in Everybody(Adjustment).all()] == ["failed"]
         assert {each.used for each in Everybody(Window).all()} == {(LEGS + 2) * COST * 10**6}
-        assert broker.xlen(USAGE_STREAM) == 0
+        assert settler_broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
         assert by_gateway == {leg.billing_context.request_id for leg in legs[::3]}
         assert release([]) == 0

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.support.balance import assert_books_balance
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 KILLS = 6
 # Words of the command lines of the processes that must live on.
 OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "run_settler"), ("celery", "beat"))

@@ -18,7 +18,7 @@ from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use
 from tests.support.rows import Everybody, only_project
-from tests.tenants.test_api import by_person, by_role
+from tests.support.tenants.management_api import by_person, by_role
 
 pytestmark = pytest.mark.django_db
 MILLION = 10**6

@@ -28,7 +28,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
-from tests.billing.test_rating import A, publish
+from tests.support.billing.published_prices import A, publish
 from tests.support.rows import Everybody
 
 MILLION = 10**6

@@ -34,7 +34,18 @@ from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.support.billing.books import DECEMBER, NOVEMBER, OCTOBER, invoiced, make_months, over, period, price, take_back, use
+from tests.support.billing.books import (
+    DECEMBER,
+    NOVEMBER,
+    OCTOBER,
+    invoiced,
+    make_months,
+    over,
+    period,
+    price,
+    take_back,
+    use,
+)
 from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from billing.metering.ingest import UsageMessage, settle
 from billing.metering.reconciler import reconcile
 from inference_worker.contract.journal import Journal, leg_key
 from inference_worker.contract.messages import ExecutionUsage, encode
-from tests.billing.conftest import make_event
+from tests.support.billing.usage_events import make_event
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 LONG_AGO = 4 * 3_600_000_000  # microseconds; longer than any request may run

@@ -12,7 +12,7 @@ from billing.models import PriceVersion
 from tenants.actions import do_create_tenant
 from tenants.models import Tenant, User
 from tests.support.rows import Everybody
-from tests.tenants.test_api import by_key, by_person
+from tests.support.tenants.management_api import by_key, by_person
 
 pytestmark = pytest.mark.django_db
 URL = "/api/operator/prices"

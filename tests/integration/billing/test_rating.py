@@ -12,10 +12,8 @@ import pytest
 from django.db import connection
 from rest_framework.test import APIClient
 
-from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.metering.ingest import UsageMessage, settle
-from billing.models import CompiledSheet, InvoiceLine, Price, UsageEvent, UsageQuarantine
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.models import InvoiceLine, Price, UsageEvent, UsageQuarantine
 from billing.pricing.pricing import Component, Tier
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
@@ -23,28 +21,17 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.support.billing.books import invoiced
+from tests.support.billing.published_prices import A, publish, usd
 from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
-A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
 HIT = {"answer_hit_input": "0.30", "answer_hit_output": "1.50"}
 NOW = datetime.now(UTC)
-
-
-def publish(usd: dict[str, str], tier: Tier = Tier.STANDARD, at: datetime | None = None) -> int:
-    """Returns the price version that an admission pins then."""
-    prices = [NewPrice("m", tier, Component(name), nano_per_million(each)) for name, each in usd.items()]
-    do_publish_prices(do_propose_prices(Proposal(tuple(prices)), effective_from=at), by=None)
-    return Everybody(CompiledSheet).filter(tier=tier)[-1].pk
 
 
 def settled(*events) -> list[UsageEvent]:
     settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate(events)])
     return [Everybody(UsageEvent).get(request_id=each.billing_context.request_id) for each in events]
-
-
-def usd(femto: Decimal | int) -> Decimal:
-    return Decimal(femto).scaleb(-15).normalize()
 
 
 @pytest.fixture

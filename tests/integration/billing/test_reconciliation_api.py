@@ -12,7 +12,7 @@ from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
-from tests.tenants.test_api import by_key, by_person
+from tests.support.tenants.management_api import by_key, by_person
 
 pytestmark = pytest.mark.django_db(transaction=True)
 URL = "/api/operator/reconciliation"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import redis
 from django.db import ProgrammingError, connection, connections
 
 from billing.management.commands import run_settler
@@ -21,6 +18,7 @@ from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 from tests.support.billing.books import sheet
+from tests.support.billing.settlers import pending, quarantined
 from tests.support.rows import Everybody
 
 Reason = UsageQuarantine.Reason
@@ -32,14 +30,6 @@ def settler(broker, table):
         return Settler(broker, consumer=consumer, stopping=threading.Event(), **options)
 
     return make
-
-
-def pending(broker: redis.Redis) -> int:
-    return int(broker.xpending(USAGE_STREAM, USAGE_GROUP)["pending"])
-
-
-def quarantined() -> list[tuple[str, bytes]]:
-    return [(item.reason, bytes(item.payload)) for item in Everybody(UsageQuarantine).order_by("id")]
 
 
 def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
@@ -289,32 +279,6 @@ def test_status_tells_how_it_goes(settler, send, event, broker):
     assert report.consumer == "a"
 
 
-@pytest.mark.fault
-def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, until):
-    events = [event() for _ in range(6000)]
-    send(*events, *events)
-    first, second = start_settler("first"), start_settler("second")
-    until(lambda: Everybody(UsageEvent).exists())
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    start_settler("first")  # as the supervisor does: same name, so it finds what it had read
-    until(lambda: broker.xlen(USAGE_STREAM) == 0)
-    assert Everybody(UsageEvent).count() == 6000
-    assert quarantined() == []
-    assert second.poll() is None
-
-
-@pytest.mark.fault
-def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
-    send(*(event() for _ in range(5000)))
-    process = start_settler("only")
-    until(lambda: Everybody(UsageEvent).exists())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
-    assert pending(broker) == 0  # all that was read is acknowledged
-    assert Everybody(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
-
-
 def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send, event, until, monkeypatch):
     """The supervisor starts the process again; what the broken one had read is read again."""
     real = Settler._settle
@@ -340,33 +304,3 @@ def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send
         again.drain()
     assert Everybody(UsageEvent).count() == 200
     assert (pending(broker), broker.xlen(USAGE_STREAM)) == (0, 0)
-
-
-@pytest.mark.fault
-def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
-    """A server of its own, so that the tests' is left alone."""
-    import subprocess
-
-    from billing.metering.settler import connect
-    from millrace.devserver.valkey import Valkey
-
-    folder = tmp_path_factory.mktemp("valkey")
-    server = Valkey(folder)
-    program = server.prepare()
-    with (folder / "log").open("ab") as log:
-        process: subprocess.Popen[bytes] = program.start(log)
-        stopping = threading.Event()
-        thread = threading.Thread(target=Settler(connect(server.url), consumer="a", stopping=stopping).run)
-        try:
-            connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
-            thread.start()
-            until(lambda: Everybody(UsageEvent).count() == 1)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            process = program.start(log)
-            connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
-            until(lambda: Everybody(UsageEvent).count() == 2)
-        finally:
-            stopping.set()
-            thread.join()
-            program.stop(process)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from html import unescape
 from typing import Any
 
 import pytest
 from django.test import Client
-from playwright.sync_api import Page, expect
 
 from billing.invoicing.preview import preview
 from billing.ledger import balance
@@ -20,39 +17,17 @@ from billing.models import (
     Account,
     CreditGrant,
     Invoice,
-    InvoiceFile,
     InvoiceLine,
-    LedgerEntry,
     Payment,
-    Period,
     UsageEvent,
 )
-from billing.periods import default_entity, ensure_periods
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
-from tests.support.billing import books
-from tests.support.frontend.pages import moved
-from tests.support.frontend.console import PASSWORD, meter, remembered
-from tests.support.rows import Everybody, only_project
-
-NOW = datetime.now(UTC)
-LAST = (NOW.replace(day=1) - timedelta(days=1)).replace(day=1, hour=3, minute=0, second=0, microsecond=0)
-
-
-def made() -> Tenant:
-    """A tenant with usage in the month before."""
-    tenant = actions.do_create_tenant("acme", "Acme")
-    actions.do_add_member(tenant, User.objects.create_user("owner@example.com", PASSWORD), "owner")
-    key, _ = actions.do_create_api_key(only_project(tenant), "k")
-    version = books.sheet()
-    for number in range(3):
-        counts = {"uncached": 1_000_001, "cache_read": 2_000_003 + number, "output": 300_007}
-        at = LAST + timedelta(days=number)
-        meter(tenant, at=at, project_id=key.project_id, key_id=key.pk, price_version=version, **counts)
-    User.objects.create_superuser("op@example.com", PASSWORD)
-    return tenant
+from tests.support.frontend.billing_run import LAST, NOW, made, month, only
+from tests.support.frontend.console import remembered
+from tests.support.rows import Everybody
 
 
 @pytest.fixture
@@ -65,17 +40,6 @@ def operator(client: Client, acme: Tenant) -> Client:
     client.force_login(User.objects.get(email="op@example.com"))
     remembered(client.session)
     return client
-
-
-def month() -> Period:
-    with all_tenants_scope(BypassReason.BILLING):
-        ensure_periods(default_entity(), LAST, LAST)
-        return Period.objects.get(label=f"{LAST:%Y-%m}")
-
-
-def only() -> Invoice:
-    (found,) = Everybody(Invoice).filter(kind=Invoice.Kind.INVOICE)
-    return found
 
 
 def send(client: Client, path: str, status: int = 303, **fields: Any) -> str:
@@ -95,61 +59,6 @@ def final(client: Client) -> Invoice:
     draft = drafted(client)
     send(client, f"/operator/billing/{draft.pk}/finalize", typed="acme")
     return only()
-
-
-def verbs() -> list[str]:
-    return [entry.verb for entry in sorted(Everybody(AuditEntry).filter(), key=lambda entry: entry.pk)]
-
-
-@pytest.mark.browser
-@pytest.mark.usefixtures("table")
-def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
-    tenant = made()
-
-    def confirm(page: Any, name: str, button: str, **fields: str) -> None:
-        dialog = page.locator("dialog[open]")
-        for label, value in fields.items():
-            dialog.get_by_label(label.replace("_", " ")).fill(value)
-        dialog.get_by_label(f"Type {name} to confirm").fill(name)
-        dialog.get_by_role("button", name=button).click()
-
-    label = month().label
-    page = opened("op@example.com", f"/operator/billing/?month={label}")
-    page.get_by_role("link", name="Draft all").click()
-    confirm(page, label, "Close and draft")
-    moved(page, page.locator("#panel-list .badge", has_text="Draft"))
-    page.locator("#panel-list").get_by_role("link", name="Finalize").click()
-    expect(page.locator("dialog[open] .banner")).to_contain_text("cannot be undone")
-    confirm(page, "acme", "Finalize")
-    page.wait_for_url(re.compile(r"/operator/billing/\d+$"))
-    expect(page.get_by_role("heading", level=1)).to_contain_text("INV-")
-    expect(page.locator("#panel-check")).to_contain_text("Usage matches billing")
-    bill = only()
-
-    mine = opened("owner@example.com", "/t/acme/invoices/")
-    row = mine.locator("#panel-list tbody tr", has_text=str(bill.number))
-    expect(row.locator(".badge")).to_have_text("Open")
-    with mine.expect_download() as download:
-        row.get_by_role("link", name="PDF").click()
-    sent = download.value.path().read_bytes()
-    (kept,) = Everybody(InvoiceFile).filter()
-    assert sent.startswith(b"%PDF") and hashlib.sha256(sent).hexdigest() == kept.sha256
-    assert download.value.suggested_filename == f"{bill.number}.pdf"
-
-    page.get_by_role("link", name="Record payment").click()
-    confirm(page, str(bill.number), "Record payment", Reference="bank-77")
-    expect(page.locator("dialog[open]")).to_have_count(0)
-    expect(page.locator(".head .badge")).to_have_text("Paid")
-    mine.goto(f"/t/acme/invoices/{bill.pk}")
-    expect(mine.locator(".head .badge")).to_have_text("Paid")
-    expect(mine.locator(".sums")).to_contain_text("Payment")
-    mine.get_by_role("link", name="Output tokens").click()
-    expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event a day
-    with all_tenants_scope(BypassReason.BILLING):
-        assert balance(tenant.pk, Account.CASH) == bill.total * 10**7
-        assert balance(tenant.pk, Account.RECEIVABLE) == balance(tenant.pk, Account.DEPOSITS) == 0
-    assert sum(entry.nano for entry in Everybody(LedgerEntry).filter()) == 0
-    assert {"period.closed", "invoice.finalized", "payment.recorded", "invoice.paid"} <= set(verbs())
 
 
 @pytest.mark.django_db

@@ -17,20 +17,17 @@ from allauth.mfa.totp.internal.auth import (
     hotp_value,
     yield_hotp_counters_from_time,
 )
-from django.contrib import admin
 from django.core.cache import cache
 from django.test import Client, override_settings
-from django.urls import URLPattern, URLResolver, get_resolver, path
+from django.urls import URLPattern, URLResolver, get_resolver
 
 from inference_worker.contract import env
 from millrace.conf.environment import PlatformSettings, effective_environ
-from millrace.conf.urls import urlpatterns as served
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
 from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db
-urlpatterns = [*served, path("operator/django-admin/", admin.site.urls)]  # with MILLRACE_DJANGO_ADMIN
 PASSWORD = "correct horse battery staple"
 EMAIL = "op@example.com"
 OPEN = {"/account/mfa/reauthenticate/", "/logout"}  # without the second factor

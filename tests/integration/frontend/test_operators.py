@@ -11,7 +11,10 @@ from tenants import actions
 from tenants.models import AuditEntry, User
 from tests.support.rows import Everybody, only_project
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.frontend.test_one_login")]  # with MILLRACE_DJANGO_ADMIN
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.urls("tests.support.frontend.admin_urls"),
+]  # with MILLRACE_DJANGO_ADMIN
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.test import Client
-from playwright.sync_api import BrowserContext, Page, expect
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
@@ -21,6 +19,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.frontend.price_lists import log_in, newest
 from tests.support.rows import Everybody
 
 
@@ -55,23 +54,9 @@ def put(*prices: NewPrice, **fields: Any) -> PriceVersion:
     return do_publish_prices(draft(*prices, **fields), by=None)
 
 
-def newest() -> PriceVersion:
-    with all_tenants_scope(BypassReason.PRICES):
-        found = PriceVersion.objects.select_related("book", "created_by").first()
-    assert found is not None
-    return found
-
-
 def drafts() -> int:
     with all_tenants_scope(BypassReason.PRICES):
         return PriceVersion.objects.count()
-
-
-def log_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    remembered(client.session)
-    return client
 
 
 def test_a_form_drafts_every_digit(client, operator):
@@ -218,42 +203,3 @@ def test_publishing_asks_who_it_is(client, second):
 def test_the_palette_finds_models(client, operator):
     put(price("long-reader", "2"))
     assert "/operator/prices/?q=long-reader" in client.get("/operator/search?q=reader").content.decode()
-
-
-def page_of(context: BrowserContext, served: str, user: User) -> Page:
-    session = log_in(user).session.session_key
-    context.add_cookies([{"name": "sessionid", "value": session or "", "url": served}])
-    return context.new_page()
-
-
-@pytest.mark.browser
-def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
-    window, served, table, operator, second, acme
-):
-    """One operator drafts, another publishes, and reads it in the tenant's console, where nothing can be done."""
-    first = page_of(window(base_url=served), served, operator)
-    first.goto("/operator/prices/model")
-    first.get_by_label("Model", exact=True).fill("new-model")
-    first.get_by_label("Output", exact=True).fill("0.123456789")
-    first.get_by_role("button", name="Draft").click()
-    expect(first.get_by_text("You created this draft.")).to_be_visible()
-    expect(first.get_by_role("link", name="Publish")).to_have_count(0)
-
-    other = page_of(window(base_url=served), served, second)
-    other.goto(first.url)
-    other.get_by_role("link", name="Publish").click()
-    other.get_by_label("to confirm").fill(f"publish {newest().pk}")
-    other.get_by_role("button", name="Publish").click()
-    expect(other.get_by_text("was published.")).to_be_visible()
-
-    other.goto("/t/acme/prices/")
-    other.get_by_label("Reason").fill("ticket 12")
-    other.get_by_role("button", name="View").click()
-    expect(other.get_by_role("row", name="new-model")).to_contain_text("$0.123456789")
-    expect(other.get_by_text("You are viewing Acme as an operator.")).to_be_visible()
-    token = other.locator("[name=csrfmiddlewaretoken]").first.input_value()
-    refused = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
-    assert refused.status == 403
-    other.get_by_role("button", name="End view").click()
-    expect(other.get_by_role("heading", name="Acme", exact=True)).to_be_visible()
-    expect(other.get_by_role("button", name="End view")).to_have_count(0)

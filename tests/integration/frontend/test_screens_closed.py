@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from frontend.core import panels
-from tests.support.frontend.pages import fail, logged_in
 from tests.support.frontend.console import SLUGS, THEIRS, remembered
+from tests.support.frontend.pages import fail, logged_in
 from tests.support.frontend.screen_cases import EACH, FULL, POPULATED
 
 
@@ -73,7 +73,9 @@ def test_another_tenants_address_is_not_found(world, route, names):
     remembered(client.session)
     values = {}
     for name in names:
-        assert name in THEIRS, f"tell tests/frontend/screens what another tenant's {name!r} is: register(theirs=…)"
+        assert name in THEIRS, (
+            f"tell tests/support/frontend/screens what another tenant's {name!r} is: register(theirs=…)"
+        )
         values[name] = THEIRS[name](world)
 
     def address(slug: str) -> str:

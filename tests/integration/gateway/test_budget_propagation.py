@@ -20,22 +20,23 @@ from tenants import actions
 from tenants.models import Tenant
 from tenants.outbox import propagation
 from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
-from tests.gateway import test_money, test_money_processes
-from tests.support.gateway.processes import House, house
+from tests.support.gateway import process_checks
 from tests.support.gateway.budget_gateways import Admitted
-from tests.gateway.test_money import HOLD, take_up
-from tests.gateway.test_money_doubts import change
-from tests.gateway.test_money_processes import codes, done, eventually, hold_of_one, passes, see, set_budget
+from tests.support.gateway.budgets import HOLD, change, take_up
+from tests.support.gateway.process_checks import (
+    codes,
+    done,
+    eventually,
+    hold_of_one,
+    passes,
+    see,
+    set_budget,
+    settled_events,
+)
+from tests.support.gateway.processes import House, house
 from tests.support.rows import only_project
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
-key, budget, url, gateway = test_money.key, test_money.budget, test_money.url, test_money.gateway  # fixtures
-table, tenant, secret, database = (
-    test_money_processes.table,
-    test_money_processes.tenant,
-    test_money_processes.secret,
-    test_money_processes.database,
-)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table"), pytest.mark.timeout(300)]
 REQUESTS = 30
 
 
@@ -62,20 +63,20 @@ async def test_it_bounds_the_very_next_requests(
         assert budget.pending_gateways == ()
         await ask_now(inside, 3)
         await eventually(lambda: is_settled(inside))
-        used = await test_money_processes.used() // 10**6 + 1
+        used = await process_checks.used() // 10**6 + 1
         raised = await sync_to_async(do_change_budget)(budget, amount=10**12)
         for gateway in inside.gateways.values():
             assert await passes(await gateway.ask_until_told())  # it has a lease of the raised budget
         await eventually(lambda: is_settled(inside))
         lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * hold)
         assert lowered.pending_gateways == ()
-        left = used + 5 * hold - await test_money_processes.used() // 10**6
+        left = used + 5 * hold - await process_checks.used() // 10**6
         await ask_now(inside, left // hold)
 
 
 async def is_settled(inside: House) -> bool:
     answered = {event.billing_context.request_id for event in inside.worker.answered}
-    return {each.request_id for each in await test_money_processes.settled_events()} >= answered
+    return {each.request_id for each in await settled_events()} >= answered
 
 
 async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(

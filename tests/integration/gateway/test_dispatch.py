@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -14,20 +14,15 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker.contract import claims
-from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
 from inference_worker.contract.messages import (
     CORDONS_KEY,
-    REPLICAS_KEY,
     USAGE_STREAM,
     BillingContext,
-    Claimed,
     End,
     ExecutionUsage,
     Failed,
-    Heartbeat,
     InferenceJob,
     Released,
-    StreamEvent,
     Tokens,
     claim_key,
     control_channel,
@@ -45,68 +40,12 @@ from millrace.gateway.dispatch import monitor, replicas
 from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
 from millrace.gateway.dispatch.monitor import DispatchMonitor
-
-GATEWAY = "gw-a"
+from tests.support.gateway.replica import GATEWAY, Replica, eventually
 
 
 def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) -> InferenceJob:
     billing_context = BillingContext(time.time_ns() // 1000, request_id, 0, tenant, 1, 1, "m")
     return InferenceJob(billing_context, GATEWAY, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
-
-
-def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -> bytes:
-    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0))
-
-
-async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():
-            await asyncio.sleep(0.02)
-
-
-class Replica:
-    """A worker as the dispatcher sees one: it beats, claims and answers."""
-
-    def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0, model: str = "m") -> None:
-        self.broker = broker
-        self.model = model
-        self.running, self.waiting = running, waiting
-        self.name = name
-        self._task = asyncio.create_task(self._beat())
-
-    async def _beat(self) -> None:
-        beat = time.time_ns()
-        while True:
-            beat += 1
-            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting, self.model))  # type: ignore[misc]
-            await asyncio.sleep(0.2)
-
-    def stall(self) -> None:
-        """Send no more heartbeats."""
-        self._task.cancel()
-
-    def resume(self) -> None:
-        self._task = asyncio.create_task(self._beat())
-
-    def kill(self) -> None:
-        """Exit, seen by a supervisor."""
-        self.stall()
-        self._exit = asyncio.create_task(self._report_exit())
-
-    async def _report_exit(self) -> None:
-        await self.broker.eval(REPORT_EXIT, *report_exit_args(self.name))  # type: ignore[misc]
-
-    async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
-        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
-        if job is not None:
-            await self.send(Claimed(request_id, attempt, self.name))
-        return job is not None
-
-    async def send(self, *events: StreamEvent) -> None:
-        for event in events:
-            if isinstance(event, Tokens | End | Failed):
-                await self.broker.rpush(request_log(event.request_id, event.attempt), encode(event))  # type: ignore[misc]
-        await self.broker.xadd(gateway_stream(GATEWAY), {"e": encode(list(events))})
 
 
 @pytest_asyncio.fixture

@@ -27,20 +27,23 @@ from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.gateway import test_money
 from tests.support.gateway.budget_gateways import Admitted, Purse, purse
-from tests.gateway.test_money import COST, DOLLAR, HOLD, reap_all, see, take_up, tell, window
-from tests.gateway.test_money_faults import run, tell_in_a_thread
+from tests.support.gateway.budgets import (
+    COST,
+    DOLLAR,
+    HOLD,
+    check_invariants,
+    reap_all,
+    run,
+    see,
+    take_up,
+    tell,
+    tell_in_a_thread,
+    window,
+)
 from tests.support.rows import Everybody, allow_emptying
 
-pytestmark = pytest.mark.django_db(transaction=True)
-table, key, budget, url, gateway = (  # fixtures
-    test_money.table,
-    test_money.key,
-    test_money.budget,
-    test_money.url,
-    test_money.gateway,
-)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
 
 def early_rows() -> list[EarlyRelease]:
@@ -276,7 +279,7 @@ def test_the_migration_can_be_reversed_once_all_is_settled(
         migrate("0013_alert_mail")
     finally:
         migrate(sorted(name for _, name in MigrationExecutor(connection).loader.graph.leaf_nodes("billing"))[-1])
-    test_money.check_invariants()
+    check_invariants()
 
 
 @dataclass

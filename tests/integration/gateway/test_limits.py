@@ -15,28 +15,11 @@ import redis.asyncio as redis
 
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission import admission, limits, rates
-from millrace.gateway.admission.admission import AdmissionRequest, RateLimitAdmission, RateLimitLease
+from millrace.gateway.admission.admission import RateLimitAdmission, RateLimitLease
 from millrace.gateway.admission.limits import counters_key
-from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.routing.router import Candidate
-from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
-
-MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # nobody tokenizes here
-
-
-def make_key(*sets: LimitSetSnapshot) -> ApiKeySnapshot:
-    return ApiKeySnapshot(1, 7, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1)
-
-
-def make_demand(
-    key: ApiKeySnapshot, request_id: str = "req_1", prompt: int = 10, max_tokens: int | None = 20, name: str = "m"
-) -> AdmissionRequest:
-    return AdmissionRequest(request_id, 0, key, name, [Candidate(MODEL)], prompt, max_tokens)
-
-
-def key_set(**limits: Any) -> LimitSetSnapshot:
-    return LimitSetSnapshot(1, "key", **limits)
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
+from tests.support.gateway.keys import MODEL, key_set, make_demand, make_key
 
 
 def tenant_set(**limits: Any) -> LimitSetSnapshot:

@@ -4,120 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
-from psycopg.conninfo import make_conninfo
 
 from billing.budgets import budget_leases, reservations
-from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.reconciler import reconcile
 from billing.models import Adjustment, Budget, Correction, Window
-from inference_worker.contract.messages import encode
-from millrace.conf.environment import platform_settings
-from millrace.gateway.admission import budget_admission
-from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
-from tenants import actions
-from tenants.isolation import db_roles
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.balance import assert_books_balance
-from tests.support.billing.books import sheet
-from tests.support.gateway.budget_gateways import Admitted, Meeting, Purse, admit_elsewhere, key_of, purse
-from tests.support.rows import Everybody, only_project
+from tests.support.gateway.budget_gateways import Admitted, Meeting, admit_elsewhere
+from tests.support.gateway.budgets import (
+    COST,
+    DOLLAR,
+    HOLD,
+    check_invariants,
+    database_url,
+    deafen,
+    reap_all,
+    see,
+    take_up,
+    tell,
+    window,
+)
+from tests.support.rows import Everybody
 
-pytestmark = pytest.mark.django_db(transaction=True)
-HOLD = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
-COST = 13_200_000  # 1,000 in, 9,000 read, 500 out
-DOLLAR = 10**9
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 ROUNDS = [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
-
-
-@pytest.fixture(autouse=True)
-def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
-    yield
-    with as_owner(), connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
-        cursor.execute("DELETE FROM billing_usageevent")
-        cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")
-
-
-@pytest.fixture
-def key() -> ApiKeySnapshot:
-    """A key of a tenant, and a price list."""
-    sheet()
-    project = only_project(actions.do_create_tenant("acme", "Acme"))
-    made, _ = actions.do_create_api_key(project, "k")
-    return key_of(project.tenant_id, project.pk, made.pk)
-
-
-@pytest.fixture
-def url() -> str:
-    return database_url()
-
-
-def database_url() -> str:
-    return make_conninfo(
-        db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM), dbname=connection.settings_dict["NAME"]
-    )
-
-
-@pytest.fixture
-def budget(key: ApiKeySnapshot) -> Callable[..., int]:
-    """Set a budget; its id. A dollar a month for the tenant, if nothing else is said."""
-
-    def budget(**fields: Any) -> int:
-        with all_tenants_scope(BypassReason.COMMAND):
-            given = {"tenant_id": key.tenant_id, "name": "b", "unit": "money", "period": "month", "amount": DOLLAR}
-            return Budget.objects.create(**(given | fields)).pk
-
-    return budget
-
-
-@pytest_asyncio.fixture
-async def gateway(url: str, key: ApiKeySnapshot) -> AsyncIterator[Callable[..., Any]]:
-    """Start a gateway's budget admission."""
-    async with AsyncExitStack() as running:
-
-        async def start(name: str = "gw-a", of: ApiKeySnapshot = key) -> Purse:
-            return await running.enter_async_context(purse(url, of, name))
-
-        yield start
-    await sync_to_async(lambda: connection.close())()
-
-
-def tell(*events: Any) -> SettleResult:
-    """Settle events, or messages."""
-    payloads = [each if isinstance(each, bytes) else encode(each) for each in events]
-    return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
-
-
-def window(budget_id: int) -> Window:
-    (found,) = [each for each in Everybody(Window).all() if each.budget_id == budget_id]
-    return found
-
-
-def check_invariants() -> None:
-    assert_books_balance(database_url())
-
-
-def reap_all() -> int:
-    """Let every lease have ended long ago."""
-    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        cursor.execute("UPDATE billing_slice SET reap_at = now() - interval '1 hour' WHERE open")
-    return reservations.reap(datetime.now(UTC))
-
-
-see = sync_to_async(check_invariants)
 
 
 async def test_worked_example_6_what_is_not_used_goes_back(gateway: Any, budget: Any) -> None:
@@ -159,18 +79,6 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(
             check_invariants()
             with all_tenants_scope(BypassReason.COMMAND):
                 Budget.objects.all_tenants().update(active=False)
-
-
-async def take_up(mine: Purse, number: int) -> list[Admitted]:
-    found = [await mine.admit() for _ in range(number)]
-    assert all(isinstance(each, Admitted) for each in found), found
-    return found
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gateways wait longer for what they recall: a busy machine may be slower than what is promised."""
-    monkeypatch.setattr(budget_admission, "REVOKE_LEASES_SECONDS", 10.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -216,11 +124,6 @@ async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
     found = await mine.admit_when_told(max_tokens=(10 * DOLLAR - 3 * HOLD) // 15_000)
     assert isinstance(found, Admitted), found
     await see()
-
-
-async def deafen(stopped: Purse) -> None:
-    """As good as stopped: it neither hears recalls nor returns anything."""
-    await cancel_and_wait(stopped.budget_admission._tasks)
 
 
 async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(

@@ -27,25 +27,22 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.outbox.change_feed import ChangeEvent
-from tests.gateway import test_money
 from tests.support.gateway.budget_gateways import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
-from tests.gateway.test_money import DOLLAR, HOLD, check_invariants, deafen, reap_all, see, take_up, tell, window
+from tests.support.gateway.budgets import (
+    DOLLAR,
+    HOLD,
+    change,
+    check_invariants,
+    deafen,
+    reap_all,
+    see,
+    take_up,
+    tell,
+    window,
+)
 from tests.support.rows import Everybody, only_project
 
-pytestmark = pytest.mark.django_db(transaction=True)
-table, key, budget, url, gateway, patient = (  # fixtures
-    test_money.table,
-    test_money.key,
-    test_money.budget,
-    test_money.url,
-    test_money.gateway,
-    test_money.patient,
-)
-
-
-def change(budget_id: int, **fields: Any) -> None:
-    with all_tenants_scope(BypassReason.COMMAND):
-        Budget.objects.all_tenants().filter(pk=budget_id).update(**fields)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
 
 async def told_of_changes(*gateways: Purse) -> None:

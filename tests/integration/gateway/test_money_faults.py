@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,6 @@ from unittest.mock import patch
 import psycopg
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,23 +21,13 @@ from billing.models import Budget, Window
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.gateway import test_money
 from tests.support.gateway.budget_gateways import Admitted, Purse, purse
-from tests.gateway.test_money import HOLD, check_invariants, reap_all, tell
+from tests.support.gateway.budgets import HOLD, check_invariants, reap_all, run, tell, tell_in_a_thread
 from tests.support.rows import Everybody
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 LIMIT = 30 * HOLD
-table, key, budget, url = test_money.table, test_money.key, test_money.budget, test_money.url  # fixtures
 see = sync_to_async(check_invariants)
-
-
-def tell_in_a_thread(*events: Any) -> None:
-    """Settle events, and return the thread's connection to the pool, which would miss it when the thread ends."""
-    try:
-        tell(*events)
-    finally:
-        connection.close()
 
 
 class Killed(BaseException):
@@ -185,16 +174,6 @@ async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], s
             found = await gateway.admit(prompt=1, max_tokens=(rest - 3000) // 15_000)
             assert isinstance(found, Admitted), found
         await see()
-
-
-def run(life: Coroutine[Any, Any, None]) -> None:
-    async def whole() -> None:
-        try:
-            await life
-        finally:
-            await sync_to_async(lambda: connection.close())()
-
-    asyncio.run(whole())
 
 
 @pytest.mark.parametrize("seed", range(2))

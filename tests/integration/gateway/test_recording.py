@@ -26,7 +26,7 @@ from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.lifecycle import request_log
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
-from tests.gateway.test_batch_runner import KEY
+from tests.support.gateway.keys import KEY
 from tests.support.rows import Everybody
 
 LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)

@@ -4,61 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
-from django.db import connection
-from psycopg.conninfo import make_conninfo
 from psycopg_pool import AsyncConnectionPool
 
 from millrace.conf.environment import platform_settings
 from millrace.gateway.auth import authentication, revocation
-from millrace.gateway.auth.active_requests import ActiveRequests
-from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.endpoints import websocket
 from tenants import actions
-from tenants.isolation import db_roles
 from tenants.keys import playground_tokens, snapshot
 from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse, User
-from tests.support.rows import Everybody, only_project
+from tests.support.gateway.watched_keys import Watched
+from tests.support.rows import Everybody
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
 WITHIN = 1.0  # what is promised; measured here with everything on one machine
-
-
-class Watched:
-    """A gateway's key store with its watcher, and a key that it serves."""
-
-    def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
-        self.live = ActiveRequests()
-        self.keys = KeyStore(broker, database, platform_settings().key_peppers)
-        self.watcher = ChangeFeedReader(database, broker, self.keys, self.live, gateway_id="gw-test")
-
-    async def fault(self, secret: str) -> str | None:
-        """Why the key may not be used; None if it may."""
-        try:
-            await self.keys.authenticate({b"x-api-key": secret.encode()}, "inference", "10.1.2.3")
-        except ApiError as exc:
-            return exc.code
-        return None
-
-
-@pytest_asyncio.fixture
-async def database() -> AsyncIterator[AsyncConnectionPool]:
-    url = make_conninfo(
-        db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM), dbname=connection.settings_dict["NAME"]
-    )
-    async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
-        yield pool
 
 
 @pytest.fixture(params=["pushed", "polled"])
@@ -67,30 +36,6 @@ def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "polled":
         monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
     return bool(request.param == "pushed")
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def no_connection_left() -> AsyncIterator[None]:
-    """`sync_to_async` has a thread of its own, and that a connection."""
-    yield
-    await sync_to_async(lambda: connection.close())()
-
-
-@pytest_asyncio.fixture
-async def watched(broker: redis.Redis, database: AsyncConnectionPool) -> AsyncIterator[Watched]:
-    watched = Watched(broker, database)
-    await watched.watcher.start()
-    yield watched
-    await watched.watcher.stop()
-
-
-@pytest.fixture
-def new_key() -> Callable[..., tuple[ApiKey, str]]:
-    def new_key(**fields: Any) -> tuple[ApiKey, str]:
-        tenant = actions.do_create_tenant(f"t{time.time_ns()}", "T")
-        return actions.do_create_api_key(only_project(tenant), "k", scopes=("inference",), **fields)
-
-    return new_key
 
 
 async def soon(true: Callable[[], Any], seconds: float = 60) -> float:

@@ -47,7 +47,7 @@ from millrace.gateway.protocols.openai import completions
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
-from tests.gateway.test_dispatch import GATEWAY, Replica, eventually
+from tests.support.gateway.replica import GATEWAY, Replica, eventually
 
 MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
 LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)

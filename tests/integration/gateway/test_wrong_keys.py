@@ -17,11 +17,10 @@ from tenants import actions
 from tenants import authentication as management
 from tenants.keys import wrong_keys
 from tenants.keys.wrong_keys import WrongKeyThrottle
-from tests.gateway.test_revocation import Watched, database, new_key, no_connection_left, watched
+from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import only_project
 
-__all__ = ["database", "new_key", "no_connection_left", "watched"]
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
 NAT = "203.0.113.7"
 
 

@@ -8,7 +8,7 @@ import torch
 from inference_worker.engine.attention import triton
 from inference_worker.engine.attention.base import ReferenceBackend
 from inference_worker.engine.attention.registry import make_backend
-from tests.engine import test_attention as attention
+from tests.support.engine import attention
 from tests.support.kernels.interpreter import Interpreter
 
 HEADS, KV_HEADS, DIM = attention.HEADS, attention.KV_HEADS, 16

@@ -16,7 +16,7 @@ from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry
-from tests.operations.conftest import metrics
+from tests.support.operations.heartbeats import metrics
 from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db

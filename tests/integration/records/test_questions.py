@@ -20,7 +20,7 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.support.billing.books import make_months, price, take_back, use
 from tests.support.rows import Everybody, of
-from tests.tenants.test_api import by_key
+from tests.support.tenants.management_api import by_key
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 10, 12, 30, tzinfo=UTC)

@@ -1,23 +1,10 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
-import redis
 
 from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.keys import snapshot
-
-
-@pytest.fixture
-def broker() -> Iterator[redis.Redis]:
-    """The tests' Valkey, empty."""
-    client = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
-    client.flushdb()
-    yield client
-    client.close()
 
 
 def stored_hash(secret: str) -> bytes:
@@ -42,11 +29,3 @@ def row():
             return KeySnapshot.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
 
     return row
-
-
-@pytest.fixture
-def event():
-    """A plausible usage event, as billing's tests make it."""
-    from tests.billing.conftest import make_event
-
-    return make_event

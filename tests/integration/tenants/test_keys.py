@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +21,7 @@ from tenants.keys import ip_allowlist, snapshot
 from tenants.management.commands import rehash_api_keys
 from tenants.models import ApiKey, KeySnapshot, KeyUse, LimitSet, Project
 from tests.support.rows import Everybody, of, only_project
+from tests.support.tenants.concurrency import at_once
 
 OLD, NEW = "o" * 40, "n" * 40
 HOUR = timedelta(hours=1)
@@ -45,23 +42,6 @@ def peppers(monkeypatch) -> Callable[..., None]:
 @pytest.fixture
 def project(db) -> Project:
     return only_project(actions.do_create_tenant("acme", "Acme"))
-
-
-def at_once(*acts: Callable[[], Any]) -> list[Any]:
-    """What each act, all begun at the same moment, gave or raised."""
-    start = threading.Barrier(len(acts))
-
-    def run(act: Callable[[], Any]) -> Any:
-        try:
-            start.wait()
-            return act()
-        except ActionRefused as exc:
-            return exc
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(len(acts)) as pool:
-        return list(pool.map(run, acts))
 
 
 def test_what_is_stored_is_not_the_keys_hash(project):

@@ -15,7 +15,7 @@ from tenants.models import Invitation, Membership, Tenant, User
 from tenants.permissions import ROLES, Permission
 from tenants.tasks import mail_invitation
 from tests.support.rows import Everybody, of
-from tests.tenants.test_keys import at_once
+from tests.support.tenants.concurrency import at_once
 
 PASSWORD = "correct horse battery staple"
 

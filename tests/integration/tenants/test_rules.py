@@ -13,7 +13,7 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, LimitSet, Project, RoutingPolicy, Tenant
 from tenants.tasks import purge_deleted
 from tests.support.rows import Everybody, of, only_project
-from tests.tenants.test_keys import at_once
+from tests.support.tenants.concurrency import at_once
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from tenants import actions
 from tenants.models import User
-from tests.tenants.test_api import Row, by_person, furnished, only_default
+from tests.support.tenants.management_api import Row, by_person, furnished, only_default
 
 pytestmark = pytest.mark.django_db
 SCHEMA = schemathesis.openapi.from_dict(SchemaGenerator().get_schema(public=True))

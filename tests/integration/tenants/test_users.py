@@ -18,8 +18,8 @@ from tenants.models import AuditEntry, User
 from tenants.outbox import user_emails
 from tenants.tasks import mail_second_factor_removed
 from tests.support.rows import Everybody, only_project
-from tests.tenants.test_api import by_person
-from tests.tenants.test_keys import at_once
+from tests.support.tenants.concurrency import at_once
+from tests.support.tenants.management_api import by_person
 
 pytestmark = pytest.mark.django_db
 ALL = (

@@ -20,7 +20,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
     request_log,
 )
-from tests.worker.conftest import make_job, make_usage
+from tests.support.worker.jobs import make_job, make_usage
 
 Queued = Callable[[InferenceJob], str]
 

@@ -19,7 +19,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import RequestFault
 from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob
-from tests.worker.conftest import make_job
+from tests.support.worker.jobs import make_job
 
 
 class RecordingEngine:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +19,6 @@ from inference_worker.contract.messages import (
     USAGE_STREAM,
     Claimed,
     End,
-    ExecutionUsage,
     Failed,
     Finished,
     InferenceJob,
@@ -33,7 +29,6 @@ from inference_worker.contract.messages import (
     claim_key,
     decode_event,
     decode_events,
-    decode_usage,
     encode,
     gateway_stream,
     request_log,
@@ -48,12 +43,10 @@ from inference_worker.contract.request import (
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
 from inference_worker.worker.publisher import Publisher
-from inference_worker.worker.worker import connect
-from millrace.devserver.valkey import Valkey, accepts
-from tests.worker.conftest import make_job, make_usage
+from tests.support.worker.jobs import make_job, make_usage
+from tests.support.worker.publishing import USAGE, eventually, last, new_publisher, usage_events
 
 Queued = Callable[[InferenceJob], str]
-USAGE = TokenUsage(uncached=2, cache_read=1, output=2)
 
 
 @pytest.fixture
@@ -69,13 +62,6 @@ def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
     return new_publisher(broker, journal)
 
 
-def new_publisher(
-    broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None, keep_seconds: int = 50
-) -> Publisher:
-    seconds = {"log_seconds": 100, "keep_seconds": keep_seconds}
-    return Publisher(broker, journal, replica_id="r", block_size=32, on_broken=on_broken, **seconds)
-
-
 def begin(broker: redis.Redis, queued: Queued, job: InferenceJob) -> ActiveJob:
     broker.eval(claims.CLAIM, 1, queued(job), 1, "r")
     return ActiveJob(job, 1)
@@ -85,18 +71,9 @@ def tokens(live: ActiveJob, *ids: int) -> Delivery:
     return live, RequestOutput(live.engine_id, list(ids), "".join(f"<{i}>" for i in ids))
 
 
-def last(live: ActiveJob, *ids: int) -> Delivery:
-    text = "".join(f"<{i}>" for i in ids)
-    return live, RequestOutput(live.engine_id, list(ids), text, finish_reason="stop", usage=USAGE)
-
-
 def gateway_events(broker: redis.Redis) -> list[StreamEvent]:
     entries = broker.xrange(gateway_stream("gw-a"))
     return [event for _, fields in entries for event in decode_events(fields[b"e"])]
-
-
-def usage_events(broker: redis.Redis) -> list[ExecutionUsage]:
-    return [decode_usage(fields[b"e"]) for _, fields in broker.xrange(USAGE_STREAM)]
 
 
 def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[StreamEvent]:
@@ -272,43 +249,6 @@ def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued,
     assert usage_events(broker) == [usage]
     make_publisher(broker, tmp_path).close()
     assert usage_events(broker) == [usage]  # once is enough
-
-
-@pytest.mark.fault
-def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call of the worker fails meanwhile: its client connects again by itself. The journal must not be trimmed by
-    what the settler has read of the new stream."""
-    monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.1)
-    server = Valkey(tmp_path, durable=False)
-    program = server.prepare()
-    with (tmp_path / "log").open("ab") as log:
-        process: subprocess.Popen[bytes] = program.start(log)
-        eventually(lambda: accepts(server.url))
-        broker = connect(server.url)
-        journal = Journal(tmp_path / "journal")
-        publisher = new_publisher(connect(server.url), journal)
-        try:
-            live = ActiveJob(make_job(), 1)
-            publisher.deliver([last(live, 1)])
-            assert live.ended.wait(60)
-            (usage,) = usage_events(broker)
-            time.sleep(0.5)  # it has looked
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            process = program.start(log)
-            eventually(lambda: accepts(server.url))
-            eventually(lambda: broker.exists(USAGE_STREAM))
-            assert usage_events(broker) == [usage]
-        finally:
-            publisher.close()
-            program.stop(process)
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up_at, "it never came about"
-        time.sleep(0.02)
 
 
 def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(

@@ -34,7 +34,7 @@ from inference_worker.worker import shared_pins
 from inference_worker.worker.engine_client import ActiveJob
 from inference_worker.worker.worker import Worker, model_spec, new_replica_id
 from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine
-from tests.worker.conftest import make_job, make_usage
+from tests.support.worker.jobs import make_job, make_usage
 
 BLOCK, FIVE, HOUR = 16, 300, 3600
 PROMPT = distinct(100, 1)

@@ -1,4 +1,6 @@
-"""A settler killed by SIGKILL when it reaches a step the n-th time: `python -m tests.support.billing.killed_settler STEP N`.
+"""A settler killed by SIGKILL when it reaches a step the n-th time.
+
+Run: `python -m tests.support.billing.killed_settler STEP N`.
 
 Only this process is patched; what runs in production knows nothing of it.
 """

@@ -1,4 +1,6 @@
-"""Makes `tests/data/embeddings/reference.npy`: `python -m tests.support.engine.make_embeddings` (about a minute on two cores).
+"""Makes `tests/data/embeddings/reference.npy`, in about a minute on two cores.
+
+Run: `python -m tests.support.engine.make_embeddings`.
 
 What transformers' BertModel gives for each text by itself in float32, its mean over the tokens, normalized, kept in 16
 bits: that moves a vector's cosine distance by less than 1e-7.

@@ -1,6 +1,6 @@
 """What the tests of the console's screens share: the registry of screens, and the world they are shown in.
 
-A screen is registered by a module in tests/frontend/screens, see docs/console.md.
+A screen is registered by a module in tests/support/frontend/screens, see docs/console.md.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from millrace.conf.environment import read_env_file
-from tests.e2e.conftest import START_SECONDS, free_port, start
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
+from tests.support.stack import START_SECONDS, free_port, start
 
 if TYPE_CHECKING:
     from tenants.models import User

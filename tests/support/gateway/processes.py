@@ -38,7 +38,7 @@ from millrace.devserver.stack import HTTP_PROTOCOL
 from millrace.gateway.admission import budget_admission
 from millrace.gateway.auth import revocation
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from tests.gateway.test_dispatch import Replica
+from tests.support.gateway.replica import Replica
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "smollm2-135m"

@@ -26,7 +26,7 @@ from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.dialects import ANTHROPIC
 from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import DAY, MINUTE
-from tests.gateway.test_parameters import ANY_JSON
+from tests.support.gateway.requests import ANY_JSON
 
 TOKENIZER: Any = None  # an answer's words come as text
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -24,9 +24,9 @@ from millrace.gateway.lifecycle.batch_runner import MAX_LOST_WORKERS, BatchRunne
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
+from tenants.keys.snapshot import ApiKeySnapshot
+from tests.support.gateway.keys import KEY
 
-KEY = ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
 BODY = {"model": "m", "prompt": "Hello"}
 
 

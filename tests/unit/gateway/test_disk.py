@@ -10,7 +10,7 @@ from millrace.conf.environment import platform_settings
 from millrace.gateway.admission import disk
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.core.errors import ApiError
-from tests.gateway.test_dispatch import eventually
+from tests.support.gateway.replica import eventually
 
 
 async def test_it_refuses_while_the_disk_is_almost_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis.asyncio as redis
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
 from inference_worker.contract.messages import AnswerEvent, BillingContext, End, Heartbeat, InferenceJob, Vectors
 from inference_worker.contract.request import SamplingParams, TokenUsage
-from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec
@@ -24,7 +22,6 @@ from millrace.gateway.dispatch.placement import Placement
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.protocols.openai.embeddings import EmbeddingsWriter, read_embeddings
 from millrace.gateway.protocols.prompts import tokenize
-from tests.gateway.test_limits import key_set, make_demand, make_key
 
 
 class Letters:
@@ -130,18 +127,6 @@ async def test_each_model_has_its_endpoint() -> None:
         with pytest.raises(ApiError) as caught:
             await tokenize(model, request)
         assert (caught.value.status, caught.value.param) == (400, "model")
-
-
-async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: redis.Redis) -> None:
-    gate = RateLimitAdmission(broker)
-    key = make_key(key_set(tokens_per_minute=6000, max_prompt_tokens=5000))
-    ticket = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))
-    assert ticket.terms.max_tokens == 0
-    for prompt, code in ((5001, "invalid_value"), (4500, "rate_limit_exceeded")):
-        with pytest.raises(ApiError) as caught:
-            await gate.admit(make_demand(key, "req_2", prompt=prompt, max_tokens=0))
-        assert caught.value.code == code
-    await ticket.close(TokenUsage(4500))
 
 
 def test_nobody_is_preferred_for_what_is_cached_nowhere() -> None:

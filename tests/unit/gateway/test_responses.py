@@ -21,7 +21,7 @@ from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Tool
 from millrace.gateway.protocols.dialects import RESPONSES
 from millrace.gateway.protocols.responses.body import ResponseBody, read_response
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
-from tests.gateway.test_parameters import ANY_JSON
+from tests.support.gateway.requests import ANY_JSON
 
 TOKENIZER: Any = None  # an answer's words come as text
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenants import csv_tables
-from tests.platform.test_imports import OURS, ROOT, imports, within
+from tests.support.imports import OURS, ROOT, imports, within
 
 FORMULAS = [
     *("=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\tharmless", "\rharmless"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inference_worker.contract.request import RequestFault, RequestOutput, RequestRejected, StructuredSpec
-from tests.worker.test_resident_engine import Harness, wait_until
+from tests.support.worker.resident_engine import Harness, wait_until
 
 FORM = StructuredSpec("regex", "a{1,9}")
 

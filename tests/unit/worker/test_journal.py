@@ -15,7 +15,7 @@ import pytest
 
 from inference_worker.contract import journal as journal_module
 from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError, leg_key
-from tests.worker.conftest import make_job, make_usage
+from tests.support.worker.jobs import make_job, make_usage
 
 
 def test_it_remembers_over_a_restart(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from typing import Any
 import httpx
 import openai
 import psutil
-import pytest
 
 from millrace.conf.environment import read_env_file
 from millrace.devserver.program import die_with_parent
@@ -159,9 +157,3 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
             process.wait(60)
         finally:
             process.kill()
-
-
-@pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
-    with running(Path(tempfile.mkdtemp(prefix="millrace-e2e-"))) as stack:
-        yield stack
