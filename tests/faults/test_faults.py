@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,81 +15,10 @@ import msgspec
 import openai
 import pytest
 
-from tests.support.balance import assert_books_balance
+from tests.support.e2e.streams import Stream, sse_events, usage_of
 from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
-
-BODY: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "Tell me a very long story."}],
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "ignore_eos": True,
-    "temperature": 0,
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def budgets(stack: Stack) -> None:
-    """Ample ones: every request of these tests holds money and tokens in slices."""
-    for unit, period in (("money", "month"), ("money", "day"), ("tokens", "lifetime")):
-        body = {"name": f"{unit} {period}", "unit": unit, "period": period, "amount": 10**15}
-        answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers, timeout=60)
-        assert answer.status_code == 201, answer.text
-
-
-@pytest.fixture(autouse=True)
-def balance(stack: Stack, budgets: None) -> Iterator[None]:
-    """The specification's invariants, after every fault."""
-    yield
-    assert_books_balance(stack.database_url)
-
-
-class Stream:
-    """A chat stream read event by event, as a browser's EventSource would."""
-
-    def __init__(self, stack: Stack, *, max_tokens: int = 120, **headers: str) -> None:
-        self._client = httpx.Client(timeout=300)
-        request = self._client.build_request(
-            "POST",
-            f"{stack.url}/v1/chat/completions",
-            json={**BODY, "max_tokens": max_tokens},
-            headers={**stack.headers, **headers},
-        )
-        give_up_at = time.monotonic() + 60
-        while True:
-            self.response = self._client.send(request, stream=True)
-            if self.response.status_code != 503 or time.monotonic() > give_up_at:
-                break
-            self.response.close()  # a busy machine: retry after the time that the answer gives
-            time.sleep(float(self.response.headers["retry-after"]))
-        assert self.response.status_code == 200, self.response.read()
-        self.request_id = self.response.headers["x-request-id"]
-        self._events = sse_events(self.response)
-        self.ids: list[str] = []
-        self.datas: list[str] = []
-
-    def read(self, count: int = 10**9) -> None:
-        for _ in range(count):
-            event = next(self._events, None)
-            if event is None:
-                return
-            self.ids.append(event[0])
-            self.datas.append(event[1])
-
-    def close(self) -> None:
-        self.response.close()
-        self._client.close()
-
-
-def sse_events(response: httpx.Response) -> Iterator[tuple[str, str]]:
-    event_id = ""
-    for line in response.iter_lines():
-        if line.startswith("id: "):
-            event_id = line.removeprefix("id: ")
-        elif line.startswith("data: "):
-            yield event_id, line.removeprefix("data: ")
+pytestmark = [pytest.mark.usefixtures("balanced_books"), pytest.mark.timeout(240)]
 
 
 def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str], list[str]]:
@@ -105,12 +33,6 @@ def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str],
             events = list(sse_events(response))
             break
     return [event[0] for event in events], [event[1] for event in events]
-
-
-def usage_of(datas: list[str]) -> dict[str, Any]:
-    assert datas[-1] == "[DONE]"
-    usage = msgspec.json.decode(datas[-2])["usage"]
-    return dict(usage)
 
 
 def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: Stack) -> None:

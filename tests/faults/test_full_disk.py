@@ -18,8 +18,8 @@ import pytest
 
 from inference_worker.contract.disk import free_bytes
 from millrace.devserver.postgres import Postgres
-from tests.e2e.test_faults import Stream, usage_of
 from tests.support.balance import assert_books_balance
+from tests.support.e2e.streams import Stream, usage_of
 from tests.support.stack import MODEL, Stack, eventually, running
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,6 +14,13 @@ import pytest
 from tests.support.e2e.idempotency import PATH, body, named, post
 from tests.support.stack import Stack, eventually
 
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex
+
 
 def test_a_killed_gateway_blocks_no_key_and_charges_nothing_twice(stack: Stack, name: str) -> None:
     stack.wait_until_ready()

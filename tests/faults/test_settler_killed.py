@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -27,10 +28,11 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.killed_settler import STEPS
-from tests.support.billing.usage_events import ROOT, make_event
+from tests.support.billing.usage_events import make_event
 from tests.support.gateway.budgets import COST, DOLLAR, HOLD, check_invariants, tell
 from tests.support.rows import Everybody
 
+ROOT = Path(__file__).resolve().parents[2]
 LEGS = 20
 
 

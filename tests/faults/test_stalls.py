@@ -26,11 +26,10 @@ from inference_worker.contract.messages import (
 )
 from millrace.conf.environment import read_env_file
 from millrace.devserver.program import die_with_parent
-from tests.e2e.test_faults import Stream, balance, budgets, usage_of
+from tests.support.e2e.streams import Stream, usage_of
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
-__all__ = ["balance", "budgets"]  # fixtures of every test here
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("balanced_books"), pytest.mark.timeout(240)]
 
 
 @contextmanager
