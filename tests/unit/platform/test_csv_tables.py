@@ -61,5 +61,5 @@ def test_all_that_is_written_is_read_back(table: list[list[str]]) -> None:
 
 def test_nothing_else_uses_the_csv_module() -> None:
     folders = [ROOT / name for name in OURS if name != "millrace"] + [ROOT / "platform" / "millrace"]
-    found = [where for folder in folders for where, name in imports(folder) if within(name, {"csv"})]
+    found = [where for folder in folders for where, name in imports(folder, "csv") if within(name, {"csv"})]
     assert [where.partition(":")[0] for where in found] == ["tenants/csv_tables.py"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -11,6 +12,7 @@ TEXT = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
+@cache
 def functions_of(path: Path) -> set[str]:
     functions = ast.FunctionDef, ast.AsyncFunctionDef
     return {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, functions)}
