@@ -21,7 +21,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
 from tests.support.frontend.console import remembered
-from tests.support.frontend.screens.ops_health import speak
+from tests.support.frontend.screens.operator_health import speak
 from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
