@@ -35,19 +35,21 @@ setup: $(VENV)/installed ## install what `make up` needs
 
 # A file's tests share what they look at, so they go to one process, in the files' order: the largest, which are the
 # quickest, would come first else and the long ones last. Of several -m the last counts: ARGS="-m slow".
+# A suite's directories are left out if ARGS names some.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+TESTS = $(if $(filter tests/%,$(ARGS)),,$(1))
 
-test: $(VENV)/installed-dev ## run all tests except test-browser and test-faults (ARGS="tests/platform -k name")
-	@exec $(PYTEST) -m 'not browser and not fault' $(ARGS)
+test: $(VENV)/installed-dev ## run all tests except test-browser and test-faults (ARGS="tests/integration/gateway -k name")
+	@exec $(PYTEST) $(call TESTS,tests/unit tests/integration tests/e2e) $(ARGS)
 
 test-unit: $(VENV)/installed-dev ## run the tests that need no service, model or browser
-	@exec $(PYTEST) --unit $(ARGS)
+	@exec $(PYTEST) $(call TESTS,tests/unit) $(ARGS)
 
 test-browser: $(VENV)/installed-dev ## run the tests of the console in a real browser; needs Chromium
-	@exec $(PYTEST) -m browser --browser-must-run $(ARGS)
+	@exec $(PYTEST) $(call TESTS,tests/browser) --browser-must-run $(ARGS)
 
 test-faults: $(VENV)/installed-dev ## run the tests that kill processes and break connections
-	@exec $(PYTEST) -m fault $(ARGS)
+	@exec $(PYTEST) $(call TESTS,tests/faults) $(ARGS)
 
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
@@ -71,7 +73,7 @@ docs-settings: setup ## update the table of settings in docs/configuration.md
 	$(BIN)/millrace config --write docs/configuration.md
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
-	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.frontend.make_screenshots
+	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv

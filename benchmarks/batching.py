@@ -42,8 +42,8 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.models.model_source import ensure_model
-from tests.engine.fakes import TINY, FakeRunner
-from tests.engine.replay import Lengths, azure
+from tests.support.engine.fakes import TINY, FakeRunner
+from tests.support.engine.replay import Lengths, azure
 
 CONTEXT = 2048
 MOST = Lengths(prompt=1536, output=512)

@@ -25,7 +25,7 @@ from inference_worker.contract.request import Request
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.models.model_source import ensure_model
-from tests.engine.make_embeddings import MINILM, texts
+from tests.support.engine.make_embeddings import MINILM, texts
 
 BATCH = 32
 Inputs = list[list[int]]

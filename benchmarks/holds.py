@@ -50,7 +50,7 @@ def main() -> None:
 def _prepare() -> str:
     from millrace.conf.environment import platform_settings
     from tenants.isolation import db_roles
-    from tests.billing.books import sheet
+    from tests.support.billing.books import sheet
 
     sheet()
     return db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM)
@@ -60,7 +60,7 @@ def _make_key(name: str) -> Any:
     from tenants import actions
     from tenants.isolation.scopes import tenant_scope
     from tenants.models import Project
-    from tests.gateway.purse import key_of
+    from tests.support.gateway.budget_gateways import key_of
 
     tenant = actions.do_create_tenant(name, name)
     with tenant_scope(tenant):
@@ -80,7 +80,7 @@ def _set_budgets(tenant_id: int, amount: int) -> None:
 
 
 async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
-    from tests.gateway.purse import purse
+    from tests.support.gateway.budget_gateways import purse
 
     async with purse(url, key) as gateway:
         await gateway.admit()
@@ -96,7 +96,7 @@ async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
 
 async def _recalls(url: str, keys: Sequence[Any]) -> list[float]:
     """How long it takes to admit what needs all that four others hold and have not admitted; a tenant each time."""
-    from tests.gateway.purse import Admitted, purse
+    from tests.support.gateway.budget_gateways import Admitted, purse
 
     waits = []
     for key in keys:

@@ -31,7 +31,7 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.model_source import ensure_model
-from tests.engine.replay import (
+from tests.support.engine.replay import (
     MOONCAKE_BLOCK,
     Conversation,
     Lengths,

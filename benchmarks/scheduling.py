@@ -18,7 +18,7 @@ import time
 
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
-from tests.engine.fakes import fake_engine, request
+from tests.support.engine.fakes import fake_engine, request
 
 CLASSES = {
     "lower": (ServiceClass.DEFAULT, ServiceClass.FLEX),

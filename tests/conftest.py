@@ -1,5 +1,6 @@
-"""The tests' own PostgreSQL and Valkey, once a session, and the environment that points Django and all else at them.
+"""The environment of all tests, and the rules of each directory. Fixtures are in `tests/support/fixtures`.
 
+PostgreSQL and Valkey start once a process, if a test that is not a unit test was collected.
 MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_VALKEY_URL name servers to use instead. The database role must be able to
 create databases. The broker is emptied by tests: give it one of its own.
 """
@@ -7,19 +8,11 @@ create databases. The broker is emptied by tests: give it one of its own.
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_django
 from hypothesis import HealthCheck, settings
 from psycopg.conninfo import make_conninfo
 
@@ -34,84 +27,74 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(processes))))
 
-from millrace.devserver.postgres import Postgres  # noqa: E402  (after the path it needs)
-from millrace.devserver.program import Program  # noqa: E402
-from millrace.devserver.valkey import Valkey  # noqa: E402
-from tests.emptying import empty_tables  # noqa: E402
-from tests.seeing import allow_emptying  # noqa: E402
+from tests.support.empty_tables import empty_tables  # noqa: E402  (after the path it needs)
+from tests.support.services import Services  # noqa: E402
+
+pytest_plugins = [
+    f"tests.support.fixtures.{name}" for name in ("billing", "budgets", "console", "database", "platform", "services")
+]
 
 # How long things take says nothing about them on a busy machine.
 settings.register_profile("millrace", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("millrace")
 
-_running = ExitStack()
-_superuser_urls: list[str] = []  # of the embedded PostgreSQL
+UNIT = ROOT / "tests" / "unit"
+BROWSER = ROOT / "tests" / "browser"
+# A unit test uses none of these, neither directly nor through another fixture.
+INTEGRATION_FIXTURES = {
+    "async_broker",  # Valkey
+    "broker",
+    "browser",
+    "django_db_setup",  # PostgreSQL
+    "interpreter",  # Triton's interpreter, a process
+    "live",  # the console behind uvicorn
+    "model_dir",
+    "settler_broker",
+    "stack",  # the whole platform
+    "start_settler",
+}
+BROWSER_TIMEOUT_SECONDS = 300  # a busy machine's browser may use several of its own bounds up
+
+_services: list[Services] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--browser-must-run", action="store_true", help="fail instead of skipping where there is no Chromium"
     )
-    parser.addoption(
-        "--unit", action="store_true", help="run only the tests that need no service, model or browser, and start none"
-    )
-
-
-# A test that uses one of these fixtures, directly or through another fixture, is not a unit test.
-INTEGRATION_FIXTURES = {
-    "broker",  # Valkey
-    "browser",
-    "django_db_setup",  # PostgreSQL
-    "interpreter",  # Triton's interpreter, a process
-    "model_dir",
-    "stack",  # the whole platform
-}
-# Neither are the tests in these directories and files. They start processes, or need seconds for a model.
-_INTEGRATION_FILES = {
-    "engine": "attention batching embeddings golden host_tier invariant model_source random_steps replays sampler"
-    " sampling_edits sampling_logprobs scheduling_order scheduling_work schemas structured",
-    "gateway": "bodies cache_control connections doorbells prompt_pool prompts retries",
-    "platform": "benchmarks headers services source_root supervisor up",
-}
-INTEGRATION_PATHS = {"tests/e2e", "tests/kernels"} | {
-    f"tests/{directory}/test_{name}.py" for directory, names in _INTEGRATION_FILES.items() for name in names.split()
-}
-# Neither is a test with one of these markers.
-INTEGRATION_MARKERS = ("browser", "django_db", "fault", "integration", "slow")
-
-
-def _is_unit(item: pytest.Item) -> bool:
-    if any(item.get_closest_marker(name) for name in INTEGRATION_MARKERS):
-        return False
-    return INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-
-
-_PYTESTMARK = re.compile(rf"^pytestmark = .*\.(?:{'|'.join(INTEGRATION_MARKERS)})\b", re.MULTILINE)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --unit, skip the import of files that have no unit test: it would take longer than the tests."""
-    if not config.getoption("unit"):
-        return None
-    if str(collection_path.relative_to(ROOT)) in INTEGRATION_PATHS:
-        return True
-    is_test_file = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    return (is_test_file and _PYTESTMARK.search(collection_path.read_text(encoding="utf-8")) is not None) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(300))  # a busy machine's browser may use several of its own bounds up
-    if config.getoption("unit"):
-        config.hook.pytest_deselected(items=[item for item in items if not _is_unit(item)])
-        items[:] = [item for item in items if _is_unit(item)]
-        return
+        if item.path.is_relative_to(BROWSER) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(BROWSER_TIMEOUT_SECONDS))
+    _check_unit_tests([item for item in items if item.path.is_relative_to(UNIT)])
     if "slow" in str(config.getoption("markexpr")):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
+
+
+def _check_unit_tests(items: list[pytest.Item]) -> None:
+    """Raise an error that names the unit tests with fixtures that start a service, a browser, a model or a process."""
+    found = []
+    for item in items:
+        used = INTEGRATION_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if item.get_closest_marker("django_db"):
+            used.add("django_db")
+        if used:
+            found.append(f"{item.nodeid} uses {', '.join(sorted(used))}")
+    if found:
+        raise pytest.UsageError("move these out of tests/unit:\n" + "\n".join(found))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the services if a test may need them."""
+    if session.config.option.collectonly or all(item.path.is_relative_to(UNIT) for item in session.items):
+        return
+    for services in _services:
+        services.start()
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -120,7 +103,7 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the services and describe them in the environment, before pytest-django sets Django up.
+    """Describe the services in the environment, before pytest-django sets Django up.
 
     Each of several processes (`pytest -n`) has its own, and the one that only hands out tests has none: the others
     inherit its environment.
@@ -130,24 +113,16 @@ def pytest_configure(config: pytest.Config) -> None:
     given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
     for name in given:
         del os.environ[name]  # the tests' settings are their own, not those of a stack that runs here
-    state = Path(tempfile.mkdtemp(prefix="millrace-tests-"))
-    _running.callback(shutil.rmtree, state, ignore_errors=True)
-    if os.geteuid() == 0:
-        state.chmod(0o711)  # PostgreSQL runs as another user then and must reach its data below
-    if config.option.unit:
-        database_url = "postgresql://127.0.0.1:1/unavailable"
-        broker_url = "redis://127.0.0.1:1/0"
-    else:
-        database_url = given.get("MILLRACE_TEST_DATABASE_URL") or _database(state)
-        broker_url = given.get("MILLRACE_TEST_VALKEY_URL") or _broker(state)
+    services = Services(given.get("MILLRACE_TEST_DATABASE_URL"), given.get("MILLRACE_TEST_VALKEY_URL"))
+    _services.append(services)
     os.environ.update(
-        MILLRACE_DATA_DIR=str(state),
-        MILLRACE_DATABASE_URL=database_url,
-        MILLRACE_VALKEY_URL=broker_url,
+        MILLRACE_DATA_DIR=str(services.data_dir),
+        MILLRACE_DATABASE_URL=services.database_url,
+        MILLRACE_VALKEY_URL=services.broker_url,
         MILLRACE_SECRET_KEY="tests-" + "s" * 44,
         MILLRACE_PREFIX_CACHE_SECRET="tests-" + "c" * 44,
         MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
-        MILLRACE_PORT=_unused_port(),
+        MILLRACE_PORT=str(services.unused_port),  # no test reaches a platform on this machine
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE="millrace.conf.settings",
     )
@@ -162,84 +137,13 @@ def pytest_configure(config: pytest.Config) -> None:
         TransactionTestCase._fixture_teardown = _empty_database
 
 
-@pytest.fixture(scope="session")
-def django_db_setup(django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
-    """The tests' database, made by the tables' owner; the tests themselves run as the app's role."""
-    from django.db import connections
-
-    owner, app = connections["owner"], connections["default"]
-    with django_db_blocker.unblock():
-        owner.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
-        app.creation.set_as_test_mirror(owner.settings_dict)
-        with owner.cursor() as cursor:
-            allow_emptying(cursor)
-        owner.close()
-    yield
-    with django_db_blocker.unblock():
-        app.close()
-        app.close_pool()
-        name = owner.settings_dict["NAME"]
-        owner.close()
-        # A request that a closing browser broke off may still run in a thread of the server, with a connection.
-        with owner.creation._nodb_cursor() as cursor:
-            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
-@pytest.fixture
-def as_owner() -> Callable[[], AbstractContextManager[None]]:
-    """Gives a transaction as the tables' owner, who may change and empty them."""
-    from django.db import connection, transaction
-
-    @contextmanager
-    def as_owner() -> Iterator[None]:
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL ROLE NONE")
-            yield
-            with connection.cursor() as cursor:
-                cursor.execute("RESET ROLE")
-
-    return as_owner
+def pytest_unconfigure() -> None:
+    while _services:
+        _services.pop().close()
 
 
 def _empty_database(case: TransactionTestCase) -> None:
     """Empty the embedded server's test database after a test that committed."""
     from django.db import connection
 
-    name = connection.settings_dict["NAME"]
-    empty_tables(make_conninfo(_superuser_urls[0], dbname=name))
-
-
-def pytest_unconfigure() -> None:
-    _running.close()
-
-
-def _unused_port() -> str:
-    """A port at which nothing answers while the tests run, so that no test reaches a platform on this machine."""
-    taken = socket.socket()
-    taken.bind(("127.0.0.1", 0))  # and it does not listen
-    _running.callback(taken.close)
-    return str(taken.getsockname()[1])
-
-
-def _database(state: Path) -> str:
-    server = Postgres(state, durable=False)
-    program = server.prepare()
-    _running.callback(shutil.rmtree, server.folder, ignore_errors=True)
-    _start(program, state)
-    server.make_roles()
-    _superuser_urls.append(server.superuser_url)
-    return server.owner_url
-
-
-def _broker(state: Path) -> str:
-    server = Valkey(state, durable=False)
-    _start(server.prepare(), state)
-    return server.url
-
-
-def _start(program: Program, state: Path) -> subprocess.Popen[bytes]:
-    log = _running.enter_context((state / f"{program.name}.log").open("ab"))
-    process = program.start(log)
-    _running.callback(program.stop, process)
-    return process
+    empty_tables(make_conninfo(_services[0].superuser_url, dbname=connection.settings_dict["NAME"]))

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from anthropic.types import Message
 
-from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.e2e.test_openai_errors import make_key
+from tests.support.e2e.keys import make_key
+from tests.support.stack import MODEL, Stack, eventually
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
-import itertools
 import json
-import os
-import signal
-import time
-from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.support.e2e.batches import finished, line, results, upload
+from tests.support.stack import MODEL, Stack, eventually
 
 pytestmark = pytest.mark.timeout(180)
-ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "Hello"}]
-    return {
-        "custom_id": custom_id,
-        "method": "POST",
-        "url": url,
-        "body": {"model": MODEL, "messages": messages, "max_tokens": 3, **body},
-    }
-
-
-def upload(client: openai.OpenAI, lines: Iterable[Any]) -> str:
-    text = "\n".join(json.dumps(each) for each in lines).encode()
-    return client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch").id
-
-
-def finished(client: openai.OpenAI, name: str, seconds: float = 90) -> Any:
-    eventually(lambda: client.batches.retrieve(name).status in ENDED, seconds)
-    return client.batches.retrieve(name)
-
-
-def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
-    if file_id is None:
-        return {}
-    found = [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
-    assert len({each["custom_id"] for each in found}) == len(found)
-    return {each["custom_id"]: each for each in found}
 
 
 def test_a_batch_by_openais_sdk(stack: Stack) -> None:
@@ -169,71 +134,3 @@ def test_what_is_refused_of_files_and_batches(stack: Stack) -> None:
     answer = connection.getresponse()  # before the rest is sent
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "request_too_large")
     connection.close()
-
-
-def usage_events(stack: Stack) -> list[dict[str, Any]]:
-    """All of the tenant's, newest first."""
-    found: list[dict[str, Any]] = []
-    url: str | None = f"{stack.url}/api/usage/events?limit=100"
-    while url:
-        response = httpx.get(url, headers=stack.headers, timeout=60)
-        assert response.status_code == 200, response.text
-        answer = response.json()
-        found += answer["results"]
-        url = answer["next"]
-    return found
-
-
-@pytest.mark.fault
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
-def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
-    """Each line is answered once and paid once, whoever dies meanwhile."""
-    stack.wait_until_ready()
-    client = stack.client(timeout=60)
-    lines = [line(f"n{n}", max_tokens=2 + n % 7, ignore_eos=True) for n in range(count)]
-    began = datetime.now(UTC)
-    batch = client.batches.create(
-        input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
-    )
-    victims = itertools.cycle([("uvicorn",), ("inference_worker",), ("celery", "beat"), ("celery", "worker")])
-
-    def ended() -> bool:
-        try:
-            return client.batches.retrieve(batch.id).status in ENDED
-        except openai.APIError:
-            return False
-
-    killed = 0
-    give_up_at = time.monotonic() + 2000
-    while not ended():
-        assert time.monotonic() < give_up_at
-        if killed < 5:
-            time.sleep(3)
-            with contextlib.suppress(LookupError, ProcessLookupError):
-                os.kill(stack.pid(*next(victims)), signal.SIGKILL)
-                killed += 1
-        time.sleep(0.5)
-    assert killed >= 4
-    stack.wait_until_ready()
-    batch = client.batches.retrieve(batch.id)
-    assert batch.status == "completed", batch
-    answered = results(client, batch.output_file_id)
-    assert results(client, batch.error_file_id) == {}
-    assert set(answered) == {f"n{n}" for n in range(count)}
-    tokens = {
-        each["response"]["request_id"]: each["response"]["body"]["usage"]["completion_tokens"]
-        for each in answered.values()
-    }
-    assert len(tokens) == count
-    assert sum(tokens.values()) == sum(2 + n % 7 for n in range(count))
-
-    def paid() -> dict[str, int]:
-        """Tokens of output, by request. One that waited for a worker too long was never run, and its line ran as
-        another one: its event is of nothing."""
-        since = [each for each in usage_events(stack) if datetime.fromisoformat(each["admitted_at"]) >= began]
-        paid = [each for each in since if each["verdict"] != "failed" and any(each["tokens"].values())]
-        return {each["request_id"]: each["tokens"]["output"] for each in paid}
-
-    eventually(lambda: paid().keys() >= tokens.keys(), 180)
-    assert paid() == tokens

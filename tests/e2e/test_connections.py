@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.e2e.conftest import Stack
-from tests.e2e.test_openai_errors import make_key
-from tests.gateway.serving import read_all
+from tests.support.e2e.keys import make_key
+from tests.support.gateway.live_server import read_all
+from tests.support.stack import Stack
 
 ELSEWHERE = "127.0.0.9"  # no trusted proxy, and no other test's address
 

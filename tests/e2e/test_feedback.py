@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack
+from tests.support.stack import MODEL, Stack
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from tests.e2e.conftest import MODEL, Stack
-from tests.gateway.test_parameters import ANY_JSON, HELLO, LIKELY, NAMES
+from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES
+from tests.support.stack import MODEL, Stack
 
 # Bounded, so that what is accepted is answered soon.
 SHORT = {"max_tokens": st.integers(-1, 4), "n": st.integers(-1, 3), "stream": st.booleans()}

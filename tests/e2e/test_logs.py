@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack, eventually
+from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "zanzibarquux"

@@ -13,9 +13,9 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.e2e.test_batches import finished, line, upload
-from tests.e2e.test_openai_errors import make_key
+from tests.support.e2e.batches import finished, line, upload
+from tests.support.e2e.keys import make_key
+from tests.support.stack import MODEL, Stack, eventually
 
 pytestmark = pytest.mark.timeout(180)
 MAKE_TENANT = """

@@ -11,22 +11,11 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack, eventually
+from tests.support.e2e.keys import make_key
+from tests.support.stack import MODEL, Stack, eventually
 
 HELLO = [{"role": "user", "content": "Hello"}]
 Ask = Callable[..., tuple[openai.APIStatusError, int]]
-
-
-def make_key(stack: Stack, name: str, limits: dict[str, int] | None = None, **fields: Any) -> str:
-    """A key of the demo tenant, with limits of its own."""
-    sent = {"name": name, "scopes": ["inference", "models"], **fields}
-    made = httpx.post(f"{stack.url}/api/keys", json=sent, headers=stack.headers, timeout=60)
-    assert made.status_code == 201, made.text
-    if limits:
-        body = {"key_id": made.json()["id"], **limits}
-        set_ = httpx.post(f"{stack.url}/api/limits", json=body, headers=stack.headers, timeout=60)
-        assert set_.status_code == 200, set_.text
-    return str(made.json()["secret"])
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -14,7 +14,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.e2e.conftest import MODEL, Stack
+from tests.support.stack import MODEL, Stack
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.e2e.conftest import EMBEDDING_MODEL, MODEL, Stack, eventually
+from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import MODEL, Stack, eventually
-from tests.e2e.test_websocket import socket
+from tests.support.e2e.websocket import socket
+from tests.support.stack import MODEL, Stack, eventually
 
 ASKED = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 

@@ -12,8 +12,8 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from tests.e2e.conftest import MODEL, Stack
-from tests.e2e.test_websocket import FRANCE
+from tests.support.e2e.websocket import FRANCE
+from tests.support.stack import MODEL, Stack
 
 QUESTION = "What is the capital of France?"
 WEATHER: Any = {

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.conftest import Stack, eventually
+from tests.support.stack import Stack, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,154 @@
+"""The playground in Chromium, on a whole platform: answers stream, cost what the books say, stop, and are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.frontend.pages import chromium, windows
+from tests.support.stack import MODEL, Stack, eventually
+
+LONG = "Tell me a very long story about a miller and a goose."
+
+
+@pytest.fixture(scope="module")
+def signed_in(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
+    """The owner's browser, on the demo tenant's playground."""
+    kept = json.loads((stack.data_dir / "credentials.json").read_text())
+    with chromium(pytestconfig) as browser, windows(browser) as window:
+        page = window(base_url=stack.url).new_page()
+        page.goto("/login")
+        page.get_by_label("Email address").fill(kept["owner_email"])
+        page.get_by_label("Password").fill(kept["owner_password"])
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/t/demo/**")
+        yield page
+
+
+@pytest.fixture
+def page(signed_in: Page) -> Iterator[Page]:
+    complaints: list[str] = []
+
+    def complain(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    signed_in.on("console", complain)
+    signed_in.goto("/t/demo/playground/")
+    yield signed_in
+    signed_in.remove_listener("console", complain)
+    assert complaints == []
+
+
+def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
+    page.get_by_label("Max output tokens").fill("" if max_tokens is None else str(max_tokens))
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Message").fill(prompt)
+    mine = page.locator(".turn.user:visible")
+    before = mine.count()
+    page.get_by_label("Message").press("Control+Enter")
+    expect(mine).to_have_count(before + 1)  # it is sent once the socket stands; until then one could send again
+
+
+def column(page: Page) -> Any:
+    return page.get_by_role("region", name=f"Answers of {MODEL}")
+
+
+def state(page: Page) -> Any:
+    return column(page).locator("[data-state]")
+
+
+def figure(page: Page, name: str) -> str:
+    return str(column(page).locator(f"[data-{name}]").inner_text())
+
+
+def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
+    ask(page, "What is the capital of France?", 24)
+    expect(state(page)).to_have_text("Complete", timeout=60_000)
+    assert "Paris" in column(page).locator(".turn.assistant").inner_text()
+    assert re.fullmatch(r"\d+ ms|\d+\.\d\d s", figure(page, "ttft"))
+    (request_id,) = re.findall(r"req_[0-9a-f]{32}", column(page).inner_html())[:1]
+    event = stack.event(request_id)
+    assert figure(page, "output") == str(event["output"])
+    assert int(figure(page, "input")) + int(figure(page, "cached")) == event["uncached"] + event["cache_read"]
+    exact = column(page).locator("[data-cost]").get_attribute("title")
+    assert exact is not None and Decimal(exact.removeprefix("$")) == Decimal(event["cost"]["usd"]) > 0
+    # What it continues with is read from the cache.
+    ask(page, "And of Italy?", 8)
+    expect(state(page)).to_have_text("Complete", timeout=60_000)
+    expect(column(page).locator(".turn")).to_have_count(4)
+
+
+def test_escape_stops_it(page):
+    ask(page, LONG, 1500)
+    expect(state(page)).to_have_text("Answering", timeout=60_000)
+    page.keyboard.press("Escape")
+    expect(state(page)).to_have_text("Stopped", timeout=60_000)
+    assert int(figure(page, "output")) < 1500
+
+
+def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
+    """Its 66 tokens of output: an answer without a length takes what is left, and then nothing more fits."""
+    body = {"name": "A tenth of a cent", "unit": "money", "period": "month", "amount": 1_000_000}
+    answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
+    assert answer.status_code == 201, answer.text
+    one = f"{stack.url}/api/budgets/{answer.json()['id']}"
+    try:
+        for _ in range(20):
+            ask(page, LONG)
+            expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=90_000)
+            if state(page).inner_text() == "Rate limited":
+                break
+        refusal = column(page).locator(".turn.fault").inner_text()
+        assert "monthly budget 'A tenth of a cent' does not allow this request" in refusal
+        assert "(budget_exceeded)" in refusal
+        raised = {"amount": 50_000_000}
+        assert httpx.patch(one, json=raised, headers=stack.headers).status_code == 200
+
+        def passes() -> bool:
+            ask(page, "Hello!", 8)
+            expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=60_000)
+            return str(state(page).inner_text()) == "Complete"
+
+        eventually(passes)
+    finally:
+        assert httpx.delete(one, headers=stack.headers).status_code == 204
+
+
+def test_it_is_also_curl_and_python(page):
+    page.get_by_label("Instructions").fill("Be brief.")
+    page.get_by_label("Message").fill("It's me")
+    curl = page.get_by_role("region", name="Request with curl").inner_text()
+    assert "$MILLRACE_API_KEY" in curl and "It'\\''s me" in curl and "Be brief." in curl
+    assert 'content": "It\'s me"' in page.get_by_role("region", name="Request in Python").inner_text()
+
+
+def test_a_ticket_opens_one_socket_and_nothing_else(page, stack):
+    """It is no key, and cannot be taken twice."""
+    ticket = page.evaluate(
+        """async () => {
+          const form = document.querySelector("[data-playground]").elements;
+          const answer = await fetch("/t/demo/playground/ticket", { method: "POST",
+            body: new URLSearchParams({ key: form.key.value }),
+            headers: { "X-CSRFToken": form.csrfmiddlewaretoken.value } });
+          return (await answer.json()).ticket;
+        }"""
+    )
+    opening = """(ticket) => new Promise((told) => {
+      const socket = new WebSocket(location.origin.replace("http", "ws") + "/v1/realtime/chat");
+      socket.onopen = () => socket.send(JSON.stringify({ type: "auth", ticket }));
+      socket.onmessage = ({ data }) => told(JSON.parse(data));
+    })"""
+    assert page.evaluate(opening, ticket)["type"] == "ready"
+    again = page.evaluate(opening, ticket)
+    assert again["type"] == "error" and "taken before" in again["error"]["message"]
+    assert page.evaluate(opening, ticket[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
+    answer = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {ticket}"})
+    assert answer.status_code == 401

@@ -1,0 +1,26 @@
+"""Every registered screen in every state: accessible, light, quiet, and no wider than the window."""
+
+from __future__ import annotations
+
+from tests.support.frontend.pages import COLORS, accessible
+from tests.support.frontend.screen_cases import EACH
+
+KB = 1024
+
+
+@EACH
+def test_a_screen_is_as_it_should_be(visit, screen, state):
+    seen = visit(screen, state)
+    page = seen.page
+    assert page.evaluate("window.shift") <= 0.05
+    code = sum(seen.weights.get(kind, 0) for kind in ("html", "css", "js"))
+    assert 0 < code <= 60 * KB, seen.weights
+    assert code + seen.weights.get("font", 0) <= 150 * KB, seen.weights
+    accessible(page)
+    assert state == "error" or page.locator(".fallen").count() == 0, "a panel failed"
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    accessible(page, COLORS)
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert seen.complaints == []
+    assert "secret detail" not in page.content()

@@ -1,0 +1,63 @@
+"""A worker that an operator takes out of service: nothing begun is cut, nothing new is sent, nobody is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.stack import MODEL, Stack, eventually
+
+pytestmark = pytest.mark.timeout(240)
+WORKER = f"{MODEL}-0"
+
+
+def operate(stack: Stack, call: str) -> None:
+    """Carry out a verb of operators, in a process of its own."""
+    code = f"from millrace.apps.operations.cordons import *; {call}"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    environ["MILLRACE_DATA_DIR"] = str(stack.data_dir)
+    subprocess.run([sys.executable, "manage.py", "shell", "-c", code], check=True, env=environ, timeout=60)
+
+
+def ask(stack: Stack, max_tokens: int, **more: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "max_tokens": max_tokens}
+    url = f"{stack.url}/v1/chat/completions"
+    return httpx.post(url, json={**body, "ignore_eos": True, **more}, headers=stack.headers, timeout=200)
+
+
+def test_a_cordoned_worker_ends_what_it_has_and_gets_nothing_new(stack: Stack) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(ask, stack, 400)
+        eventually(lambda: stack.metric("millrace_kv_blocks_used"))
+        operate(stack, f"do_cordon({WORKER!r})")
+        eventually(lambda: ask(stack, 1).status_code == 503)
+        assert ask(stack, 1).json()["error"]["code"] == "model_loading"
+        assert begun.result().json()["usage"]["completion_tokens"] == 400
+    operate(stack, f"do_uncordon({WORKER!r})")
+    eventually(lambda: ask(stack, 1).status_code == 200)
+
+
+def test_a_drained_worker_gives_back_what_it_has_not_begun(stack: Stack) -> None:
+    """More than fits its batch is sent; what waits is given back, waits in the gateway, and is answered afterwards."""
+    told: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: told.append(ask(stack, 60))) for _ in range(48)]
+    for thread in threads:
+        thread.start()
+    operate(stack, f"do_cordon({WORKER!r}, drain=True)")
+    eventually(lambda: ask(stack, 1).status_code == 503)
+    operate(stack, f"do_uncordon({WORKER!r})")
+    for thread in threads:
+        thread.join()
+    answered = [answer for answer in told if answer.status_code == 200]
+    assert all(answer.json()["usage"]["completion_tokens"] == 60 for answer in answered)
+    # What the drain met before it was admitted was refused; nothing that was admitted was lost or cut.
+    assert {answer.status_code for answer in told} <= {200, 503}
+    assert len(answered) >= 8
+    assert len(told) == 48

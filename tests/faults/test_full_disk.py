@@ -1,0 +1,162 @@
+"""A disk that fills up under load: running requests finish, new ones are refused, and all recovers without help."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from inference_worker.contract.disk import free_bytes
+from millrace.devserver.postgres import Postgres
+from tests.support.balance import assert_books_balance
+from tests.support.e2e.streams import Stream, usage_of
+from tests.support.stack import MODEL, Stack, eventually, running
+
+pytestmark = pytest.mark.timeout(600)
+DISK = "1150m"  # `millrace up` wants 1 GiB
+STREAMS, TOKENS = 4, 400
+RECOVERY_SECONDS = 120
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of its own, in memory."""
+    folder = Path(tempfile.mkdtemp(prefix="millrace-disk-"))
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=711", "tmpfs", folder],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if mounting.returncode:
+        pytest.skip(f"only root can mount a small disk: {mounting.stderr}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+        folder.rmdir()
+
+
+def fill(disk: Path) -> None:
+    """Take what is free now: the platform's reserve, which is released meanwhile, stays free."""
+    with (disk / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, free_bytes(disk) - 2**20)
+
+
+def fill_up(disk: Path) -> None:
+    """Take every byte of the disk."""
+    with (disk / "filler").open("ab") as filler:
+        for block in (2**24, 2**20, 2**12):
+            while True:
+                try:
+                    os.posix_fallocate(filler.fileno(), os.fstat(filler.fileno()).st_size, block)
+                except OSError as exc:
+                    assert exc.errno == errno.ENOSPC
+                    break
+
+
+def ask(stack: Stack) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
+
+
+def readiness(stack: Stack) -> dict[str, Any]:
+    return dict(httpx.get(f"{stack.url}/readyz", timeout=20).json())
+
+
+def issues(stack: Stack) -> list[tuple[str, str, bool]]:
+    """Issues with the disk that the operators' Health has noted: subject, title, and whether each is over."""
+    with psycopg.connect(stack.database_url) as connection:
+        noted = "SELECT subject, title, closed_at IS NOT NULL FROM operations_healthevent WHERE kind = 'disk'"
+        rows = connection.execute(f"{noted} ORDER BY subject")
+        return rows.fetchall()
+
+
+def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None:
+    with running(
+        small_disk, MILLRACE_MODELS=f"{MODEL}=embedded?dtype=float32", MILLRACE_MIN_FREE_DISK="96MiB"
+    ) as stack:
+        stack.wait_until_ready()
+        budget = {"name": "month", "unit": "money", "period": "month", "amount": 10**15}
+        made = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
+        assert made.status_code == 201
+        assert (stack.data_dir / "disk-reserve").stat().st_size == 48 * 2**20
+        streams = [Stream(stack, max_tokens=TOKENS) for _ in range(STREAMS)]
+        for stream in streams:
+            stream.read(5)
+        fill(small_disk)
+
+        # What runs finishes, and is billed once.
+        with ThreadPoolExecutor(STREAMS) as pool:
+            finishing = [pool.submit(stream.read) for stream in streams]
+            eventually(lambda: readiness(stack)["checks"]["disk"] != "ok", 10)
+            assert not all(each.done() for each in finishing)
+            assert_refused(stack)
+            for each in finishing:
+                each.result()
+        for stream in streams:
+            assert usage_of(stream.datas)["completion_tokens"] == TOKENS
+            event = stack.event(stream.request_id)
+            assert (event["verdict"], event["output"]) == ("completed", TOKENS)
+        eventually(lambda: issues(stack), 90)
+        (_, title, over), (replica, of_replica, _) = issues(stack)
+        assert title.startswith("Disk almost full:")
+        assert not over
+        assert replica.startswith(f"{MODEL}-0.")
+        assert "accepts no new requests" in of_replica
+
+        # Not a byte is left, also for PostgreSQL, which stops over that.
+        fill_up(small_disk)
+        with pytest.raises(psycopg.OperationalError):
+            write_log(stack)
+        eventually(lambda: "postgres" in readiness(stack)["down"], 20)
+        assert stack.process.poll() is None
+
+        (small_disk / "filler").unlink()
+        began = time.monotonic()
+        eventually(lambda: ask(stack).status_code == 200, RECOVERY_SECONDS)
+        stack.wait_until_ready()
+        assert time.monotonic() - began < RECOVERY_SECONDS
+        assert readiness(stack) == {
+            "status": "ready",
+            "checks": {"postgres": "ok", "valkey": "ok", "disk": "ok", f"model {MODEL}": "ok"},
+            "down": {},
+        }
+        eventually((stack.data_dir / "disk-reserve").exists, 10)
+        eventually(lambda: all(over for *_, over in issues(stack)), 90)
+        for stream in streams:
+            assert len(stack.events(request_id=stream.request_id)) == 1
+        assert_books_balance(stack.database_url)
+
+
+def write_log(stack: Stack) -> None:
+    """Have PostgreSQL write so much log that it needs new files for it."""
+    with psycopg.connect(Postgres(stack.data_dir).superuser_url, autocommit=True) as connection:
+        for _ in range(200):
+            connection.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000)), pg_switch_wal()")
+
+
+def assert_refused(stack: Stack) -> None:
+    """New work of any kind is refused, and the reason is shown."""
+    answers = [ask(stack)]
+    upload = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
+    answers.append(httpx.post(f"{stack.url}/v1/files", headers=stack.headers, timeout=60, **upload))
+    batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    answers.append(httpx.post(f"{stack.url}/v1/batches", headers=stack.headers, json=batch, timeout=60))
+    for answer in answers:
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["code"] == "server_is_overloaded"
+        assert int(answer.headers["retry-after"]) >= 1
+    ready = httpx.get(f"{stack.url}/readyz", timeout=20)
+    assert ready.status_code == 503
+    assert "new requests are refused" in ready.json()["checks"]["disk"]

@@ -1,0 +1,144 @@
+"""The reaper and the reconciler as processes of their own, killed after each statement that changes something, and run
+against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from billing.metering.reconciler import reconcile
+from billing.models import Correction, Reconciliation, Slice, Window
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tests.support.gateway.budget_gateways import Admitted, purse
+from tests.support.gateway.budgets import HOLD, check_invariants, see, take_up, tell, window
+from tests.support.rows import Everybody
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
+ROOT = Path(__file__).resolve().parents[2]
+# Dies once a statement that holds the words is done, and before its transaction is committed; or when all is done.
+CHILD = """
+import os, signal, sys
+import django
+django.setup()
+from datetime import UTC, datetime
+from django.db.backends.utils import CursorWrapper
+from billing.budgets.reservations import reap
+from billing.metering.reconciler import reconcile
+
+job, words = sys.argv[1:]
+real = CursorWrapper.execute
+
+def execute(self, sql, params=None):
+    found = real(self, sql, params)
+    if words and words in sql:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+CursorWrapper.execute = execute
+reap(datetime.now(UTC)) if job == "reap" else reconcile()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run(job: str, words: str = "") -> None:
+    parts = urlsplit(os.environ["MILLRACE_DATABASE_URL"])
+    environ = os.environ | {
+        "MILLRACE_DATABASE_URL": urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}")),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+    }
+    done = subprocess.run([sys.executable, "-c", CHILD, job, words], cwd=ROOT, env=environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def change(sql: str) -> None:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+@pytest.mark.parametrize(("words", "reaped"), [("billing_reap", 0), ("", 1)])
+async def test_a_killed_reaper_takes_back_all_of_a_slice_or_nothing(
+    gateway: Any, budget: Any, words: str, reaped: int
+) -> None:
+    """Worked example 9, with the reaper killed too."""
+    made = await sync_to_async(budget)()
+    await take_up(await gateway(), 1)
+    before = (await sync_to_async(window)(made)).held
+    await sync_to_async(change)("UPDATE billing_slice SET reap_at = now() - interval '1 hour'")
+    await sync_to_async(run)("reap", words)
+    await see()
+    assert (await sync_to_async(window)(made)).held == (0 if reaped else before)
+    await sync_to_async(run)("reap")
+    await sync_to_async(run)("reap")
+    assert (await sync_to_async(window)(made)).held == 0
+    (its,) = await sync_to_async(Everybody(Slice).all)()
+    assert its.fence == 2
+    await see()
+
+
+@pytest.mark.parametrize("words", ["FOR NO KEY UPDATE", "billing_move", '"billing_correction"', '"billing_recon', ""])
+async def test_a_killed_reconciler_repairs_once_and_says_so(gateway: Any, budget: Any, words: str) -> None:
+    """A repair and the row that tells of it come together or not at all."""
+    made = await sync_to_async(budget)()
+    one, _ = await take_up(await gateway(), 2)
+    await sync_to_async(tell)(one.event())
+    before = await sync_to_async(window)(made)
+    await sync_to_async(change)("UPDATE billing_window SET held = held + 5, used = used - 7")
+    await sync_to_async(run)("reconcile", words)
+    now = await sync_to_async(window)(made)
+    corrections = await sync_to_async(Everybody(Correction).all)()
+    assert (now.held, now.used) == (
+        before.held + 5 + sum(each.held for each in corrections),
+        before.used - 7 + sum(each.used for each in corrections),
+    )
+    report = await sync_to_async(reconcile)()
+    after = await sync_to_async(window)(made)
+    assert (after.held, after.used) == (before.held, before.used)
+    (correction,) = await sync_to_async(Everybody(Correction).all)()
+    assert (correction.held, correction.used) == (-5, 7)
+    assert report.is_clean == bool(corrections)
+    await see()
+
+
+def test_reconcilers_reapers_and_the_settler_do_not_disturb_each_other(key: Any, budget: Any, url: str) -> None:
+    """Whatever runs beside it, the reconciler takes nothing under way for a fault."""
+    made = budget(amount=1000 * HOLD)
+
+    async def admit() -> list[Admitted]:
+        async with purse(url, key) as mine:
+            found = [await mine.admit() for _ in range(120)]
+            await mine.budget_admission.stop()
+            return [each for each in found if isinstance(each, Admitted)]
+
+    admitted = asyncio.run(admit())
+    assert len(admitted) == 120
+
+    def settle(start: int) -> None:
+        for each in admitted[start::2]:
+            tell(each.event())
+        connection.close()
+
+    def compare() -> None:
+        for _ in range(15):
+            assert not reconcile().differences
+        connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for running in [pool.submit(settle, 0), pool.submit(settle, 1), pool.submit(compare), pool.submit(compare)]:
+            running.result()
+    assert not Everybody(Correction).all()
+    assert all(not each.differences for each in Everybody(Reconciliation).all())
+    assert window(made).held == 0
+    assert len({each.budget_id for each in Everybody(Window).all()}) == 1
+    check_invariants()

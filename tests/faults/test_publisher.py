@@ -1,0 +1,50 @@
+"""A worker's publisher whose broker is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from inference_worker.contract.journal import Journal
+from inference_worker.contract.messages import (
+    USAGE_STREAM,
+)
+from inference_worker.worker.engine_client import ActiveJob
+from inference_worker.worker.worker import connect
+from millrace.devserver.valkey import Valkey, accepts
+from tests.support.worker.jobs import make_job
+from tests.support.worker.publishing import eventually, last, new_publisher, usage_events
+
+
+def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of the worker fails meanwhile: its client connects again by itself. The journal must not be trimmed by
+    what the settler has read of the new stream."""
+    monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.1)
+    server = Valkey(tmp_path, durable=False)
+    program = server.prepare()
+    with (tmp_path / "log").open("ab") as log:
+        process: subprocess.Popen[bytes] = program.start(log)
+        eventually(lambda: accepts(server.url))
+        broker = connect(server.url)
+        journal = Journal(tmp_path / "journal")
+        publisher = new_publisher(connect(server.url), journal)
+        try:
+            live = ActiveJob(make_job(), 1)
+            publisher.deliver([last(live, 1)])
+            assert live.ended.wait(60)
+            (usage,) = usage_events(broker)
+            time.sleep(0.5)  # it has looked
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            process = program.start(log)
+            eventually(lambda: accepts(server.url))
+            eventually(lambda: broker.exists(USAGE_STREAM))
+            assert usage_events(broker) == [usage]
+        finally:
+            publisher.close()
+            program.stop(process)

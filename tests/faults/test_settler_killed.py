@@ -1,0 +1,155 @@
+"""Wherever a settler is killed, the next one under its name makes it whole: each leg once, and the windows exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+import redis
+from django.db import connection
+
+from billing.budgets import reservations
+from billing.metering.reconciler import reconcile
+from billing.metering.settler import Settler
+from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
+from inference_worker.contract.messages import USAGE_STREAM
+from inference_worker.contract.messages import ExecutionUsage as Told
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
+from tests.support.billing.killed_settler import STEPS
+from tests.support.billing.usage_events import make_event
+from tests.support.gateway.budgets import COST, DOLLAR, HOLD, check_invariants, tell
+from tests.support.rows import Everybody
+
+ROOT = Path(__file__).resolve().parents[2]
+LEGS = 20
+
+
+@dataclass
+class Books:
+    """A tenant's budgets, a slice that lives, and one whose holds went back."""
+
+    key: ApiKeySnapshot
+    price: int
+    alive: tuple[int, int]
+    reaped: tuple[int, int]
+
+    def leg(self, slice_: tuple[int, int], **changes: Any) -> Told:
+        given = {"uncached": 1000, "cache_read": 9000, "output": 500, "price_version": self.price}
+        held = {"slice_id": slice_[0], "fence": slice_[1], "hold": HOLD, "hold_tokens": 14_096}
+        who = {"tenant_id": self.key.tenant_id, "project_id": self.key.project_id, "key_id": self.key.key_id}
+        return make_event(**(given | held | who | changes))
+
+
+@pytest.fixture
+def books(table: None, key: ApiKeySnapshot, budget: Callable[..., int]) -> Books:
+    for period in ("day", "month", "lifetime"):
+        budget(period=period, name=period, amount=100 * DOLLAR)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        alive, dead = lease(cursor, key, timedelta(hours=1)), lease(cursor, key, timedelta(0))
+        cursor.execute("SELECT max(id) FROM billing_pricesheet")
+        (price,) = cursor.fetchone()
+    assert reservations.reap(datetime.now(UTC)) == 1
+    return Books(key, price, alive, dead)
+
+
+def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, int]:
+    cursor.execute(
+        "SELECT window_id FROM billing_open_windows(%s, %s, %s, now())", [key.tenant_id, key.project_id, key.key_id]
+    )
+    windows = [found for (found,) in cursor.fetchall()]
+    need = [HOLD, 14_096, 1]
+    cursor.execute(
+        "SELECT slice_id, fence FROM billing_lease(%s, 'gw', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],"
+        " %s, interval '0', NULL, NULL, NULL)",
+        [key.tenant_id, windows, need, need, [64 * each for each in need], lasting],
+    )
+    found: tuple[int, int] = cursor.fetchone()
+    return found
+
+
+def release(legs: Sequence[Told]) -> int:
+    """Release early what these legs do not use; how many such releases are not settled."""
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        for leg in legs:
+            billing_context = leg.billing_context
+            nano = COST, leg.usage.prompt + leg.usage.output
+            at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=billing_context.admitted_at)
+            unused = [HOLD - nano[0]], [(billing_context.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
+            cursor.execute(
+                """SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[],
+                %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])""",
+                [
+                    [billing_context.slice_id],
+                    [billing_context.fence],
+                    [at],
+                    [billing_context.request_id],
+                    [billing_context.leg],
+                    *unused,
+                ],
+            )
+        return EarlyRelease.objects.count()
+
+
+def die(step: str, time: int) -> int:
+    """Run a settler that is killed there; its exit status."""
+    parts = urlsplit(os.environ["MILLRACE_DATABASE_URL"])
+    url = urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}"))
+    command = [sys.executable, "-m", "tests.support.billing.killed_settler", step, str(time)]
+    environ = os.environ | {"MILLRACE_DATABASE_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, cwd=ROOT, env=environ, timeout=110).returncode
+
+
+@pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])
+def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int) -> None:
+    known = [books.leg(books.alive) for _ in range(2)]
+    tell(*known)
+    legs = [books.leg(books.alive) for _ in range(LEGS)]
+    failed = books.leg(
+        books.alive,
+        verdict="failed",
+        uncached=0,
+        cache_read=0,
+        output=0,
+        request_id=known[0].billing_context.request_id,
+        admitted_at=known[0].billing_context.admitted_at,
+    )
+    refused = [books.leg(books.alive, block_size=-1), books.leg(books.alive, output=5000), b"poison"]
+    messages = [*legs, failed, *legs[:3], books.leg(books.reaped), *refused, known[1]]
+    released = release([*legs[::3], known[0]])  # the last one is settled: nothing of it is released
+    assert released == len(legs[::3])
+    send(*messages)
+    assert die(step, time) == -signal.SIGKILL
+    check_invariants()
+    assert (settler_broker.xlen(USAGE_STREAM) == 0) == (step == "acknowledged")
+    for _ in range(2):  # the next under its name; and once more, with all that was told
+        Settler(settler_broker, consumer="a", stopping=threading.Event()).drain()
+        check_invariants()
+        assert Everybody(UsageEvent).count() == LEGS + 3
+        assert Everybody(UsageQuarantine).count() == len(refused)
+        assert [each.verdict for each in Everybody(Adjustment).all()] == ["failed"]
+        assert {each.used for each in Everybody(Window).all()} == {(LEGS + 2) * COST * 10**6}
+        assert settler_broker.xlen(USAGE_STREAM) == 0
+        by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
+        assert by_gateway == {leg.billing_context.request_id for leg in legs[::3]}
+        assert release([]) == 0
+        send(*messages, *known)
+    assert {each.held for each in Everybody(Window).all()} == {(64 - LEGS - 2) * HOLD}
+    report = reconcile()
+    assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute("UPDATE billing_slice SET reap_at = now()")
+    reservations.reap(datetime.now(UTC))  # what is in quarantine holds nothing for ever
+    assert {each.held for each in Everybody(Window).all()} == {0}
+    check_invariants()

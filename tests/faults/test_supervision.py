@@ -1,0 +1,52 @@
+"""A process that keeps dying: it is restarted ever more slowly, and nothing else stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.support.balance import assert_books_balance
+from tests.support.stack import MODEL, Stack, eventually
+
+pytestmark = pytest.mark.timeout(300)
+KILLS = 6
+# Words of the command lines of the processes that must live on.
+OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "run_settler"), ("celery", "beat"))
+
+
+def test_a_worker_killed_six_times_in_a_minute_stops_nothing_else(stack: Stack) -> None:
+    stack.wait_until_ready()
+    others = [stack.pid(*words) for words in OTHERS]
+    began = time.monotonic()
+    killed: set[int] = set()
+
+    def kill() -> bool:
+        worker = stack.worker()
+        if worker in killed:
+            return False
+        os.kill(worker, signal.SIGKILL)
+        killed.add(worker)
+        return True
+
+    for _ in range(KILLS):
+        eventually(kill)
+    assert time.monotonic() - began < 60
+
+    def shown() -> str:
+        return str(httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"].get(f"worker-{MODEL}", ""))
+
+    eventually(lambda: "last: killed by SIGKILL, next start in" in shown(), 5)
+    deaths = int(shown().removeprefix("restarting, ").split()[0])
+    assert deaths >= KILLS  # tests before this one may have killed it too
+    stack.wait_until_ready()
+    answer = stack.client().chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
+    )
+    assert answer.choices[0].message.content
+    assert [stack.pid(*words) for words in OTHERS] == others
+    assert httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"] == {}
+    assert_books_balance(stack.database_url)

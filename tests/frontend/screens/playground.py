@@ -1,7 +1,0 @@
-"""Registers the playground."""
-
-from __future__ import annotations
-
-from tests.frontend.console import Screen, register
-
-register(Screen("playground", "/t/{slug}/playground/", queries=16))

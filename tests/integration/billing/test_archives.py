@@ -1,0 +1,291 @@
+"""Months of usage taken out of the database into files, and brought back: the same rows, whatever was killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connection, connections
+
+from billing.actions import archives as verbs
+from billing.actions.archives import do_archive, do_restore
+from billing.actions.drafts import do_draft
+from billing.invoicing import checks
+from billing.invoicing.runs import invoice_months
+from billing.metering import archives, rollups
+from billing.metering.archives import ArchiveDamagedError, manifest_path
+from billing.metering.ingest import UsageMessage, settle
+from billing.metering.partitions import existing_partitions
+from billing.metering.usage import UsageReport, sums
+from billing.models import Invoice, Slice, UsageArchive, UsageEvent, UsageQuarantine
+from inference_worker.contract.messages import encode
+from tenants.actions import Conflict, do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import Tenant
+from tests.support.billing.books import OCTOBER, make_months, period, price, take_back, use
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
+MONTH = date(2026, 10, 1)
+NAME = "billing_usageevent_2026_10"
+LATER = datetime(2026, 12, 20, tzinfo=UTC)
+
+
+class _Clock(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return LATER
+
+
+@pytest.fixture
+def acme(table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
+    """A tenant with an invoice of October, two months ago; its usage is in the sums by hour."""
+    make_months()
+    acme = do_create_tenant("acme", 'Acme "and" Söhne')
+    alpha = price("3")
+    use(acme, OCTOBER, (alpha, 1_000_001), times=3)
+    use(acme, OCTOBER + timedelta(microseconds=1), (alpha, 7))
+    take_back(Everybody(UsageEvent).get(uncached=7), OCTOBER)
+    invoice_months(month="2026-10", now=datetime(2026, 11, 2, tzinfo=UTC))
+    monkeypatch.setattr(verbs, "datetime", _Clock)
+    monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))  # what was settled now counts as long ago
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
+    rollups.build()
+    yield acme
+    connections["owner"].close()
+    with as_owner(), connection.cursor() as cursor:
+        if NAME not in existing_partitions():
+            cursor.execute(f"DROP TABLE IF EXISTS {NAME}")
+        cursor.execute("DELETE FROM billing_usagearchive")
+
+
+def rows() -> list[tuple[Any, ...]]:
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT e::text, tableoid::regclass::text FROM billing_usageevent e ORDER BY admitted_at, request_id"
+        )
+        return cursor.fetchall()
+
+
+def state() -> str:
+    if NAME in existing_partitions():
+        return "attached"
+    row = UsageArchive.objects.get()
+    return "detached" if row.dropped_at is None else "dropped"
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -> None:
+    before, (invoice,) = rows(), Everybody(Invoice).all()
+    with tenant_scope(acme):
+        counted = sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER))
+    manifest = do_archive(MONTH, tmp_path, drop=drop)
+    assert (manifest.usage.rows, manifest.adjustments.rows) == (4, 1)
+    assert manifest.usage.sums["uncached"] == "3000010"
+    assert manifest.usage.sums["cost_femto"] == str(3_000_010 * 3 * 10**9)
+    assert manifest.adjustments.sums["uncached"] == "-7"
+    assert state() == ("dropped" if drop else "detached")
+    assert rows() == []
+    with tenant_scope(acme):  # usage pages still know what it came to
+        assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
+    with pytest.raises(Conflict, match=r"2026-10 is archived"), all_tenants_scope(BypassReason.BILLING):
+        checks.check(Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk))
+    with pytest.raises(Conflict, match="archived"):
+        do_draft(period(OCTOBER))
+    assert invoice_months(month="2026-10", now=LATER).left
+    do_restore(manifest_path(tmp_path, MONTH))
+    assert (rows(), state()) == (before, "attached")
+    with all_tenants_scope(BypassReason.BILLING):
+        found = checks.check(Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get())
+    assert found.same_data
+    assert found.same_pdf
+    with tenant_scope(acme):
+        assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
+
+
+def test_a_month_that_came_back_is_as_safe_as_before(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
+    do_archive(MONTH, tmp_path, drop=True)
+    do_restore(manifest_path(tmp_path, MONTH))
+    with tenant_scope(acme.pk + 1), connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM billing_usageevent_2026_10")
+        assert cursor.fetchone() == (0,)
+    for statement in ("DELETE FROM {}", "TRUNCATE {}", "UPDATE {} SET output = 1"):
+        with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
+            connection.cursor().execute(statement.format(NAME))
+    with as_owner(), connection.cursor() as cursor:
+        cursor.execute("SELECT relrowsecurity, relforcerowsecurity FROM pg_class WHERE relname = %s", [NAME])
+        assert cursor.fetchone() == (True, True)
+        cursor.execute("SELECT count(*) FROM pg_trigger WHERE tgrelid = %s::regclass", [NAME])
+        assert cursor.fetchone() == (2,)
+
+
+def test_the_same_rows_are_the_same_bytes(acme: Tenant, tmp_path: Path) -> None:
+    first, second = do_archive(MONTH, tmp_path / "a"), None
+    do_restore(manifest_path(tmp_path / "a", MONTH))
+    second = do_archive(MONTH, tmp_path / "b")
+    assert first == second
+    for name in ("usage-2026-10.json", first.usage.file, first.adjustments.file):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("at", ["_write_part", "manifest_path", "summed", "_detach", "_drop", "_archive_rows"])
+def test_killed_anywhere_it_can_be_run_again(
+    acme: Tenant, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stops, the rows are in the database or whole in files, and the next run ends the work."""
+    before = rows()
+    with monkeypatch.context() as patch:
+        patch.setattr(verbs if hasattr(verbs, at) else archives, at, _killed)
+        with pytest.raises(KeyboardInterrupt):
+            do_archive(MONTH, tmp_path, drop=True)
+    assert state() == ("detached" if at == "_drop" else "attached")
+    assert (rows() == before) == (state() == "attached")
+    do_archive(MONTH, tmp_path, drop=True)
+    assert state() == "dropped"
+    with monkeypatch.context() as patch:
+        patch.setattr(verbs, "_archive_rows", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            do_restore(manifest_path(tmp_path, MONTH))
+    assert rows() == []
+    do_restore(manifest_path(tmp_path, MONTH))
+    assert rows() == before
+
+
+def _killed(*args: Any, **kwargs: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_usage_that_comes_in_meanwhile_stays(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beta = price("3", model="beta")
+    for name in ("_write_part", "summed"):  # before the rows are compared with the files, and after
+        step = getattr(archives, name)
+
+        def then_late(*args: Any, step: Any = step) -> Any:
+            done = step(*args)
+            use(acme, OCTOBER, (beta, 5))
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(archives, name, then_late)
+            with pytest.raises(Conflict, match="came in meanwhile"):
+                do_archive(MONTH, tmp_path)
+        assert state() == "attached"
+    assert len(Everybody(UsageEvent).all()) == 4 + 2  # what came while the files were written went back with them
+
+
+def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Conflict, match="too young"):
+        do_archive(date(2026, 11, 1), tmp_path)
+    with pytest.raises(Conflict, match="no usage of 2026-08"):
+        do_archive(date(2026, 8, 1), tmp_path)
+    with all_tenants_scope(BypassReason.SETTLER):
+        held = Slice.objects.create(
+            **{"tenant_id": acme.pk, "gateway_id": "g", "windows": [], "money": 1, "tokens": 1, "requests": 1},
+            **dict.fromkeys(("made_at", "leased_until", "reap_at"), OCTOBER),
+            sealed=True,
+        )
+    with pytest.raises(Conflict, match="1 holds are open"):
+        do_archive(MONTH, tmp_path)
+    with all_tenants_scope(BypassReason.SETTLER):
+        held.delete()
+    monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=10))
+    with pytest.raises(Conflict, match="sums by hour"):
+        do_archive(MONTH, tmp_path)
+    monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))
+    use(acme, OCTOBER, (price("3", model="beta"), 5))  # late: on November's invoice, which is not made yet
+    rollups.build()
+    with pytest.raises(Conflict, match=r"Not invoiced yet: 2026-1[12]"):
+        do_archive(MONTH, tmp_path)
+    assert state() == "attached"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_keeps_its_usage(acme: Tenant, tmp_path: Path) -> None:
+    with all_tenants_scope(BypassReason.BILLING):
+        billed = Invoice.objects.all_tenants().get()
+        kept = {name: getattr(billed, name) for name in ("tenant", "entity", "period", "seller", "buyer")}
+        Invoice.objects.create(**kept, revision=2)
+    with pytest.raises(Conflict, match="Drafts of invoices wait to be finalized: 1"):
+        do_archive(MONTH, tmp_path)
+
+
+def test_damaged_files_are_found(acme: Tenant, tmp_path: Path) -> None:
+    manifest = do_archive(MONTH, tmp_path)
+    path, file = manifest_path(tmp_path, MONTH), tmp_path / manifest.usage.file
+    good = file.read_bytes()
+    text = gzip.decompress(good)
+    for bad in (
+        good[:-9],
+        b"",
+        good[:200] + b"\x00" + good[201:],
+        gzip.compress(text.replace(b"acme", b"bcme") + b"x"),
+    ):
+        file.write_bytes(bad)
+        with pytest.raises(ArchiveDamagedError):
+            do_restore(path)
+        with pytest.raises(ArchiveDamagedError):
+            do_archive(MONTH, tmp_path, drop=True)
+    file.write_bytes(gzip.compress(text.replace(b"alpha", b"alphb")))  # the sums are as they were
+    told = json.loads(path.read_bytes())
+    with pytest.raises(ArchiveDamagedError):
+        do_restore(path)
+    told["format"] = "other"
+    path.write_text(json.dumps(told))
+    with pytest.raises(ArchiveDamagedError, match="of the format 'other'"):
+        do_restore(path)
+    assert state() == "detached"
+
+
+def test_an_arrival_for_an_archived_month_waits_in_quarantine(
+    acme: Tenant, tmp_path: Path, event: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    do_archive(MONTH, tmp_path)
+    outcome = settle([UsageMessage("1-0", encode(event(at=OCTOBER, tenant_id=acme.pk)))])
+    assert (outcome.settled, outcome.quarantined) == (0, 1)
+    assert _quarantined() == UsageQuarantine.Reason.UNPLACEABLE
+    call_command("usage_partitions")
+    told = capsys.readouterr().out
+    assert "2026-10               4" in told
+    assert "detached" in told
+    assert "for want of their month: 1 messages" in told
+
+
+def _quarantined() -> str:
+    with all_tenants_scope(BypassReason.COMMAND):
+        return UsageQuarantine.objects.get().reason
+
+
+def test_the_command(acme: Tenant, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
+    with pytest.raises(CommandError, match="archived already"):
+        call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
+    call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path), "--drop")
+    call_command("usage_archive", "restore", str(tmp_path / "usage-2026-10.json"))
+    with pytest.raises(CommandError, match="is in the database"):
+        call_command("usage_archive", "restore", str(tmp_path / "usage-2026-10.json"))
+    with pytest.raises(CommandError, match="no month"):
+        call_command("usage_archive", "create", "2026-13", "--to", str(tmp_path))
+    assert "4 events are in the database again" in capsys.readouterr().out
+
+
+def test_two_at_once_do_not_meet(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [verbs._LOCK])
+        try:
+            with pytest.raises(Conflict, match="Another"):
+                do_archive(MONTH, tmp_path)
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [verbs._LOCK])
+
+
+def test_the_platforms_role_may_not_write_what_is_archived(acme: Tenant) -> None:
+    row = {"month": MONTH, "rows": 1, "sha256": "", "periods": [], "detached_at": LATER}
+    with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
+        UsageArchive.objects.create(**row)

@@ -1,0 +1,109 @@
+"""Budgets by their verbs and their API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
+from billing.models import Budget, Window
+from tenants import actions
+from tenants.actions.common import ActionRefused, Conflict
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry, ChangeLog, Tenant, User
+from tests.support.rows import Everybody, of, only_project
+
+pytestmark = pytest.mark.django_db
+SOON = datetime.now(UTC) + timedelta(days=2)
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def make(tenant: Tenant, **fields: object) -> Budget:
+    return do_make_budget(tenant, **{"name": "b", "unit": "money", "period": "month", "amount": 10**9, **fields})
+
+
+def test_each_change_is_audited_and_told(tenant):
+    told = Everybody(ChangeLog).count()
+    budget = make(tenant)
+    assert do_change_budget(budget, amount=5, raise_amount=3, raise_until=SOON).amount == 5
+    assert do_remove_budget(budget)
+    assert not do_remove_budget(budget)
+    with pytest.raises(Conflict):
+        do_change_budget(budget, amount=6)
+    verbs = [each.verb for each in sorted(of(AuditEntry, tenant, object_type="budget"), key=lambda entry: entry.pk)]
+    assert verbs == ["budget.created", "budget.updated", "budget.deleted"]
+    assert Everybody(ChangeLog).count() == told + 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"amount": -1},
+        {"raise_amount": 5},
+        {"raise_until": SOON},
+        {"period": "lifetime", "rollover_cap": 5},
+        {"unit": "requests", "clamp": True},
+        {"unit": "apples"},
+        {"period": "year"},
+        {"mode": "maybe"},
+    ],
+)
+def test_what_makes_no_sense_is_refused(tenant, fields):
+    with pytest.raises(ActionRefused):
+        make(tenant, **fields)
+    assert Everybody(Budget).count() == 0
+
+
+def test_others_projects_keys_and_people_are_refused(tenant):
+    other = actions.do_create_tenant("other", "Other")
+    key, _ = actions.do_create_api_key(only_project(other), "k")
+    stranger = User.objects.create_user("x@example.com")
+    mine, _ = actions.do_create_api_key(only_project(tenant), "k")
+    for scope in (
+        {"project": only_project(other)},
+        {"key": key},
+        {"member": stranger},
+        {"project": only_project(tenant), "key": mine},
+    ):
+        with pytest.raises(ActionRefused):
+            make(tenant, **scope)
+
+
+def test_its_unit_and_period_stay(tenant):
+    with pytest.raises(ActionRefused, match="unit"):
+        do_change_budget(make(tenant), unit="tokens")
+
+
+def test_the_api_tells_what_is_left(tenant, client):
+    _, secret = actions.do_create_api_key(only_project(tenant), "m", scopes=["manage"])
+    headers = {"authorization": f"Bearer {secret}"}
+    sent = {"name": "Monthly", "unit": "money", "period": "month", "amount": 1000}
+    made = client.post("/api/budgets", sent, content_type="application/json", headers=headers)
+    assert made.status_code == 201, made.content
+    assert made.json()["window"] is None
+    pk, now = made.json()["id"], datetime.now(UTC)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Window.objects.create(
+            tenant_id=tenant.pk,
+            budget_id=pk,
+            unit="money",
+            period_start=now - timedelta(days=1),
+            period_end=now + timedelta(days=1),
+            used=100_000_001,
+            held=50,
+        )
+    window = client.get(f"/api/budgets/{pk}", headers=headers).json()["window"]
+    assert (window["used"], window["held"], window["left"]) == (101, 50, 849)
+    raised = {"raise_amount": 10, "raise_until": SOON.isoformat()}
+    answer = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
+    assert answer.json()["window"]["left"] == 859
+    assert [each["id"] for each in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
+    assert client.get("/api/budgets?unit=tokens", headers=headers).json()["results"] == []
+    assert client.delete(f"/api/budgets/{pk}", headers=headers).status_code == 204
+    assert client.get("/api/budgets?active=false", headers=headers).json()["results"][0]["active"] is False

@@ -1,0 +1,189 @@
+"""The API of invoices and money: what it gives to whom, and what operators do with it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from rest_framework.test import APIClient
+
+from billing.models import Invoice, InvoiceFile, Payment
+from millrace.conf.environment import platform_settings
+from tenants.actions import do_create_api_key, do_create_tenant
+from tenants.models import AuditEntry, Tenant, User
+from tests.support.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use
+from tests.support.rows import Everybody, only_project
+from tests.support.tenants.management_api import by_person, by_role
+
+pytestmark = pytest.mark.django_db
+MILLION = 10**6
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def client(acme) -> APIClient:
+    _, secret = do_create_api_key(only_project(acme), "k", scopes=("manage",))
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    return client
+
+
+@pytest.fixture
+def operator(db) -> APIClient:
+    return by_person(User.objects.create_superuser("op@example.com"))
+
+
+@pytest.fixture
+def invoice(acme) -> Invoice:
+    one, two = price("1"), price("2", "output")
+    use(acme, OCTOBER, (one, MILLION), times=2)
+    use(acme, OCTOBER, (one, MILLION), (two, MILLION))
+    return invoiced(acme, OCTOBER)
+
+
+def test_lists_and_details(client, invoice):
+    (found,) = client.get("/api/invoices", {"state": "open", "month": "2026-10"}).json()["results"]
+    assert (found["number"], found["total"], found["events"]) == (invoice.number, 500, 3)
+    assert client.get("/api/invoices?state=draft").json()["results"] == []
+    whole = client.get(f"/api/invoices/{invoice.pk}").json()
+    assert (whole["outstanding"], whole["sha256"]) == (500, invoice.sha256)
+    lines = [(line["component"], line["tokens"], line["cents"]) for line in whole["document"]["lines"]]
+    assert lines == [("uncached", 3 * MILLION, 300), ("output", MILLION, 200)]
+
+
+def test_the_other_forms(client, invoice):
+    url = f"/api/invoices/{invoice.pk}"
+    pdf = client.get(f"{url}/pdf")
+    assert (pdf.content, pdf["content-type"]) == (
+        *(bytes(Everybody(InvoiceFile).get(invoice_id=invoice.pk).pdf), "application/pdf"),
+    )
+    page = client.get(f"{url}/html")
+    assert page["content-type"].startswith("text/html")
+    assert f"Invoice {invoice.number}" in page.content.decode()
+    assert client.get(f"{url}/csv").content.decode().splitlines()[1].startswith(f"{invoice.number},1,usage,,alpha")
+    assert client.get(f"{url}/check").json() == {
+        **{"events": 3, "unrated": 0, "ledger_difference": 0, "same_data": True, "same_pdf": True},
+        "sha256": invoice.sha256,
+    }
+
+
+def test_every_line_drills_down_to_its_events(client, invoice):
+    url = f"/api/invoices/{invoice.pk}/events"
+    counts = [len(client.get(url, {"line": line}).json()["results"]) for line in (1, 2)]
+    assert counts == [3, 1]
+    assert len(client.get(url).json()["results"]) == 3
+    (event,) = client.get(url, {"line": 2}).json()["results"]
+    assert [line["component"] for line in event["lines"]] == ["uncached", "output"]
+    assert client.get(url, {"line": 9}).status_code == 404
+    assert client.get(url, {"line": "x"}).status_code == 400
+
+
+def test_a_draft_has_no_pdf(client, acme):
+    draft = draft_for(acme)
+    for form in ("pdf", "check"):
+        assert client.get(f"/api/invoices/{draft.pk}/{form}").status_code == 409
+    assert "Draft" in client.get(f"/api/invoices/{draft.pk}/html").content.decode()
+
+
+def test_the_profile(acme, client):
+    url = "/api/billing/profile"
+    assert client.get(url).json() | {"entity": ""} == {
+        **{"name": "Acme", "street": "", "postcode": "", "city": "", "region": "", "country": "US", "vat_id": ""},
+        **{"emails": [], "po_number": "", "currency": "USD", "entity": ""},
+    }
+    assert client.patch(url, {"country": "DE"}).status_code == 403  # a key may not
+    billing = by_role(acme, "billing")
+    changed = billing.patch(url, {"country": "DE", "vat_id": "DE301774912", "emails": ["a@acme.example"]})
+    assert (changed.status_code, changed.json()["country"], changed.json()["name"]) == (200, "DE", "Acme")
+    for wrong in ({"country": "Germany"}, {"emails": ["x"]}, {"nmae": "x"}, {"currency": "euro"}):
+        assert billing.patch(url, wrong).status_code == 400, wrong
+    assert Everybody(AuditEntry).filter(verb="billing_profile.updated")[0].after["country"] == "DE"
+
+
+def test_operators_set_up_who_bills_and_with_which_tax(operator, acme):
+    made = operator.post(
+        "/api/operator/entities", {"slug": "nl", "name": "N", "country": "NL", "time_zone": "Europe/Berlin"}
+    )
+    assert made.status_code == 201, made.content
+    url = f"/api/operator/entities/{made.json()['id']}"
+    assert operator.patch(url, {"vat_id": "NL1", "time_zone": "Mars/Base"}).status_code == 400
+    assert operator.patch(url, {"vat_id": "NL1"}).json()["vat_id"] == "NL1"
+    rule = {"entity": "nl", "country": "NL", "category": "S", "rate_ppm": 210_000, "starts_on": "2026-01-01"}
+    assert operator.post("/api/operator/tax-rules", rule).status_code == 201
+    assert operator.post("/api/operator/tax-rules", rule).status_code in (400, 409)
+    assert operator.post("/api/operator/tax-rules", rule | {"country": "DE", "rate_ppm": 0}).status_code == 400
+    assert [row["rate_ppm"] for row in operator.get("/api/operator/tax-rules").json()["results"]] == [210_000]
+    rate = {"currency": "EUR", "on": "2026-10-01", "micro_per_usd": 920_000}
+    assert operator.post("/api/operator/exchange-rates", rate).status_code == 201
+    tenant = f"/api/operator/tenants/{acme.pk}"
+    assert operator.post(f"{tenant}/entity", {"entity": "nl"}).json()["entity"] == "N"
+    use(acme, OCTOBER, (price("1"), MILLION))
+    assert operator.post(f"{tenant}/entity", {"entity": "default"}).status_code in (400, 409)
+    labels = [row["label"] for row in operator.get("/api/operator/periods").json()["results"]]
+    assert "2026-10" in labels
+    assert operator.patch(url, {"time_zone": "UTC"}).status_code == 409
+
+
+def test_operators_bill_by_hand(operator, client, acme):
+    use(acme, OCTOBER, (price("3"), MILLION))
+    tenant = f"/api/operator/tenants/{acme.pk}"
+    month = period(OCTOBER)
+    assert operator.post(f"/api/operator/periods/{month.pk}/close").json()["closed_at"]
+    (draft,) = operator.post(f"{tenant}/invoices", {"month": "2026-10"}).json()
+    url = f"/api/operator/invoices/{draft['id']}"
+    assert operator.post(f"{url}/finalize").json()["state"] == "open"
+    note = operator.post(f"{url}/credit", {"reason": "SLA", "amounts": [{"description": "SLA", "cents": 100}]})
+    assert (note.status_code, note.json()["kind"], note.json()["total"]) == (201, "credit_note", 100)
+    assert operator.post(f"{url}/void", {"reason": "x"}).status_code == 409
+    sent = {"reference": "wire 1", "cents": 150, "received_at": "2026-11-02T00:00:00Z"}
+    for _ in range(2):
+        assert operator.post(f"{tenant}/payments", sent).status_code == 201
+    assert client.get(f"/api/invoices/{draft['id']}").json()["outstanding"] == 50
+    assert operator.post(f"{url}/write-off", {"reason": "small"}).json()["state"] == "uncollectible"
+    assert [row["cents"] for row in client.get("/api/payments").json()["results"]] == [150]
+    assert sum(row["nano"] for row in client.get("/api/ledger").json()["results"]) == 0
+
+
+def test_operators_grant_credit_and_agree_on_commitments(operator, client, acme):
+    tenant = f"/api/operator/tenants/{acme.pk}"
+    granted = operator.post(f"{tenant}/credits", {"kind": "promotional", "nano": 5 * 10**9, "note": "Welcome"})
+    assert (granted.status_code, granted.json()["rest"]) == (201, 5 * 10**9)
+    assert operator.post(f"{tenant}/credits", {"kind": "prepaid", "nano": 1}).status_code == 409
+    assert [row["note"] for row in client.get("/api/credits").json()["results"]] == ["Welcome"]
+    terms = {"name": "Committed use", "fee": 45_000, "included_nano": 500 * 10**9, "first_month": "2026-11"}
+    assert operator.post(f"{tenant}/commitments", terms).status_code == 201
+    assert operator.post(f"{tenant}/commitments", terms | {"last_month": "2026-10"}).status_code == 400
+    assert [row["fee"] for row in client.get("/api/commitments").json()["results"]] == [45_000]
+
+
+def test_the_webhook_takes_what_is_signed(acme, invoice, monkeypatch):
+    secret, url = "whsec_" + "x" * 30, "/api/webhooks/payments/stripe"
+    changed = replace(platform_settings(), stripe_webhook_secret=secret)
+    monkeypatch.setattr("billing.payments.providers.platform_settings", lambda: changed)
+    item = {"id": "pi_9", "currency": "usd", "amount_received": 500, "created": int(time.time())}
+    body = json.dumps(
+        {"type": "payment_intent.succeeded", "data": {"object": item | {"metadata": {"invoice": invoice.number}}}}
+    ).encode()
+
+    def send(proof: str, to: str = url):
+        at = int(time.time())
+        signature = f"t={at},v1={proof or hmac.new(secret.encode(), b'%d.' % at + body, hashlib.sha256).hexdigest()}"
+        return APIClient().post(to, body, content_type="application/json", headers={"Stripe-Signature": signature})
+
+    assert send("0" * 64).status_code == 403
+    assert APIClient().post(url, body, content_type="application/json").status_code == 403
+    assert send("", "/api/webhooks/payments/nobody").status_code == 404
+    assert not Everybody(Payment).all()
+    assert [send("").status_code for _ in range(2)] == [204, 204]
+    assert Everybody(Payment).get().received_at == datetime.fromtimestamp(item["created"], UTC)
+    assert Everybody(Invoice).get().state == "paid"

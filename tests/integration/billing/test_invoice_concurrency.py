@@ -1,0 +1,276 @@
+"""Invoices while everything happens at once: numbers without gaps, closing beside settling, and any order of events."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.core import mail
+from django.db import connection
+
+from billing.actions.credits import do_grant_credit
+from billing.actions.drafts import do_close_period, do_draft
+from billing.actions.invoices import do_finalize
+from billing.actions.payments import Received, do_record_payment
+from billing.invoicing import document, emails, pdf
+from billing.invoicing.lines import lines_of
+from billing.invoicing.runs import invoice_months
+from billing.metering.ingest import UsageMessage, settle
+from billing.models import Account, BillingProfile, CreditGrant, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
+from billing.periods import default_entity, ensure_periods, month_bounds, stamps
+from inference_worker.contract.messages import encode
+from tenants.actions import do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant
+from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
+from tests.support.billing.published_prices import A, publish
+from tests.support.rows import Everybody
+
+MILLION = 10**6
+
+
+class Killed(Exception):
+    """Stands for a process that ends."""
+
+
+def at_once(jobs: list[Callable[[], object]], threads: int = 6) -> list[object]:
+    """Run them in threads with connections of their own; what each gave or raised."""
+
+    def run(job: Callable[[], object]) -> object:
+        try:
+            return job()
+        except Exception as exc:  # noqa: BLE001
+            return exc
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(run, jobs))
+
+
+@pytest.fixture
+def october(table) -> Period:
+    make_months()
+    return period(OCTOBER)
+
+
+def drafts(month: Period, tenants: int) -> list[Invoice]:
+    cheap = price("1")
+    for number in range(tenants):
+        use(do_create_tenant(f"t{number}", f"T{number}"), OCTOBER, (cheap, MILLION))
+    do_close_period(month, now=over(month))
+    return do_draft(month)
+
+
+def test_numbers_have_no_gaps_under_rollbacks(october):
+    """Worked example 12: 50 finalizations at once with 10 forced rollbacks give the numbers 1 to 40."""
+    waiting = drafts(october, 50)
+    random.shuffle(waiting)
+
+    def finalize(invoice: Invoice, killed: bool) -> str:
+        with all_tenants_scope(BypassReason.BILLING):
+            done = do_finalize(invoice, now=october.ends_at)
+            if killed:
+                raise Killed
+        return str(done)
+
+    answers = at_once([lambda row=row, n=n: finalize(row, n % 5 == 0) for n, row in enumerate(waiting)])
+    assert sum(isinstance(answer, Killed) for answer in answers) == 10
+    numbers = sorted(row.number for row in Everybody(Invoice).filter(number__isnull=False))
+    assert numbers == [f"INV-2026-{number:06}" for number in range(1, 41)]
+    assert Everybody(NumberSeries).get().last == 40
+    report = invoice_months(month="2026-10", now=october.ends_at + timedelta(days=1))  # takes up what was left
+    assert sorted(report.finalized) == [f"INV-2026-{number:06}" for number in range(41, 51)]
+    assert sum(entry.nano for entry in Everybody(LedgerEntry).all()) == 0
+
+
+@pytest.mark.parametrize("step", ["_issue", "_fix", "_book", "credits.use", "pdf.rendered", "document.described"])
+def test_a_finalization_that_is_killed_leaves_nothing(october, monkeypatch, step):
+    (draft,) = drafts(october, 1)
+
+    def end(*args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(f"billing.actions.invoices.{step}", end)
+        do_finalize(draft, now=october.ends_at)
+    row = Everybody(Invoice).get()
+    assert (row.state, row.number, Everybody(LedgerEntry).count()) == ("draft", None, 0)
+    assert do_finalize(draft, now=october.ends_at).number == "INV-2026-000001"
+
+
+def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
+    waiting = drafts(october, 3)
+    whole = pdf.rendered
+    broken = waiting[0].tenant.name
+
+    def rendered(said: dict) -> bytes:
+        if said["buyer"]["name"] == broken:
+            raise ValueError("no such font")
+        return whole(said)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("billing.invoicing.pdf.rendered", rendered)
+        report = invoice_months(month="2026-10", now=over(october))
+    assert (report.finalized, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such font"]),)
+    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == ["INV-2026-000003"]
+    assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == []
+
+
+def test_the_same_run_many_times_at_once(october):
+    cheap = price("1")
+    for number in range(5):
+        use(do_create_tenant(f"t{number}", f"T{number}"), OCTOBER, (cheap, MILLION))
+    answers = at_once([lambda: invoice_months(month="2026-10", now=over(october))] * 6)
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    invoices = Everybody(Invoice).all()
+    assert sorted(row.number for row in invoices) == [f"INV-2026-{number:06}" for number in range(1, 6)]
+    assert {row.total for row in invoices} == {100}
+    assert Everybody(LedgerEntry).filter(account=Account.RECEIVABLE).__len__() == 5
+
+
+def test_one_payment_told_many_times_at_once(october):
+    (draft,) = drafts(october, 1)
+    invoice = do_finalize(draft)
+    told = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
+    answers = at_once([lambda: do_record_payment(told)[1]] * 12)
+    assert sorted(answers) == [False] * 11 + [True]
+    assert Everybody(Invoice).get().state == "paid"
+
+
+def test_a_mail_is_claimed_by_one(october):
+    (draft,) = drafts(october, 1)
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingProfile.objects.create(
+            tenant=draft.tenant, entity=draft.entity, name="T", country="DE", emails=["bills@acme.example"]
+        )
+    do_finalize(draft)
+    assert sum(at_once([emails.send_all] * 6)) == 1
+    assert len(mail.outbox) == 1
+
+
+def test_credit_is_not_burnt_twice(october):
+    """Two months' invoices of one tenant are made final at once, and want the same credit."""
+    acme, cheap = do_create_tenant("acme", "Acme"), price("1")
+    do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 150 * 10**7, starts_at=OCTOBER)
+    waiting = []
+    for at in (OCTOBER, NOVEMBER):
+        use(acme, at, (cheap, MILLION))
+        month = period(at)
+        do_close_period(month, now=over(month))
+        waiting += do_draft(month)
+    totals = sorted(done.total for done in at_once([lambda row=row: do_finalize(row) for row in waiting]))
+    assert totals == [0, 50]
+
+
+def test_closing_waits_for_what_bears_its_stamp_already(october):
+    """The draft after the closing has every event with the period's stamp; what comes later has the next one's."""
+    acme, cheap = do_create_tenant("acme", "Acme"), price("1")
+    stamped, drafted = threading.Event(), threading.Event()
+
+    def settle_slowly() -> None:
+        def pause() -> None:
+            stamped.set()
+            drafted.wait(2)
+
+        use(acme, OCTOBER, (cheap, MILLION), stamped=pause)
+
+    def close() -> int:
+        stamped.wait(20)
+        do_close_period(october, now=over(october))
+        drafts = do_draft(october)
+        drafted.set()
+        return sum(draft.events for draft in drafts)
+
+    assert at_once([settle_slowly, close], threads=2) == [None, 1]
+    use(acme, OCTOBER, (cheap, MILLION))
+    assert [row.invoice_period == october.pk for row in Everybody(UsageEvent).order_by("settled_at")] == [True, False]
+
+
+def test_stamps_while_others_make_the_same_periods(october):
+    def stamp() -> list[int]:
+        with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
+            return stamps(cursor, [(1, datetime(2027, month, 3, tzinfo=UTC)) for month in range(1, 13)])
+
+    answers = at_once([stamp] * 6)
+    assert all(answer == answers[0] for answer in answers), answers
+    assert len(set(answers[0])) == 12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_and_any_duplication_give_the_same_invoice(table, event, seed):
+    """Invariant 8, and worked example 12: 1,000 events delivered three times in random order are 1,000 rows."""
+    version = publish(A, at=datetime.now(UTC) - timedelta(days=1))
+    shuffle = random.Random(seed)
+    at = datetime.now(UTC)
+    usages = [
+        {"uncached": shuffle.randrange(1, 9999), "cache_read": shuffle.randrange(99), "output": shuffle.randrange(99)}
+        for _ in range(1000 if seed == 0 else 100)
+    ]
+    said = []
+    for copies in (1, 3):
+        tenant = do_create_tenant(f"copies-{copies}", "Acme")
+        messages = [
+            encode(event(tenant_id=tenant.pk, model="m", price_version=version, at=at, **usage)) for usage in usages
+        ] * copies
+        shuffle.shuffle(messages)
+        for start in range(0, len(messages), 300):
+            settle([UsageMessage(f"{n}-0", body) for n, body in enumerate(messages[start : start + 300])])
+        assert len(Everybody(UsageEvent).filter(tenant_id=tenant.pk)) == len(usages)
+        said.append(said_of(tenant, at))
+    assert said[0] == said[1]
+
+
+def said_of(tenant: Tenant, at: datetime) -> bytes:
+    """What the draft says, but for whose it is."""
+    (draft,) = do_draft(period(at), tenant)
+    with all_tenants_scope(BypassReason.BILLING):
+        return document.encoded(document.described(draft, lines_of(draft)))
+
+
+# Months
+
+
+@pytest.mark.parametrize(
+    ("zone", "year", "month", "hours"),
+    [
+        ("UTC", 2026, 11, 720),
+        ("America/New_York", 2026, 11, 721),
+        ("America/New_York", 2026, 3, 743),
+        ("Europe/Berlin", 2026, 10, 745),
+        ("Europe/Berlin", 2026, 3, 743),
+        ("UTC", 2028, 2, 696),
+        ("UTC", 2026, 2, 672),
+        ("Asia/Kolkata", 2026, 12, 744),
+        ("Australia/Lord_Howe", 2026, 4, 720.5),
+    ],
+)
+def test_months_by_the_clocks_of_a_place(zone, year, month, hours):
+    start, end = month_bounds(zone, year, month)
+    assert (end - start) / timedelta(hours=1) == hours
+    assert end == month_bounds(zone, year + month // 12, month % 12 + 1)[0]
+
+
+@pytest.mark.django_db
+def test_a_request_belongs_to_the_month_of_its_admission():
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
+        entity = default_entity()
+        ensure_periods(entity, datetime(2026, 9, 5, tzinfo=UTC), datetime(2026, 12, 5, tzinfo=UTC))
+        end = datetime(2026, 11, 1, tzinfo=UTC)
+        ids = stamps(cursor, [(1, end - timedelta(microseconds=1)), (1, end), (2, end)])
+        labels = {row.pk: row.label for row in Period.objects.all()}
+        assert [labels[pk] for pk in ids] == ["2026-10", "2026-11", "2026-11"]
+
+
+@pytest.mark.django_db
+def test_a_month_nobody_used_before_is_made_and_not_taken_for_late():
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
+        first = stamps(cursor, [(1, datetime(2026, 11, 3, tzinfo=UTC))])
+        second = stamps(cursor, [(1, datetime(2026, 8, 3, tzinfo=UTC))])
+        labels = {row.pk: row.label for row in Period.objects.all()}
+        assert [labels[pk] for pk in (*first, *second)] == ["2026-11", "2026-08"]

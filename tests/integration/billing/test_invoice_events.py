@@ -1,0 +1,99 @@
+"""What tenants' servers are told of invoices: in the transaction that changes them, once for each time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from billing.actions.corrections import do_issue_credit_note
+from billing.actions.payments import Received, do_record_payment
+from billing.invoicing import emails
+from billing.models import Invoice
+from tenants.actions import do_create_tenant
+from tenants.models import Tenant, WebhookEvent
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.rows import Everybody, of
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def invoice(acme) -> Invoice:
+    """Two dollars of October."""
+    use(acme, OCTOBER, (price("2"), 10**6))
+    return invoiced(acme, OCTOBER)
+
+
+def told(tenant: Tenant) -> list[WebhookEvent]:
+    return sorted(of(WebhookEvent, tenant), key=lambda event: event.pk)
+
+
+def pay(invoice: Invoice, cents: int, reference: str) -> None:
+    do_record_payment(Received("manual", reference, cents, NOVEMBER, invoice=invoice.number))
+
+
+def test_that_it_is_final(acme, invoice):
+    (event,) = told(acme)
+    assert event.kind == "invoice.finalized"
+    expected = {
+        **{"invoice_id": invoice.pk, "number": invoice.number, "kind": "invoice", "state": "open"},
+        **{"period": "2026-10", "currency": "USD", "subtotal_cents": 200, "total_cents": 200, "refers_to": None},
+        **{"issued_at": invoice.issued_at.isoformat(), "due_on": invoice.due_on.isoformat()},
+    }
+    assert event.payload == expected
+
+
+def test_that_it_is_paid_each_time_that_comes_about(acme, invoice):
+    pay(invoice, 199, "p1")
+    pay(invoice, 1, "p2")
+    pay(invoice, 1, "p2")
+    pay(invoice, -200, "back")
+    pay(invoice, 200, "p3")
+    events = told(acme)[1:]
+    assert [event.kind for event in events] == ["invoice.paid", "invoice.paid"]
+    assert {event.payload["state"] for event in events} == {"paid"}
+    assert len({event.key for event in events}) == 2
+
+
+def test_that_it_is_past_due(acme, invoice):
+    for days in (0, 1, 1, 8):
+        emails.remind(emails.datetime.combine(invoice.due_on, NOVEMBER.timetz()) + timedelta(days=days))
+    events = told(acme)[1:]
+    assert [(event.kind, event.payload["reminder"], event.payload["owed_cents"]) for event in events] == [
+        ("invoice.past_due", 1, 200),
+        ("invoice.past_due", 2, 200),
+    ]
+
+
+def test_that_a_credit_note_was_issued(acme, invoice):
+    note = do_issue_credit_note(invoice, [("A gesture", 200)], "gesture")
+    kinds = [event.kind for event in told(acme)[1:]]
+    assert kinds == ["credit_note.finalized", "invoice.paid"]
+    assert told(acme)[1].payload["refers_to"] == invoice.number
+    assert told(acme)[1].payload["number"] == note.number
+
+
+def test_what_is_paid_at_once_is_told_after_it_was_issued(acme):
+    do_record_payment(Received("manual", "early", 500, OCTOBER, tenant="acme"))
+    use(acme, OCTOBER, (price("2"), 10**6))
+    invoiced(acme, OCTOBER)
+    assert [event.kind for event in told(acme)] == ["invoice.finalized", "invoice.paid"]
+
+
+def test_killed_before_the_commit_nobody_hears_of_it(acme, monkeypatch):
+    use(acme, OCTOBER, (price("2"), 10**6))
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("billing.actions.invoices._book", die)
+        invoiced(acme, OCTOBER)
+    assert Everybody(WebhookEvent).count() == 0

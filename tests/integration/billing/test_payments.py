@@ -1,0 +1,222 @@
+"""How money comes in: matched with invoices, once, whatever a provider repeats; and goes back."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.actions.credits import burnt
+from billing.actions.payments import Received, do_record_payment, outstanding
+from billing.ledger import PostedEntry, balance, post
+from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
+from billing.payments import NotGenuine, Unreadable, cents
+from billing.payments.file_drop import FileDrop, collect
+from billing.payments.stripe import Stripe
+from tenants.actions import Conflict, do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db
+MILLION, CENT = 10**6, 10**7
+SECRET, NOW = "whsec_tests", 1_793_000_000
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return do_create_tenant("acme", "Acme")
+
+
+def bill(tenant: Tenant, month: datetime, amount: str) -> Invoice:
+    use(tenant, month, (price(amount, model=f"m{month.month}"), MILLION))
+    return invoiced(tenant, month)
+
+
+def pay(cents: int, reference: str = "p1", **fields):
+    return do_record_payment(Received("manual", reference, cents, NOVEMBER, **fields))
+
+
+def state(invoice: Invoice) -> tuple[str, int]:
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().get(pk=invoice.pk)
+        return row.state, outstanding(row)
+
+
+def on(account: Account, tenant: Tenant) -> int:
+    with all_tenants_scope(BypassReason.BILLING):
+        return balance(tenant.pk, account)
+
+
+def test_it_works(acme):
+    first, second = bill(acme, OCTOBER, "2"), bill(acme, NOVEMBER, "3")
+    pay(350, tenant="acme")
+    assert (state(first), state(second)) == (("paid", 0), ("open", 150))
+    pay(150, "p2", invoice=second.number)
+    assert state(second) == ("paid", 0)
+    assert (on(Account.CASH, acme), on(Account.DEPOSITS, acme)) == (500 * CENT, 0)
+
+
+def test_the_named_invoice_comes_first(acme):
+    first, second = bill(acme, OCTOBER, "2"), bill(acme, NOVEMBER, "3")
+    pay(350, invoice=second.number)
+    assert (state(first), state(second)) == (("open", 150), ("paid", 0))
+
+
+def test_a_repeated_payment_is_booked_once(acme):
+    (first, new), (second, again) = pay(100, tenant="acme"), pay(100, tenant="acme")
+    assert (first.pk, new, again) == (second.pk, True, False)
+    assert on(Account.CASH, acme) == 100 * CENT
+    with pytest.raises(Conflict, match="another amount"):
+        pay(101, tenant="acme")
+
+
+def test_what_is_too_much_pays_the_next_invoice(acme):
+    bill(acme, OCTOBER, "2")
+    pay(250, tenant="acme")
+    assert state(bill(acme, NOVEMBER, "3")) == ("open", 250)
+
+
+def test_a_payment_may_buy_credit(acme):
+    pay(200, tenant="acme", as_credit=True)
+    assert (on(Account.DEPOSITS, acme), on(Account.CREDITS, acme)) == (0, -200 * CENT)
+    assert Everybody(CreditGrant).get().kind == "prepaid"
+
+
+def test_money_that_goes_back_is_owed_again(acme):
+    invoice = bill(acme, OCTOBER, "2")
+    pay(200, invoice=invoice.number)
+    pay(-80, "r1", invoice=invoice.number)
+    assert state(invoice) == ("open", 80)
+    assert on(Account.CASH, acme) == 120 * CENT
+
+
+def test_nobodys_payment_is_refused(acme):
+    for whose in ({"tenant": "nobody"}, {"invoice": "INV-1"}, {}):
+        with pytest.raises(Conflict, match="has no known tenant"):
+            pay(1, **whose)
+    assert not Everybody(Payment).all()
+
+
+def test_files(acme, tmp_path):
+    invoice = bill(acme, OCTOBER, "2")
+    text = (
+        f"reference,amount,received_on,invoice,tenant\na,1.50,2026-11-12,{invoice.number},\nb,0.50,2026-11-12,,acme\n"
+    )
+    (tmp_path / "bank.csv").write_text(text)
+    assert collect(tmp_path) == 2
+    assert state(invoice) == ("paid", 0)
+    assert (tmp_path / "done" / "bank.csv").exists()
+    (tmp_path / "again.csv").write_text(text + "c,1,2026-11-12,,nobody\n")
+    assert collect(tmp_path) == 0
+    assert "has no known tenant" in (tmp_path / "failed" / "again.csv.txt").read_text()
+    (tmp_path / "bad.csv").write_text("reference,amount\nx,1.505\n")
+    assert collect(tmp_path) == 0
+    assert "received_on missing" in (tmp_path / "failed" / "bad.csv.txt").read_text()
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 100), ("0.1", 10), ("-12.34", -1234), (" 5.00 ", 500)])
+def test_amounts(text, value):
+    assert cents(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "1.234", "1e3", "1,5", "NaN", "٣", "--1", "1" * 16])
+def test_what_is_no_amount(text):
+    with pytest.raises(Unreadable):
+        cents(text)
+
+
+def signed(body: bytes, at: int = NOW, secret: str = SECRET) -> dict[str, str]:
+    proof = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+    return {"Stripe-Signature": f"t={at},v1={'0' * 64},v1={proof}"}
+
+
+def event(kind: str = "payment_intent.succeeded", **fields) -> bytes:
+    item = {"id": "pi_1", "currency": "usd", "amount_received": 250, "created": NOW, "metadata": {"tenant": "acme"}}
+    return json.dumps({"type": kind, "data": {"object": item | fields}}).encode()
+
+
+def stripe() -> Stripe:
+    return Stripe(SECRET, clock=lambda: NOW + 10)
+
+
+def test_stripe_payments():
+    (found,) = stripe().received(event(), signed(event()))
+    assert found == Received("stripe", "pi_1", 250, datetime.fromtimestamp(NOW, UTC), tenant="acme")
+    refund = event("refund.created", id="re_1", amount_received=0, amount=80)
+    assert stripe().received(refund, signed(refund))[0].cents == -80
+    other = json.dumps({"type": "customer.created", "data": {"object": {}}}).encode()
+    assert stripe().received(other, signed(other)) == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Stripe-Signature": "t=,v1="},
+        {"Stripe-Signature": f"t={NOW},v1=é"},
+        signed(event(), secret="other"),
+        signed(event() + b" "),
+        signed(event(), at=NOW - 400),
+        signed(event(), at=NOW + 400),
+    ],
+)
+def test_what_stripe_did_not_sign(headers):
+    with pytest.raises(NotGenuine):
+        stripe().received(event(), headers)
+    with pytest.raises(NotGenuine):
+        Stripe("", clock=lambda: NOW).received(event(), signed(event(), secret=""))
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", event(currency="eur"), event(amount_received=0), event(id=3)])
+def test_what_stripe_signed_but_nobody_understands(body):
+    with pytest.raises(Unreadable):
+        stripe().received(body, signed(body))
+
+
+def test_files_that_are_no_csv():
+    with pytest.raises(Unreadable):
+        FileDrop().received(b"\xff\xfe\x00", {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_entries_must_sum_to_zero():
+    from django.db import IntegrityError
+
+    tenant = do_create_tenant("acme", "Acme")
+    with pytest.raises(IntegrityError, match="sum to zero"), all_tenants_scope(BypassReason.BILLING):
+        post(tenant.pk, "k", [PostedEntry(Account.CASH, 2), PostedEntry(Account.DEPOSITS, -1)])
+    assert not Everybody(LedgerTransaction).all()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_is_booked_takes_no_more_entries():
+    from django.db import IntegrityError
+
+    tenant = do_create_tenant("acme", "Acme")
+    with all_tenants_scope(BypassReason.BILLING):
+        post(tenant.pk, "k", [PostedEntry(Account.CASH, 1), PostedEntry(Account.DEPOSITS, -1)])
+    (done,) = Everybody(LedgerTransaction).all()
+    with pytest.raises(IntegrityError, match="is complete"), all_tenants_scope(BypassReason.BILLING):
+        for nano in (1, -1):
+            LedgerEntry.objects.create(transaction=done, tenant_id=tenant.pk, account=Account.CASH, nano=nano)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=8), st.integers(0, 500))
+def test_burning_takes_what_is_there_in_order_and_no_more(rests, cents):
+    grants = [CreditGrant(nano=rest + 1) for rest in rests]
+    for grant, rest in zip(grants, rests, strict=True):
+        grant.rest = rest
+    parts = burnt(grants, cents)
+    assert sum(part for _, part in parts) == min(cents, sum(rest // CENT for rest in rests))
+    assert [grant for grant, _ in parts] == [grant for grant in grants if any(grant is other for other, _ in parts)]
+    assert all(0 < part * CENT <= grant.rest for grant, part in parts)
+    assert all(grant.rest - part * CENT < CENT for grant, part in parts[:-1])

@@ -1,0 +1,146 @@
+"""The price book's API: proposed by one operator, published by another, and seen by tenants."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from rest_framework.test import APIClient
+
+from billing.models import PriceVersion
+from tenants.actions import do_create_tenant
+from tenants.models import Tenant, User
+from tests.support.rows import Everybody
+from tests.support.tenants.management_api import by_key, by_person
+
+pytestmark = pytest.mark.django_db
+URL = "/api/operator/prices"
+FILE = Path(__file__).parents[2] / "data" / "prices" / "model_prices_and_context_window.json"
+PRICES = [
+    {"model": "m", "component": "uncached", "usd_per_million": "1.25", "until_tokens": 200_001},
+    {"model": "m", "component": "uncached", "usd_per_million": "2.5", "from_tokens": 200_001},
+    {"model": "m", "component": "output", "usd_per_million": "10", "from_time": "08:00", "until_time": "24:00"},
+]
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return do_create_tenant("acme", "Acme")
+
+
+def operator(name: str) -> APIClient:
+    return by_person(User.objects.create_superuser(f"{name}@op.example"))
+
+
+@pytest.fixture
+def one() -> APIClient:
+    return operator("one")
+
+
+@pytest.fixture
+def two() -> APIClient:
+    return operator("two")
+
+
+def propose(client: APIClient, **more) -> int:
+    response = client.post(URL, {"prices": PRICES, **more})
+    assert response.status_code == 201, response.json()
+    return response.json()["id"]
+
+
+def test_it_works(one, two, acme):
+    pk = propose(one, note="first")
+    assert one.post(f"{URL}/{pk}/publish").status_code == 400, "the author must not publish"
+    published = two.post(f"{URL}/{pk}/publish").json()
+    assert (published["state"], published["number"], published["created_by"], published["decided_by"]) == (
+        *("published", 1),
+        *("one@op.example", "two@op.example"),
+    )
+    assert two.post(f"{URL}/{pk}/publish").status_code == 409
+    shown = by_key(acme).get("/api/prices").json()
+    assert [(row["component"], row["usd_per_million"], row["from_tokens"], row["until_tokens"]) for row in shown] == [
+        ("uncached", "1.25", 0, 200_001),
+        ("uncached", "2.50", 200_001, None),
+        ("output", "10.00", 0, None),
+    ]
+    assert (shown[2]["from_time"], shown[2]["until_time"]) == ("08:00", "24:00")
+    assert one.get(f"{URL}/{pk}").json()["prices"] == shown
+    assert by_key(acme).get("/api/prices", {"model": "other"}).json() == []
+
+
+def test_a_tenants_own_prices_are_shown_to_it_alone(one, two, acme):
+    other = do_create_tenant("other", "Other")
+    two.post(f"{URL}/{propose(one)}/publish")
+    own = [{"model": "m", "component": "uncached", "usd_per_million": "1"}]
+    two.post(f"{URL}/{propose(one, tenant_id=acme.pk, prices=own)}/publish")
+    assert [row["usd_per_million"] for row in by_key(acme).get("/api/prices").json()] == ["1.00", "10.00"]
+    assert [row["usd_per_million"] for row in by_key(other).get("/api/prices").json()] == ["1.25", "2.50", "10.00"]
+    assert [row["tenant_id"] for row in one.get(URL, {"tenant_id": acme.pk}).json()["results"]] == [acme.pk]
+
+
+def test_a_draft_is_withdrawn_and_given_up(one, two):
+    two.post(f"{URL}/{propose(one)}/publish")
+    pk = one.post(URL, {"withdrawn": [{"model": "m"}]}).json()["id"]
+    assert one.get(f"{URL}/{pk}").json()["withdrawn"] == [{"model": "m", "tier": "standard"}]
+    assert one.post(f"{URL}/{pk}/discard").json()["state"] == "discarded"
+    assert [row["state"] for row in one.get(URL).json()["results"]] == ["discarded", "published"]
+    assert [row["id"] for row in one.get(URL, {"state": "discarded"}).json()["results"]] == [pk]
+
+
+def test_a_file_is_imported(one):
+    answer = one.post(f"{URL}/import", {"kind": "json", "content": FILE.read_text(), "note": "public"}).json()
+    assert answer["version"]["state"] == "draft"
+    assert len(answer["left_out"]["not_whole"]) > 2
+    assert one.post(f"{URL}/import", {"kind": "csv", "content": "model\n"}).status_code == 400
+    assert one.post(f"{URL}/import", {"kind": "json", "content": "[]"}).status_code == 400
+    assert one.post(f"{URL}/import", {"kind": "json", "content": "{"}).status_code == 400
+
+
+def test_the_preview_answers(one):
+    pk = propose(one)
+    assert one.get(f"{URL}/{pk}/preview").json() == []
+    assert one.get(f"{URL}/{pk}/preview", {"from": "2026-01-01", "to": "2027-01-01"}).status_code == 400
+    assert one.get(f"{URL}/999/preview").status_code == 404
+
+
+def test_a_tenant_is_given_a_book(one, two, acme):
+    two.post(f"{URL}/{propose(one, book='partners')}/publish")
+    url = f"/api/operator/tenants/{acme.pk}/price-book"
+    assert one.get(url).json() == {"book": "list"}
+    assert one.put(url, {"book": "partners"}).json() == {"book": "partners"}
+    assert one.get(url).json() == {"book": "partners"}
+    assert len(by_key(acme).get("/api/prices").json()) == 3
+    assert one.put(url, {"book": "nowhere"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prices": [{**PRICES[0], "usd_per_million": "0.0000000001"}]},
+        {"prices": [{**PRICES[0], "usd_per_million": 1.5}]},
+        {"prices": [{**PRICES[0], "component": "words"}]},
+        {"prices": [{**PRICES[0], "from_time": "25:00"}]},
+        {"prices": [PRICES[0], PRICES[0]]},
+        {"prices": []},
+        {"color": "red"},
+        {"tenant_id": 999},
+        {"effective_from": "soon"},
+    ],
+)
+def test_what_is_wrong_is_refused(one, wrong):
+    response = one.post(URL, {"prices": PRICES, **wrong})
+    assert response.status_code == 400, response.json()
+    assert Everybody(PriceVersion).count() == 0
+
+
+def test_a_moment_that_has_passed_is_refused(one, two):
+    pk = propose(one, effective_from=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
+    assert two.post(f"{URL}/{pk}/publish").status_code == 409
+
+
+def test_the_book_is_the_operators(acme, one):
+    propose(one)
+    assert by_key(acme).get(URL).status_code in (403, 404)
+    assert by_person(User.objects.create_user("x@example.com")).get(URL).status_code == 404
+    assert APIClient().get("/api/prices").status_code == 401

@@ -1,0 +1,377 @@
+"""The price book: who publishes, what beats what, that nothing overlaps or changes, and the files it is read from."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connection, transaction
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
+from billing.models import CompiledSheet, Price, PriceVersion
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.pricing.price_files import read_csv, read_public
+from billing.pricing.pricing import NO_END, Component, PriceIndex, RateCard, Tier
+from tenants.actions import do_create_tenant
+from tenants.actions.common import ActionRefused, Conflict
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import AuditEntry, Tenant, User
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db
+C = Component
+FILE = Path(__file__).parents[2] / "data" / "prices" / "model_prices_and_context_window.json"
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+
+
+def price(usd: str, component: Component = C.UNCACHED, model: str = "m", **more: int) -> NewPrice:
+    return NewPrice(model, Tier.STANDARD, component, nano_per_million(usd), **more)
+
+
+def publish(*prices: NewPrice, at: datetime | None = None, withdrawn: tuple = (), **where) -> PriceVersion:
+    draft = do_propose_prices(Proposal(prices, withdrawn), effective_from=at, **where)
+    return do_publish_prices(draft, by=None)
+
+
+def found(tenant: int = 1, at: datetime | None = None, model: str = "m") -> RateCard | None:
+    index = PriceIndex()
+    index.add(row.decoded() for row in Everybody(CompiledSheet).order_by("pk"))
+    moment = at or datetime.now(UTC) + timedelta(seconds=1)
+    return index.find(tenant, model, Tier.STANDARD, round(moment.timestamp() * 1e6))
+
+
+def usd(sheet: RateCard | None) -> dict[str, str]:
+    assert sheet is not None
+    return {rate.component.value: str(Decimal(rate.nano_per_million) / 10**9) for rate in reversed(sheet.rates)}
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def people() -> tuple[User, User]:
+    return User.objects.create_user("a@op.example"), User.objects.create_user("b@op.example")
+
+
+def test_it_works():
+    version = publish(price("3"), price("15", C.OUTPUT), note="first")
+    assert (version.number, version.state) == (1, "published")
+    assert usd(found()) == {"uncached": "3", "output": "15"}
+    assert found(model="other") is None
+
+
+def test_a_second_person_publishes(people):
+    author, second = people
+    draft = do_propose_prices(Proposal((price("3"),)), created_by=author)
+    assert found() is None
+    with pytest.raises(ActionRefused, match="someone other than"):
+        do_publish_prices(draft, by=author)
+    do_publish_prices(draft, by=second)
+    assert usd(found()) == {"uncached": "3"}
+    with pytest.raises(Conflict, match="published"):
+        do_publish_prices(draft, by=second)
+    verbs = [(entry.verb, entry.object_id) for entry in Everybody(AuditEntry).filter(verb__startswith="price_version.")]
+    assert sorted(verbs) == [("price_version.created", draft.pk), ("price_version.published", draft.pk)]
+
+
+def test_the_database_too_wants_a_second_person(people):
+    author, _ = people
+    draft = do_propose_prices(Proposal((price("3"),)), created_by=author)
+    with pytest.raises(IntegrityError, match="second_person"), all_tenants_scope(BypassReason.COMMAND):
+        PriceVersion.objects.filter(pk=draft.pk).update(
+            state="published", number=1, effective_from=NOW, decided_by=author
+        )
+
+
+def test_a_draft_given_up_is_never_published(people):
+    draft = do_propose_prices(Proposal((price("3"),)), created_by=people[0])
+    do_discard_prices(draft, by=people[0])
+    with pytest.raises(Conflict, match="discarded"):
+        do_publish_prices(draft, by=people[1])
+
+
+def test_a_new_version_ends_the_old_prices_and_old_sheets_stay():
+    publish(price("3"), price("15", C.OUTPUT), at=NOW - HOUR)
+    old = found(at=NOW - HOUR / 2)
+    version = publish(price("2.5"))
+    assert version.number == 2
+    assert usd(found()) == {"uncached": "2.5"}, "a version sets all of a model's prices: output has none now"
+    assert found(at=NOW - HOUR / 2) == old
+    assert old is not None
+    ended = Everybody(Price).filter(version__number=1)
+    assert {row.effective_until for row in ended} == {version.effective_from}
+
+
+def test_prices_begin_when_they_are_meant_to():
+    publish(price("3"), at=NOW - HOUR)
+    publish(price("4"), at=NOW + HOUR)
+    assert usd(found(at=NOW)) == {"uncached": "3"}
+    assert usd(found(at=NOW + HOUR)) == {"uncached": "4"}
+    with pytest.raises(Conflict, match="later"):
+        publish(price("5"), at=NOW + HOUR / 2)
+    assert usd(found(at=NOW + 2 * HOUR)) == {"uncached": "4"}
+
+
+def test_a_person_cannot_let_prices_begin_in_the_past(people):
+    draft = do_propose_prices(Proposal((price("3"),)), effective_from=NOW - HOUR, created_by=people[0])
+    with pytest.raises(Conflict, match="passed"):
+        do_publish_prices(draft, by=people[1])
+
+
+def test_a_withdrawn_model_has_no_price():
+    publish(price("3"), at=NOW - HOUR)
+    publish(withdrawn=(("m", Tier.STANDARD),))
+    assert found() is None
+    assert found(at=NOW - HOUR / 2) is not None
+
+
+def test_a_tenants_own_price_beats_the_lists(acme):
+    publish(price("3"), price("15", C.OUTPUT), at=NOW - 3 * HOUR)
+    publish(price("10", C.OUTPUT), tenant=acme, at=NOW - 2 * HOUR)
+    assert usd(found(acme.pk)) == {"uncached": "3", "output": "10"}
+    assert usd(found(acme.pk + 1)) == {"uncached": "3", "output": "15"}
+    publish(price("2"), price("14", C.OUTPUT), at=NOW - HOUR)
+    assert usd(found(acme.pk)) == {"uncached": "2", "output": "10"}, "a change of the list reaches who has an own price"
+    publish(withdrawn=(("m", Tier.STANDARD),), tenant=acme)
+    assert usd(found(acme.pk)) == {"uncached": "2", "output": "14"}
+
+
+def test_a_list_that_changes_later_reaches_tenants_then(acme):
+    publish(price("3"), at=NOW - HOUR)
+    publish(price("4"), at=NOW + HOUR)
+    publish(price("10", C.OUTPUT), tenant=acme, at=NOW)
+    assert usd(found(acme.pk, NOW)) == {"uncached": "3", "output": "10"}
+    assert usd(found(acme.pk, NOW + HOUR)) == {"uncached": "4", "output": "10"}
+
+
+def test_a_tenant_of_another_book_has_its_prices_alone(acme):
+    publish(price("3"), at=NOW - 2 * HOUR)
+    publish(price("1", model="n"), at=NOW - 2 * HOUR)
+    publish(price("2"), at=NOW - 2 * HOUR, book="partners")
+    do_assign_book(acme, "partners")
+    assert usd(found(acme.pk)) == {"uncached": "2"}
+    assert found(acme.pk, model="n") is None
+    assert usd(found(acme.pk + 1)) == {"uncached": "3"}
+    publish(price("1", model="o"))
+    assert found(acme.pk, model="o") is None, "a model that is new on the list alone"
+    do_assign_book(acme, "list")
+    assert usd(found(acme.pk, model="n")) == {"uncached": "1"}
+    with pytest.raises(ActionRefused, match="does not exist"):
+        do_assign_book(acme, "nowhere")
+
+
+def test_the_database_refuses_prices_that_overlap(acme):
+    version = publish(price("3", until_tokens=1000), price("4", from_tokens=1000))
+    fields = {"version": version, "book": version.book, "model": "m", "tier": "standard", "component": "uncached"}
+    fields |= {"nano_per_million": 1, "effective_from": NOW + HOUR}
+    for clash in ({}, {"from_tokens": 999, "until_tokens": 1001}, {"from_minute": 60, "until_minute": 61}):
+        with pytest.raises(IntegrityError, match="price_no_overlap"), all_tenants_scope(BypassReason.COMMAND):
+            Price.objects.create(**fields | clash)
+    for apart in ({"tier": "batch"}, {"component": "output"}, {"model": "n"}, {"tenant_id": acme.pk}):
+        with all_tenants_scope(BypassReason.COMMAND):
+            Price.objects.create(**fields | apart)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE billing_price SET nano_per_million = 0",
+        "UPDATE billing_price SET effective_until = NULL",
+        "DELETE FROM billing_price",
+        "UPDATE billing_priceversion SET body = '{}'",
+        "DELETE FROM billing_priceversion",
+        "UPDATE billing_pricesheet SET rates = ''",
+        "DELETE FROM billing_pricesheet",
+    ],
+)
+def test_what_is_published_never_changes(as_owner, sql):
+    publish(price("3"))
+    with pytest.raises(DatabaseError), all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute(sql)
+    with pytest.raises(IntegrityError), as_owner(), connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        for table in ("billing_price", "billing_priceversion", "billing_pricesheet"):
+            cursor.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
+        cursor.execute(sql)
+
+
+def test_the_apps_role_reads_the_lists_prices_and_its_own_tenants(acme):
+    other = do_create_tenant("other", "Other")
+    publish(price("3"))
+    publish(price("2"), tenant=acme)
+    with tenant_scope(other):
+        assert set(Price.objects.values_list("tenant_id", flat=True)) == {None}
+        assert set(CompiledSheet.objects.values_list("tenant_id", flat=True)) == {None}
+        with pytest.raises(DatabaseError, match="permission denied"), transaction.atomic():
+            Price.objects.update(effective_until=NOW + HOUR)
+    with tenant_scope(acme):
+        assert set(Price.objects.values_list("tenant_id", flat=True)) == {None, acme.pk}
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ((), "no price"),
+        ((price("1"), price("2")), "overlap"),
+        ((price("1", until_tokens=10), price("2", from_tokens=9)), "overlap"),
+        ((price("1", from_minute=5, until_minute=5),), "window"),
+        ((price("1", from_tokens=5, until_tokens=5),), "band"),
+        ((price("1", model=""),), "name"),
+        ((price("1", model="x" * 129),), "name"),
+    ],
+)
+def test_a_wrong_proposal_is_refused(prices, message):
+    with pytest.raises(ActionRefused, match=message):
+        do_propose_prices(Proposal(prices))
+
+
+def test_a_tenants_draft_may_not_price_and_withdraw_at_once():
+    with pytest.raises(ActionRefused, match="at once"):
+        do_propose_prices(Proposal((price("1"),), (("m", Tier.STANDARD),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "nano"), [("3", 3 * 10**9), ("0.30", 3 * 10**8), ("0.000000001", 1), ("1E+2", 10**11)]
+)
+def test_decimals_are_exact(text, nano):
+    assert nano_per_million(text) == nano
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0.0000000001", "NaN", "Infinity", "1e30", "1e999999"])
+def test_what_is_no_price_is_refused(text):
+    with pytest.raises(ValueError):
+        nano_per_million(text)
+
+
+@given(st.integers(0, 10**18))
+def test_any_whole_price_survives(nano):
+    assert nano_per_million(str(Decimal(nano).scaleb(-9))) == nano
+
+
+def components(imported, model: str, tier: Tier = Tier.STANDARD) -> dict[tuple[str, int], str]:
+    rows = [row for row in imported.prices if (row.model, row.tier) == (model, tier)]
+    return {(row.component.value, row.from_tokens): str(Decimal(row.nano_per_million).scaleb(-9)) for row in rows}
+
+
+def test_the_public_file_is_read_exactly():
+    imported = read_public(FILE.read_bytes())
+    haiku = {name: Decimal(usd) for (name, _), usd in components(imported, "claude-haiku-4-5-20251001").items()}
+    wanted = {"uncached": "1", "cache_read": "0.1", "cache_write_5m": "1.25", "cache_write_1h": "2", "output": "5"}
+    assert haiku == {name: Decimal(usd) for name, usd in wanted.items()}
+    batch = components(imported, "claude-haiku-4-5-20251001", Tier.BATCH)
+    assert batch["uncached", 0] == "0.500000000"
+    assert ("cache_write_1h", 0) not in batch, "the file says what a write costs, but not for an hour: no guess"
+
+
+def test_context_lengths_of_the_public_file_are_bands():
+    imported = read_public(FILE.read_bytes())
+    sonnet = [
+        (row.from_tokens, row.until_tokens, row.nano_per_million)
+        for row in imported.prices
+        if row.model == "anthropic.claude-sonnet-4-20250514-v1:0" and row.component == C.UNCACHED
+    ]
+    assert sonnet == [(0, 200_001, 3 * 10**9), (200_001, NO_END, 6 * 10**9)]
+    tiered = components(imported, "opencode_go/claude-haiku-5-5")
+    assert tiered["output", 0] == "0.500000000"
+    assert tiered["output", 100_001] == "2.500000000"
+
+
+def test_cached_classes_without_a_price_cost_what_uncached_tokens_do():
+    imported = read_public(FILE.read_bytes())
+    embedding = components(imported, "text-embedding-3-small")
+    assert {embedding[name, 0] for name in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")} == {
+        "0.020000000"
+    }
+
+
+def test_prices_that_are_not_whole_are_listed_and_left_out_unless_told_to_round():
+    imported = read_public(FILE.read_bytes())
+    model = "bigmodel/glm-5.3-flash"
+    assert sorted(line for line in imported.not_whole if line.startswith(model)) == [
+        f"{model}: cache_read_input_token_cost = 3.2857142857142855E-8",
+        f"{model}: input_cost_per_token = 1.142857142857143E-7",
+    ]
+    assert ("uncached", 0) not in components(imported, model)
+    assert ("cache_read", 0) not in components(imported, model), "nor is it filled with another"
+    rounded = components(read_public(FILE.read_bytes(), rounding=True), model)
+    assert (rounded["uncached", 0], rounded["cache_read", 0]) == ("0.114285714", "0.032857143")
+
+
+def test_the_import_tells_what_it_leaves_out():
+    imported = read_public(FILE.read_bytes())
+    assert imported.unpriced == ["assemblyai/nano"]
+    assert imported.other_fields["input_cost_per_second"] == 1
+    assert "gemini/gemini-exp-1114" in imported.free
+
+
+def test_the_public_file_publishes():
+    publish(*read_public(FILE.read_bytes()).prices)
+    sheet = found(model="gpt-4o")
+    assert usd(sheet)["uncached"] == "2.5"
+
+
+def test_a_csv_is_read():
+    text = "model,tier,component,usd_per_million,from_tokens,until_tokens,from_time,until_time\n"
+    text += "m,,uncached,1.25,,200001,,\nm,standard,uncached,2.5,200001,,08:00,24:00\n"
+    first, second = read_csv(text.splitlines()).prices
+    assert first == NewPrice("m", Tier.STANDARD, C.UNCACHED, 1_250_000_000, 0, 200_001)
+    assert second == NewPrice("m", Tier.STANDARD, C.UNCACHED, 2_500_000_000, 200_001, NO_END, 480, 1440)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model,tier,component\n", "usd_per_million"),
+        ("model,tier,component,usd_per_million,color\n", "color"),
+        ("model,tier,component,usd_per_million\nm,,uncached,one\n", "line 2"),
+        ("model,tier,component,usd_per_million\nm,,words,1\n", "line 2"),
+        ("model,tier,component,usd_per_million,from_time\nm,,uncached,1,25:00\n", "line 2"),
+        ("model,tier,component,usd_per_million\nm\n", "line 2"),
+        ("", "line 1"),
+    ],
+)
+def test_a_wrong_csv_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        read_csv(text.splitlines())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_publications_at_once_keep_the_ids_of_sheets_in_the_order_of_commits():
+    drafts = [do_propose_prices(Proposal((price(str(n), model=f"m{n}"),))) for n in range(8)]
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def poll() -> None:
+        newest = 0
+        while True:
+            last = stop.is_set()
+            rows = sorted(row.pk for row in Everybody(CompiledSheet).filter(pk__gt=newest))
+            seen.extend(rows)
+            newest = max([newest, *rows])
+            if last:
+                break
+        connection.close()
+
+    def put(draft: PriceVersion) -> None:
+        do_publish_prices(draft, by=None)
+        connection.close()
+
+    reader = threading.Thread(target=poll)
+    threads = [threading.Thread(target=put, args=(draft,)) for draft in drafts]
+    for thread in (reader, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    reader.join()
+    assert seen == sorted(row.pk for row in Everybody(CompiledSheet).all())
+    assert sorted(version.number for version in Everybody(PriceVersion).all()) == list(range(1, 9))

@@ -1,0 +1,69 @@
+"""What is in quarantine is settled again, or dismissed, by a person."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
+from billing.metering.settler import Settler
+from billing.models import UsageEvent, UsageQuarantine
+from tenants.actions import ActionRefused, Conflict
+from tenants.models import AuditEntry
+from tests.support.billing.books import sheet
+from tests.support.rows import Everybody
+
+
+@pytest.fixture
+def put_aside(broker: Any, table: None, send: Callable[..., None]) -> Callable[[Any], int]:
+    def put_aside(sent: Any) -> int:
+        send(sent)
+        Settler(broker, consumer="a", stopping=threading.Event()).drain()
+        return int(Everybody(UsageQuarantine).order_by("id")[-1].pk)
+
+    return put_aside
+
+
+def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[Any], int], event: Any) -> None:
+    version = sheet("another") + 1
+    pk = put_aside(event(price_version=version))
+    with pytest.raises(ActionRefused):
+        do_replay_quarantined(pk)
+    assert sheet() == version
+    row = do_replay_quarantined(pk)
+    assert row.resolved_at is not None
+    assert Everybody(UsageEvent).get().price_version == version
+    with pytest.raises(Conflict):
+        do_replay_quarantined(pk)
+    (entry,) = Everybody(AuditEntry).filter(object_type="usagequarantine")
+    assert (entry.verb, entry.tenant_id, entry.object_id) == ("quarantine.replayed", None, pk)
+
+
+def test_one_that_was_settled_before_its_resolving_was_noted_is_no_harm(
+    put_aside: Callable[[Any], int], event: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = sheet("another") + 1
+    pk = put_aside(event(price_version=version))
+    assert sheet() == version
+    with monkeypatch.context() as patched:
+        patched.setattr("billing.actions.quarantine._resolve", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            do_replay_quarantined(pk)
+    assert Everybody(UsageEvent).count() == 1
+    do_replay_quarantined(pk)
+    assert Everybody(UsageEvent).count() == 1
+
+
+def test_dismissed_with_a_reason(put_aside: Callable[[Any], int]) -> None:
+    pk = put_aside(b"\xc1")
+    with pytest.raises(ActionRefused):
+        do_dismiss_quarantined(pk, " ")
+    do_dismiss_quarantined(pk, "a stray script")
+    assert Everybody(UsageQuarantine).get().resolved_at is not None
+    assert Everybody(AuditEntry).get(object_type="usagequarantine").after["why"] == "a stray script"
+    with pytest.raises(Conflict):
+        do_dismiss_quarantined(pk, "again")
+    assert Everybody(UsageEvent).count() == 0

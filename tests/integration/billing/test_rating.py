@@ -1,0 +1,203 @@
+"""What legs cost once they are settled, and how it is told: worked examples, the usage API, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import random
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import StringIO
+
+import pytest
+from django.db import connection
+from rest_framework.test import APIClient
+
+from billing.metering.ingest import UsageMessage, settle
+from billing.models import InvoiceLine, Price, UsageEvent, UsageQuarantine
+from billing.pricing.pricing import Component, Tier
+from inference_worker.contract.messages import encode
+from tenants.actions import do_create_api_key, do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import Tenant
+from tests.support.billing.books import invoiced
+from tests.support.billing.published_prices import A, publish, usd
+from tests.support.rows import Everybody, only_project
+
+pytestmark = pytest.mark.django_db
+HIT = {"answer_hit_input": "0.30", "answer_hit_output": "1.50"}
+NOW = datetime.now(UTC)
+
+
+def settled(*events) -> list[UsageEvent]:
+    settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate(events)])
+    return [Everybody(UsageEvent).get(request_id=each.billing_context.request_id) for each in events]
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def client(acme) -> APIClient:
+    _, secret = do_create_api_key(only_project(acme), "k", scopes=("manage",))
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    return client
+
+
+def rated_lines(tenant: int) -> list[tuple[str, int, int, int]]:
+    with tenant_scope(tenant), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT component, price_id, tokens, femto FROM billing_rated_line ORDER BY admitted_at, price_id"
+        )
+        return [(component, price, tokens, int(femto)) for component, price, tokens, femto in cursor.fetchall()]
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        ({"uncached": 3, "cache_read": 0, "cache_write_5m": 12_304, "output": 550}, "0.054399"),
+        (
+            {"uncached": 1000, "cache_write_5m": 2048, "cache_write_1h": 4096, "cache_read": 100_000, "output": 500},
+            "0.072756",
+        ),
+    ],
+)
+def test_worked_examples_1_and_2_once_settled(event, usage, cost):
+    (row,) = settled(event(model="m", price_version=publish(A), **usage))
+    assert usd(row.cost_femto) == Decimal(cost)
+    lines = rated_lines(1)
+    assert sum(femto for *_, femto in lines) == row.cost_femto
+    assert {component: tokens for component, _, tokens, _ in lines} == {name: n for name, n in usage.items() if n}
+
+
+def test_worked_example_5_batch_at_half(event):
+    version = publish({name: str(Decimal(each) / 2) for name, each in A.items()}, Tier.BATCH)
+    (row,) = settled(event(model="m", price_version=version, uncached=10_000, cache_read=0, output=2_000))
+    assert usd(row.cost_femto) == Decimal("0.03")
+
+
+def test_the_price_pinned_at_admission_decides_and_its_tier_stands_on_the_invoice(acme, event):
+    standard, half = publish(A), publish({name: str(Decimal(each) / 2) for name, each in A.items()}, Tier.BATCH)
+    used = {"tenant_id": acme.pk, "uncached": 10_000, "cache_read": 0, "output": 2000, "at": NOW}
+    dear, cheap = settled(event(price_version=standard, **used), event(price_version=half, **used))
+    assert (usd(dear.cost_femto), usd(cheap.cost_femto)) == (Decimal("0.06"), Decimal("0.03"))
+    invoice = invoiced(acme, NOW)
+    lines = Everybody(InvoiceLine).filter(invoice_id=invoice.pk)
+    found = {(line.tier, line.component): line.cents for line in lines if line.component}
+    assert found == {
+        ("standard", "uncached"): 3,
+        ("standard", "output"): 3,
+        ("batch", "uncached"): 2,  # 1.5 cents, half up
+        ("batch", "output"): 2,
+    }
+
+
+def test_worked_example_11_a_price_change_makes_two_lines(event):
+    old = publish(A, at=NOW - timedelta(hours=1))
+    new = publish(A | {"uncached": "2.5"})
+    of_m = {"model": "m", "uncached": 1_000_000, "cache_read": 0, "output": 0}
+    rows = settled(event(price_version=old, **of_m), event(price_version=new, **of_m))
+    assert [usd(row.cost_femto) for row in rows] == [3, Decimal("2.5")]
+    assert len({price for _, price, *_ in rated_lines(1)}) == 2
+
+
+def test_the_pinned_version_counts_however_late_it_settles(event):
+    old = publish(A)
+    publish(A | {"output": "99"})
+    (row,) = settled(event(model="m", price_version=old, uncached=0, cache_read=0, output=1_000_000))
+    assert usd(row.cost_femto) == 15
+
+
+def test_nobody_pays_for_a_failed_leg(event):
+    (row,) = settled(event(model="m", price_version=publish(A), verdict="failed"))
+    assert (row.cost_femto, row.price_ids, rated_lines(1)) == (0, None, [])
+
+
+@pytest.mark.parametrize("version", ["unknown", "lacks output"])
+def test_what_has_no_price_is_for_a_person_to_look_at(event, version):
+    pinned = publish({"uncached": "1", "cache_read": "1"}) + (1000 if version == "unknown" else 0)
+    outcome = settle([UsageMessage("1-0", encode(event(model="m", price_version=pinned)))])
+    assert (outcome.settled, outcome.quarantined) == (0, 1)
+    assert "price" in Everybody(UsageQuarantine).get().detail
+
+
+def test_any_order_and_any_repetition_costs_the_same(event):
+    version = publish(A | HIT)
+    chance = random.Random(3)
+    events = [
+        event(model="m", price_version=version, answer_hit_input=chance.randrange(9), output=chance.randrange(500))
+        for _ in range(50)
+    ]
+    again = events * 3
+    chance.shuffle(again)
+    for start in range(0, len(again), 17):
+        settle([UsageMessage(f"{start}-{n}", encode(each)) for n, each in enumerate(again[start : start + 17])])
+    with all_tenants_scope(BypassReason.COMMAND):
+        prices = Price.objects.in_bulk()
+    total = 0
+    for row in Everybody(UsageEvent).all():
+        counts = {name: getattr(row, name) for name in Component}
+        total += sum(
+            counts[name] * prices[price].nano_per_million
+            for name, price in zip(Component, row.price_ids, strict=True)
+            if price
+        )
+    assert total == sum(row.cost_femto for row in Everybody(UsageEvent).all())
+    assert total == sum(femto for *_, femto in rated_lines(1))
+    assert len(Everybody(UsageEvent).all()) == 50
+
+
+def test_usage_tells_cost_savings_and_why_the_cache_missed(acme, client, event):
+    version = publish(A | HIT)
+    of_acme = {"tenant_id": acme.pk, "model": "m", "price_version": version}
+    settled(
+        event(uncached=0, cache_read=1_000_000, output=0, **of_acme),
+        event(uncached=1000, cache_read=0, output=100, miss_reason="prefix_changed", changed_at=77, **of_acme),
+        event(uncached=0, cache_read=0, output=0, answer_hit_output=1_000_000, unpinned_tokens=64, **of_acme),
+    )
+    answer = client.get("/api/usage", {"group_by": "miss_reason,tier"}).json()
+    hits, missed = answer["rows"]
+    assert (hits["miss_reason"], hits["tier"]) == ("", "standard")
+    assert hits["cost"] == {"usd": "1.80", "saved_usd": "16.20"}
+    assert hits["answer_hits"] == {"input": 0, "output": 1_000_000}
+    assert hits["unpinned_tokens"] == 64
+    assert missed["miss_reason"] == "prefix_changed"
+    assert missed["cost"] == {"usd": "0.0045", "saved_usd": "0.00"}
+    assert answer["total"]["cost"] == {"usd": "1.8045", "saved_usd": "16.20"}
+
+
+def test_an_event_shows_its_arithmetic(acme, client, event):
+    settled(
+        event(
+            **{"tenant_id": acme.pk, "model": "m", "price_version": publish(A), "miss_reason": "prefix_changed"},
+            **{"uncached": 1000, "cache_read": 9000, "output": 500, "changed_at": 77},
+        )
+    )
+    (found,) = client.get("/api/usage/events").json()["results"]
+    assert found["cost"] == {"usd": "0.0132", "saved_usd": "0.0243"}
+    shown = [(line["component"], line["tokens"], line["usd_per_million"], line["usd"]) for line in found["lines"]]
+    assert shown == [
+        ("uncached", 1000, "3.00", "0.003"),
+        ("cache_read", 9000, "0.30", "0.0027"),
+        ("output", 500, "15.00", "0.0075"),
+    ]
+    assert (found["miss_reason"], found["changed_at"]) == ("prefix_changed", 77)
+
+
+def test_usage_and_events_as_csv(acme, client, event):
+    of_acme = {"tenant_id": acme.pk, "model": "m", "price_version": publish(A)}
+    settled(event(uncached=1000, cache_read=0, output=0, **of_acme), event(tenant_id=acme.pk, verdict="failed"))
+    response = client.get("/api/usage", {"format": "csv", "bucket": "day"})
+    assert response["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(StringIO(response.content.decode())))
+    assert [(row["model"], row["cost_usd"], row["requests_failed"]) for row in rows] == [
+        ("m", "0.003", "0"),
+        ("smollm2-135m", "0.00", "1"),
+    ]
+    events = list(csv.DictReader(StringIO(client.get("/api/usage/events", {"format": "csv"}).content.decode())))
+    assert sorted(row["tokens_uncached"] for row in events) == ["10", "1000"]
+    refused = client.get("/api/usage", {"format": "csv", "bucket": "minute"})
+    assert (refused.status_code, list(refused.json()["errors"])) == (400, ["bucket"])

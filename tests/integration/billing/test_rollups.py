@@ -1,0 +1,229 @@
+"""Sums by hour and day: whatever has been rolled up, and however often, the answer is that of the events."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.db import connection
+
+from billing.metering import rollups, usage
+from billing.metering.ingest import UsageMessage, settle
+from billing.metering.usage import UsageReport
+from billing.models import SUMMED, Adjustment, RollupState, UsageRollup
+from billing.periods import month_bounds
+from inference_worker.contract.messages import encode
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db
+NOON = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+HOUR = timedelta(hours=1)
+QUESTIONS: list[tuple[dict[str, Any], tuple[str, ...], str | None]] = [
+    ({}, (), None),
+    ({}, ("model", "key"), None),
+    ({}, ("model",), "hour"),
+    ({}, ("tier", "miss_reason"), "day"),
+    ({"start": NOON - timedelta(minutes=90), "end": NOON + timedelta(minutes=100)}, ("model",), "hour"),
+    ({"start": NOON - timedelta(days=1, minutes=10), "end": NOON + HOUR}, ("project",), "day"),
+    ({"start": NOON + timedelta(minutes=10), "end": NOON + timedelta(minutes=20)}, (), None),
+    ({"model": "a", "key_id": 4}, ("key",), None),
+    ({"start": NOON - timedelta(days=40), "project_id": 2}, (), "day"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_margin(monkeypatch):
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
+
+
+def store(*events) -> None:
+    settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
+
+
+def answers(tenant: int = 1) -> list[Any]:
+    with tenant_scope(tenant):
+        return [usage.sums(UsageReport(tenant, **asked), groups, bucket) for asked, groups, bucket in QUESTIONS]
+
+
+def some_events(event, seed: int, count: int = 60) -> list[Any]:
+    chance = random.Random(seed)
+    return [
+        event(
+            at=NOON + timedelta(minutes=chance.randrange(-2000, 900)),
+            model=chance.choice("ab"),
+            key_id=chance.choice((3, 4)),
+            tenant_id=chance.choice((1, 1, 2)),
+            verdict=chance.choice(("completed", "completed", "cancelled", "failed")),
+            output=chance.randrange(100),
+            miss_reason=chance.choice(("", "first_use")),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_an_answer_is_the_same_before_and_after(event):
+    store(*some_events(event, 1))
+    before = answers()
+    assert before[0][0]["output"] > 0
+    rollups.build()
+    assert Everybody(UsageRollup).count() > 10
+    assert answers() == before
+    store(*some_events(event, 2))
+    mixed = answers()
+    assert mixed[0][0]["output"] > before[0][0]["output"]
+    rollups.build()
+    assert answers() == mixed
+    assert answers(2)[0][0]["output"] > 0
+
+
+def test_rolled_up_hours_are_read_from_the_rollups(event, as_owner):
+    store(event(at=NOON, output=5))
+    rollups.build()
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().update(output=7)
+    assert answers()[0][0]["output"] == 7
+
+
+def test_any_order_and_any_repetition_gives_the_same_rollups(event):
+    events = some_events(event, 3)
+    again = events * 3
+    random.Random(4).shuffle(again)
+    for start in range(0, len(again), 40):
+        store(*again[start : start + 40])
+        rollups.build()
+    rows = ("bucket", "start", "tenant_id", "key_id", "model", *SUMMED)
+    bit_by_bit = sorted(Everybody(UsageRollup).values_list(*rows))
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().delete()
+        RollupState.objects.all().delete()
+    rollups.build()
+    assert sorted(Everybody(UsageRollup).values_list(*rows)) == bit_by_bit
+
+
+def test_a_correction_moves_the_sums(event):
+    one = event(at=NOON, output=5, uncached=10, cache_read=0, miss_reason="first_use")
+    store(one)
+    rollups.build()
+    fields = {"price_ids": None, "cost_femto": 0, "saved_femto": 0, "invoice_period": 1, "made_at": datetime.now(UTC)}
+    counts = dict.fromkeys(
+        ("cache_read", "cache_write_5m", "cache_write_1h", "answer_hit_input", "answer_hit_output"), 0
+    )
+    with all_tenants_scope(BypassReason.COMMAND):
+        Adjustment.objects.create(
+            admitted_at=NOON,
+            request_id=one.billing_context.request_id,
+            leg=0,
+            verdict="failed",
+            tenant_id=1,
+            project_id=2,
+            key_id=3,
+            model=one.billing_context.model,
+            uncached=-10,
+            output=-5,
+            **counts,
+            **fields,
+        )
+    for _ in range(2):
+        (row,) = answers()[0]
+        assert (row["completed"], row["failed"], row["uncached"], row["output"]) == (0, 1, 0, 0)
+        rollups.build()
+
+
+def test_a_commit_later_than_a_run_is_found_by_the_next(event):
+    store(event(at=NOON, output=5))
+    rollups.build()
+    with all_tenants_scope(BypassReason.COMMAND):
+        RollupState.objects.update(settled_before=datetime.now(UTC) + timedelta(minutes=1))
+    store(event(at=NOON, output=6))  # as if it had been settled before the run, and committed after it
+    with all_tenants_scope(BypassReason.COMMAND):
+        RollupState.objects.update(settled_before=datetime.now(UTC) + timedelta(seconds=1))
+    rollups.build()
+    assert answers()[0][0]["output"] == 11
+
+
+def test_tenants_see_their_own_rollups_and_change_none(event):
+    store(event(at=NOON, tenant_id=1), event(at=NOON, tenant_id=2))
+    rollups.build()
+    with tenant_scope(1), connection.cursor() as cursor:
+        cursor.execute("SELECT DISTINCT tenant_id FROM billing_usagerollup")
+        assert cursor.fetchall() == [(1,)]
+        cursor.execute("SELECT has_table_privilege('billing_usagerollup', 'UPDATE')")
+        assert cursor.fetchone() == (False,)
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.django_db(transaction=True)
+def test_runs_at_once_and_settling_meanwhile_lose_nothing(event):
+    events = some_events(event, 6, 200)
+
+    def settle_some(part: int) -> None:
+        for start in range(part, 200, 20):
+            store(*events[start : start + 10])
+        connection.close()
+
+    def roll() -> None:
+        for _ in range(5):
+            rollups.build()
+        connection.close()
+
+    threads = [threading.Thread(target=settle_some, args=(part,)) for part in (0, 10)]
+    threads += [threading.Thread(target=roll) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rollups.build()
+    rolled = answers()
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().delete()
+        RollupState.objects.all().delete()
+    assert answers() == rolled
+    assert rolled[0][0]["output"] > 0
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(
+    ("name", "month", "hours", "days"),
+    [
+        ("America/New_York", 11, 721, {25: 1, 24: 29}),  # clocks go back on the 2nd
+        ("America/New_York", 3, 743, {23: 1, 24: 30}),
+        ("Asia/Tokyo", 11, 720, {24: 30}),
+        ("America/Havana", 11, 721, {25: 1, 24: 29}),  # midnight comes twice
+        ("UTC", 11, 720, {24: 30}),
+    ],
+)
+def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month, hours, days):
+    """An event an hour, and one before and after: a month has the hours that its clocks give it."""
+    zone = UTC if name == "UTC" else ZoneInfo(name)
+    start, end = month_bounds(name, 2025, month)
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2025, month + each, 1) for each in (-1, 0, 1)]])
+    count = round((end - start) / HOUR)
+    store(*[event(at=start + HOUR * number, output=1) for number in range(-1, count + 1)])
+    if built:
+        rollups.build()
+    with tenant_scope(1):
+        question = UsageReport(1, start, end)
+        by_hour = usage.sums(question, (), "hour", zone)
+        by_day = usage.sums(question, (), "day", zone)
+        whole = usage.sums(UsageReport(1), (), "month", zone)
+    assert [row["output"] for row in by_hour] == [1] * hours
+    assert len({row["start"].astimezone(UTC) for row in by_hour}) == hours
+    assert Counter(row["output"] for row in by_day) == days
+    assert all((row["start"].hour, row["start"].tzinfo) == (0, zone) for row in by_day)
+    assert [row["output"] for row in whole] == [1, hours, 1]
+    assert whole[1]["start"].astimezone(UTC) == start
+
+
+@pytest.mark.parametrize("name", ["Asia/Kolkata", "Australia/Lord_Howe"])
+def test_clocks_off_by_part_of_an_hour_are_refused(event, name):
+    start, end = month_bounds(name, 2025, 10)  # Lord Howe's are on the hour in half of the year
+    with tenant_scope(1), pytest.raises(usage.OddHours):
+        usage.sums(UsageReport(1, start, end), (), "day", ZoneInfo(name))

@@ -1,0 +1,194 @@
+"""manage.py seed_demo: tenants with a past that is as real as usage gets, made once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from billing.metering.reconciler import reconcile
+from billing.models import Budget, BudgetAlert, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine, Window
+from millrace.apps.records.models import RequestRecord
+from millrace.devserver.demo import live, running
+from millrace.devserver.demo.tenants import CAST
+from tenants import actions
+from tenants.models import ApiKey, AuditEntry, Tenant, User
+from tests.support.rows import Everybody, of
+
+EVENTS = 240
+SLUGS = {spec.slug for spec in CAST}
+
+
+def manage(*words: str) -> str:
+    out = io.StringIO()
+    call_command("seed_demo", *words, stdout=out)
+    return out.getvalue()
+
+
+def small(*words: str) -> str:
+    return manage("--events", str(EVENTS), "--seconds", "0", *words)
+
+
+def counts() -> dict[str, int]:
+    models = (Tenant, User, ApiKey, Budget, UsageEvent, RequestRecord, Invoice, Payment, CreditGrant, AuditEntry)
+    return {model.__name__: Everybody(model).count() for model in models}
+
+
+@pytest.fixture
+def secrets_file(table: None) -> Iterator[Any]:
+    path = running.secrets().path
+    path.unlink(missing_ok=True)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def played(secrets_file: Any) -> str:
+    return small()
+
+
+def tenant(slug: str) -> Tenant:
+    return Everybody(Tenant).get(slug=slug)
+
+
+def test_it_works(played):
+    """One run for all that only looks: making it takes seconds."""
+    tenants_and_usage()
+    assert " 0 were refused" not in played
+    the_cache_is_used_more_and_more()
+    budgets_are_counted_and_never_overrun()
+    gateways_wrote_requests_down()
+    the_months_that_are_over_are_invoiced()
+    assert {each.threshold for each in of(BudgetAlert, tenant("demo-copper"))} >= {"50", "80"}
+
+
+def tenants_and_usage() -> None:
+    tenants = Everybody(Tenant).all()
+    assert {each.slug for each in tenants} == SLUGS
+    assert all(each.is_demo and each.name.endswith("(demo)") for each in tenants)
+    assert of(UsageEvent, tenant("demo-blank")) == []
+    events = Everybody(UsageEvent).all()
+    assert EVENTS * 3 < len(events) < EVENTS * 6
+    assert all(event.request_id.startswith("demo_") and event.price_version for event in events)
+    assert {event.verdict for event in events} == {"completed", "cancelled", "failed"}
+    assert all(event.cost_femto > 0 for event in events if event.verdict == "completed")
+    first = datetime.now(UTC) - timedelta(days=62)
+    assert first < min(event.admitted_at for event in events) < first + timedelta(days=4)
+    assert max(event.admitted_at for event in events) <= datetime.now(UTC)
+    assert Everybody(UsageQuarantine).count() == 0
+
+
+def the_cache_is_used_more_and_more() -> None:
+    events = sorted(of(UsageEvent, tenant("demo-meadow")), key=lambda event: event.admitted_at)
+    third = len(events) // 3
+
+    def hit(part: list[Any]) -> float:
+        return sum(each.cache_read for each in part) / sum(each.cache_read + each.uncached for each in part)
+
+    assert hit(events[:third]) < hit(events[-third:])
+
+
+def budgets_are_counted_and_never_overrun() -> None:
+    """One tenant has used up what it may, one nearly so; and the books agree with the events."""
+    for slug, least, most in (("demo-copper", 0.85, 1.0), ("demo-lantern", 0.8, 1.0)):
+        budgets = [each for each in of(Budget, tenant(slug)) if each.unit == "money" and each.key_id is None]
+        (budget,) = budgets
+        newest = max(of(Window, tenant(slug), budget_id=budget.pk), key=lambda window: window.period_start)
+        assert least <= newest.used / 10**6 / budget.amount <= most
+    assert all(window.held == 0 for window in Everybody(Window).all())
+    assert reconcile().is_clean
+
+
+def gateways_wrote_requests_down() -> None:
+    """Each answered one of the last weeks beside its usage event, and those that a budget did not allow."""
+    copper = tenant("demo-copper")
+    records = of(RequestRecord, copper)
+    since = datetime.now(UTC) - timedelta(days=29)
+    answered = {each.request_id for each in records if each.verdict != "limited" and each.at > since}
+    assert answered == {each.request_id for each in of(UsageEvent, copper, admitted_at__gt=since)}
+    refused = [each for each in records if each.code == "budget_exceeded"]
+    assert refused and all(each.bound["name"] == "Pilot" and each.status == "429" for each in refused)
+
+
+def the_months_that_are_over_are_invoiced() -> None:
+    invoices = Everybody(Invoice).all()
+    last = max(each.period_id for each in invoices)
+    states = sorted(each.state for each in invoices if each.period_id == last)
+    assert states == ["draft", "draft", "draft", "open"]
+    earlier = [each.state for each in invoices if each.period_id != last and each.kind == "invoice"]
+    assert set(earlier) <= {"open", "paid"}
+    assert all(each.number.startswith("DEMO-") for each in invoices if each.number)
+    assert Everybody(Payment).count() >= 1
+    assert Everybody(CreditGrant).count() >= 1
+
+
+def test_a_second_run_adds_nothing_twice(played):
+    """But what was used in between, of which a second is no more than an event or two."""
+    before, audited = counts(), Everybody(AuditEntry).count()
+    settled = before["UsageEvent"]
+    again = small()
+    after = counts()
+    assert [str(entry.verb) for entry in Everybody(AuditEntry).all()][:-audited] == []
+    for grown in ("UsageEvent", "RequestRecord"):
+        assert after[grown] - before.pop(grown) <= 3
+    assert {name: after[name] for name in before} == before
+    assert f"{settled:,} were there" in again
+    assert all(window.held == 0 for window in Everybody(Window).all())
+
+
+def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("millrace.devserver.demo.running.backfill", kill)
+    with pytest.raises(Killed):
+        running.play(events=EVENTS)
+    monkeypatch.undo()
+    assert Everybody(UsageEvent).count() == 0
+    assert running.play(events=EVENTS).told.settled > EVENTS
+    assert reconcile().is_clean
+
+
+def test_it_refuses_beside_real_tenants(secrets_file):
+    actions.do_create_tenant("acme", "Acme")
+    with pytest.raises(CommandError, match="acme"):
+        small()
+    assert {each.slug for each in Everybody(Tenant).all()} == {"acme"}
+    small("--allow-real-tenants", "--days", "2")
+    assert of(UsageEvent, tenant("acme")) == []
+
+
+def test_two_runs_at_once_are_one(secrets_file):
+    with connection.cursor() as cursor, running._alone():
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s", [running._LOCK])
+        assert cursor.fetchone()[0] == 1
+
+
+def test_people_can_log_in_only_with_a_password_that_was_given(played):
+    email = "owner@demo-harbor.example"
+    assert not User.objects.get(email=email).has_usable_password()
+    small("--password", "correct horse")
+    assert User.objects.get(email=email).check_password("correct horse")
+
+
+def test_without_a_platform_it_says_that_nothing_was_asked(played):
+    said = manage("--events", str(EVENTS), "--seconds", "1")
+    assert "No live requests: nothing answers at" in said
+    with pytest.raises(live.NobodyAnswers):
+        live.ask(
+            [],
+            running.secrets(),
+            running.models(),
+            "http://127.0.0.1:1",
+            seconds=1,
+            most=1,
+            tell=lambda asked: None,
+        )

@@ -1,0 +1,306 @@
+"""The settler: each leg once, whatever comes, breaks or comes twice."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import ProgrammingError, connection, connections
+
+from billing.management.commands import run_settler
+from billing.metering import status
+from billing.metering.settler import Settler
+from billing.models import UsageEvent, UsageQuarantine
+from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
+from tests.support.billing.books import sheet
+from tests.support.billing.settlers import pending, quarantined
+from tests.support.rows import Everybody
+
+Reason = UsageQuarantine.Reason
+
+
+@pytest.fixture
+def settler(broker, table):
+    def make(consumer: str = "a", **options: object) -> Settler:
+        return Settler(broker, consumer=consumer, stopping=threading.Event(), **options)
+
+    return make
+
+
+def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
+    at, version = datetime.now(UTC), sheet()
+    sent = event(
+        at=at,
+        leg=1,
+        price_version=version,
+        slice_id=5,
+        fence=6,
+        hold=400_000,
+        hold_tokens=100,
+        cache_write_5m=8,
+        queue_us=1,
+        ttft_us=2,
+        duration_us=3,
+    )
+    send(sent)
+    assert settler().drain() == 1
+    row = Everybody(UsageEvent).get()
+    assert (row.admitted_at, row.request_id, row.leg) == (at, sent.billing_context.request_id, 1)
+    assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
+    assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
+    assert (row.price_version, row.slice_id, row.fence, row.hold) == (version, 5, 6, 400_000)
+    assert row.cost_femto == 10 * 3 * 10**9 + 64 * 3 * 10**8 + 8 * 3_750_000_000 + 7 * 15 * 10**9
+    assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False]
+    assert row.invoice_period is not None
+    assert (row.queue_us, row.ttft_us, row.duration_us, row.block_size) == (1, 2, 3, 32)
+    assert (row.attempt, row.verdict, row.finish_reason) == (1, "completed", "stop")
+    assert abs(row.settled_at - at) < timedelta(minutes=1)
+
+
+def test_settled_events_leave_the_stream(settler, send, event, broker):
+    send(*(event() for _ in range(5)))
+    settler(batch=2).drain()
+    assert broker.xlen(USAGE_STREAM) == 0
+    assert pending(broker) == 0
+
+
+def test_three_times_each_in_random_order_is_once_each(settler, send, event):
+    events = [event() for _ in range(400)] * 3
+    random.Random(7).shuffle(events)
+    send(*events)
+    settler(batch=170).drain()
+    assert Everybody(UsageEvent).count() == 400
+    assert quarantined() == []
+
+
+def test_two_legs_of_a_request_are_two_rows(settler, send, event):
+    send(event(request_id="r", leg=0), event(request_id="r", leg=1))
+    settler().drain()
+    assert Everybody(UsageEvent).count() == 2
+
+
+def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, monkeypatch):
+    class Crash(BaseException):
+        pass
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    send(*(event() for _ in range(10)))
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(Settler, "_acknowledge", crash)
+        settler().drain()
+    assert Everybody(UsageEvent).count() == 10
+    assert pending(broker) == 10  # so no worker has trimmed its journal
+    send(event())
+    settler().drain()
+    assert Everybody(UsageEvent).count() == 11
+    assert pending(broker) == 0
+
+
+def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, broker, as_owner):
+    send(event())
+    one = settler()
+    one._resume()
+    with as_owner(), connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE billing_usageevent RENAME TO hidden")
+    try:
+        with pytest.raises(ProgrammingError, match="does not exist"):
+            one._round()
+        assert pending(broker) == 1
+    finally:
+        with as_owner(), connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE hidden RENAME TO billing_usageevent")
+    settler().drain()
+    assert Everybody(UsageEvent).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("poison", "reason"),
+    [
+        (b"\xc1 not msgpack", Reason.UNDECODABLE),
+        (encode({"envelope": 1}), Reason.UNDECODABLE),
+        (b"\x81\xa3\xed\xa0\x80\x01", Reason.UNDECODABLE),  # a name that is no UTF-8
+        (b"\x91" * 5000, Reason.UNDECODABLE),  # very deep
+        ({"uncached": -1}, Reason.REFUSED),
+        ({"output": 10**12}, Reason.REFUSED),
+        ({"output": 2**63 + 1}, Reason.REFUSED),
+        ({"verdict": "splendid"}, Reason.REFUSED),
+        ({"hold": -5}, Reason.REFUSED),
+        ({"tenant_id": 0}, Reason.REFUSED),
+        ({"request_id": "r" * 65}, Reason.REFUSED),
+        ({"request_id": "nul\x00"}, Reason.REFUSED),
+        ({"leg": 40_000}, Reason.REFUSED),
+        ({"admitted_at": 2**62}, Reason.REFUSED),
+        ({"at": datetime(2031, 1, 1, tzinfo=UTC)}, Reason.REFUSED),
+        ({"at": datetime(2019, 1, 1, tzinfo=UTC)}, Reason.UNPLACEABLE),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, reason):
+    payload = poison if isinstance(poison, bytes) else encode(event(**poison))
+    before, after = [event() for _ in range(20)], [event() for _ in range(20)]
+    send(*before, payload, *after)
+    settler().drain()
+    assert Everybody(UsageEvent).count() == 40
+    assert quarantined() == [(reason, payload)]
+    assert broker.xlen(USAGE_STREAM) == 0
+
+
+@pytest.mark.parametrize(
+    ("over", "detail"),
+    [({"hold": 154_199}, "costs 154200000000 femto-USD"), ({"hold_tokens": 80}, "used 81 tokens")],
+)
+@pytest.mark.parametrize("slice_", [{"slice_id": 5, "fence": 1}, {}], ids=["of a slice", "without budgets"])
+def test_a_leg_over_its_hold_is_not_settled(settler, send, event, over, detail, slice_):
+    """Admission makes it impossible; were it to happen, a budget could be overrun, or a bill be a surprise."""
+    given = {**slice_, "hold": 154_200, "hold_tokens": 81, "price_version": sheet()}
+    exact = event(**given)
+    send(exact, event(**(given | over)))
+    settler().drain()
+    (row,) = Everybody(UsageEvent).all()
+    assert (row.request_id, row.cost_femto) == (exact.billing_context.request_id, 154_200 * 10**6)
+    (refused,) = Everybody(UsageQuarantine).all()
+    assert refused.reason == Reason.REFUSED
+    assert detail in refused.detail
+
+
+def test_a_message_without_an_event_is_kept(settler, broker):
+    broker.xadd(USAGE_STREAM, {"x": "y"})
+    settler().drain()
+    assert quarantined() == [(Reason.UNDECODABLE, encode({b"x": b"y"}))]
+
+
+def test_poison_that_comes_again_is_kept_once(settler, send):
+    for _ in range(2):
+        send(b"poison")
+        settler().drain()
+    assert Everybody(UsageQuarantine).get().payload_hash == hashlib.sha256(b"poison").digest()
+
+
+def test_a_leg_settled_otherwise_before_is_not_forgotten(settler, send, event):
+    at = datetime.now(UTC)
+    send(event(at=at, request_id="r", output=7))
+    settler().drain()
+    other = event(at=at, request_id="r", output=8)
+    send(other, event(at=at, request_id="r", output=7))
+    settler().drain()
+    assert Everybody(UsageEvent).get().output == 7
+    assert quarantined() == [(Reason.CONFLICT, encode(other))]
+
+
+def test_of_one_batch_the_failure_counts(settler, send, event):
+    at = datetime.now(UTC)
+    send(
+        event(at=at, request_id="r"), event(at=at, request_id="r", verdict="failed", uncached=0, cache_read=0, output=0)
+    )
+    settler().drain()
+    assert Everybody(UsageEvent).get().verdict == "failed"
+
+
+def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
+    stopping = threading.Event()
+    settler = Settler(broker, consumer="a", stopping=stopping)
+    thread = threading.Thread(target=settler.run)
+    thread.start()
+    try:
+        send(event())
+        until(lambda: Everybody(UsageEvent).count() == 1)
+        broker.flushdb()
+        send(event(), event())  # a stream again, with no group
+        until(lambda: Everybody(UsageEvent).count() == 3)
+        until(lambda: broker.xlen(USAGE_STREAM) == 0)
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def test_what_a_dead_settler_left_is_taken_over(broker, settler, send, event, until):
+    send(event(), event())
+    settler("dead")._make_group()
+    broker.xreadgroup(USAGE_GROUP, "dead", {USAGE_STREAM: ">"})
+    time.sleep(0.05)
+    living = settler("living", claim_idle_ms=20)
+    living._take_over()
+    assert Everybody(UsageEvent).count() == 2
+    assert pending(broker) == 0
+
+
+def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, send, event):
+    send(event(), event())
+    settler()._make_group()
+    ids = [entry for entry, _ in broker.xreadgroup(USAGE_GROUP, "a", {USAGE_STREAM: ">"})[0][1]]
+    broker.xdel(USAGE_STREAM, ids[0])
+    settler().drain()
+    assert Everybody(UsageEvent).count() == 1
+    assert quarantined() == []
+    assert pending(broker) == 0
+
+
+def test_the_database_goes_away_and_comes_back(broker, table, send, event, until, as_owner):
+    stopping = threading.Event()
+    thread = threading.Thread(target=Settler(broker, consumer="a", stopping=stopping).run)
+    thread.start()
+    try:
+        send(event())
+        until(lambda: Everybody(UsageEvent).count() == 1)
+        with as_owner(), connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        send(event())
+        until(lambda: Everybody(UsageEvent).count() == 2)
+    finally:
+        stopping.set()
+        thread.join()
+        for alias in connections:  # other tests' connections were cut too
+            connections[alias].close()
+        connection.close_pool()
+
+
+def test_status_tells_how_it_goes(settler, send, event, broker):
+    one = settler()
+    send(event(), b"poison")
+    one.drain()
+    send(event())
+    time.sleep(0.01)
+    one._report()
+    report = status.decode(broker.get(status.STATUS_KEY))
+    assert (report.settled, report.repeated, report.quarantined, report.backlog) == (1, 0, 1, 1)
+    assert report.lag_ms >= 10
+    assert report.last_batch_at is not None
+    assert report.at >= report.last_batch_at
+    assert report.consumer == "a"
+
+
+def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send, event, until, monkeypatch):
+    """The supervisor starts the process again; what the broken one had read is read again."""
+    real = Settler._settle
+
+    def fall_over(self, messages):
+        if self._consumer == "two":
+            raise RuntimeError("a fault nobody expected")
+        real(self, messages)
+
+    monkeypatch.setattr(Settler, "_settle", fall_over)
+    stopping = threading.Event()
+    settlers = [Settler(broker, consumer=name, stopping=stopping, batch=10) for name in ("one", "two")]
+    events = [event() for _ in range(200)]
+    send(*events)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_settler._run, settlers, stopping)
+        with pytest.raises(RuntimeError, match="nobody expected"):
+            running.result(timeout=60)
+    assert stopping.is_set()
+    monkeypatch.setattr(Settler, "_settle", real)
+    stopping.clear()
+    for again in settlers:
+        again.drain()
+    assert Everybody(UsageEvent).count() == 200
+    assert (pending(broker), broker.xlen(USAGE_STREAM)) == (0, 0)

@@ -1,0 +1,289 @@
+"""Embeddings: the same vectors as transformers', and an engine that packs inputs fairly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+from transformers import BertModel, RobertaConfig, RobertaModel
+
+from inference_worker.contract.config import EngineConfig, ModelError
+from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.contract.request import Request, RequestOutput, RequestRejected, SamplingParams, ServiceClass
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
+from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner, Vectors
+from inference_worker.models.model_source import ensure_model
+from tests.support.engine.make_embeddings import DATA, MINILM, mean_states, texts
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    return ensure_model(MINILM, Path())
+
+
+@pytest.fixture
+def copy(minilm: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(minilm, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "model.safetensors").symlink_to(minilm / "model.safetensors")
+    return folder
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def request(
+    name: str,
+    lengths: Sequence[int],
+    tenant: str = "",
+    service_class: ServiceClass = ServiceClass.DEFAULT,
+    expires_at: float | None = None,
+) -> Request:
+    """Inputs of these lengths, each of one token repeated: its place from 1 on."""
+    tokens = [n for n, length in enumerate(lengths, 1) for _ in range(length)]
+    params = SamplingParams(max_tokens=0)
+    return Request(
+        name, tokens, params, tenant=tenant, service_class=service_class, expires_at=expires_at,
+        input_lengths=tuple(lengths),
+    )  # fmt: skip
+
+
+def vectors(output: RequestOutput) -> Vectors:
+    usage = output.usage
+    assert usage is not None
+    return np.frombuffer(output.vectors, "<f4")
+
+
+def embed(engine: EmbeddingEngine, inputs: Sequence[Sequence[int]]) -> RequestOutput:
+    tokens = [token for each in inputs for token in each]
+    engine.add_request(Request("r", tokens, input_lengths=tuple(map(len, inputs))))
+    outputs: list[RequestOutput] = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+    (output,) = outputs
+    return output
+
+
+def distances(ours: RequestOutput, theirs: torch.Tensor) -> torch.Tensor:
+    """Cosine distances, of vectors of the length 1."""
+    found = torch.from_numpy(vectors(ours).reshape(len(theirs), -1).astype(np.float64))
+    assert float((found.norm(dim=1) - 1).abs().max()) < 1e-6
+    return 1 - (normalize(found) * normalize(theirs.double())).sum(1)
+
+
+@pytest.mark.timeout(300)
+def test_500_texts_have_the_vectors_of_transformers(minilm: Path) -> None:
+    tokenizer = Tokenizer.from_dir(minilm)
+    inputs = [tokenizer.encode(text) for text in texts()]
+    output = embed(EmbeddingEngine(EngineConfig(model_dir=minilm)), inputs)
+    reference = torch.from_numpy(np.load(DATA / "reference.npy"))
+    assert len(inputs) == len(reference) == 500
+    assert float(distances(output, reference).max()) < 1e-6
+    assert output.usage is not None
+    assert output.usage.uncached == sum(map(len, inputs))
+
+
+def test_transformers_says_so_today(minilm: Path) -> None:
+    inputs = [Tokenizer.from_dir(minilm).encode(text) for text in texts()[::25]]
+    want = mean_states(BertModel.from_pretrained(minilm).eval(), inputs)
+    output = embed(EmbeddingEngine(EngineConfig(model_dir=minilm)), inputs)
+    assert float(distances(output, want).max()) < 1e-9
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_roberta_counts_positions_from_the_padding_token(tmp_path: Path, pooling: str) -> None:
+    config = RobertaConfig(
+        vocab_size=120, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=42, type_vocab_size=1, pad_token_id=1,
+    )  # fmt: skip
+    model = RobertaModel(config, add_pooling_layer=False).eval()
+    model.save_pretrained(tmp_path)
+    if pooling == "cls":
+        modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        (tmp_path / "1_Pooling").mkdir()
+        (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    read = EncoderConfig.from_dir(tmp_path)
+    assert (read.max_model_len, read.pooling, read.normalize) == (40, pooling, False)
+    inputs = [[0, *range(5, 5 + n), 2] for n in (38, 3, 36, 12, 3)]
+    ours = EmbeddingRunner(EngineConfig(model_dir=tmp_path), read).embed(inputs)
+    if pooling == "mean":
+        want = mean_states(model, inputs)
+    else:
+        with torch.inference_mode():
+            want = torch.cat([model(torch.tensor([each])).last_hidden_state[:, 0] for each in inputs])
+    torch.testing.assert_close(torch.from_numpy(ours), want, atol=1e-5, rtol=1e-5)
+
+
+def test_the_embedded_model_is_what_it_is(minilm: Path) -> None:
+    config = EncoderConfig.from_dir(minilm)
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.max_model_len) == (6, 384, 12, 256)
+    assert (config.pooling, config.normalize, config.shorter) == ("mean", True, ())
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("config.json", {"hidden_act": "relu"}, "hidden_act"),
+        ("config.json", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("config.json", {"num_attention_heads": 7}, "7 heads"),
+        ("config.json", {"architectures": ["BertModel", "x"]}, "architectures"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "max_seq_length"),
+    ],
+)
+def test_what_would_give_other_vectors_is_refused(
+    copy: Path, tmp_path: Path, file: str, changes: dict[str, object], said: str
+) -> None:
+    edit(copy / file, **changes)
+    with pytest.raises(ModelError, match=said):
+        ensure_model(ModelSpec("m", str(copy), "auto"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "modules", ["{}", "[1]", "[", '[{"type": "x.Dense"}]', '[{"type": "x.Pooling", "path": "../x"}]']
+)
+def test_a_list_of_modules_that_is_not_one_is_refused(copy: Path, tmp_path: Path, modules: str) -> None:
+    (copy / "modules.json").write_text(modules)
+    with pytest.raises(ModelError, match=r"modules\.json"):
+        ensure_model(ModelSpec("m", str(copy), "auto"), tmp_path)
+
+
+# The engine, with a model that is made up.
+
+
+class FakeEmbedder:
+    """Each input's vector is its first token and its length."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[int]] = []  # lengths of the inputs
+        self.broken = False
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+        self.steps.append([len(each) for each in inputs])
+        if self.broken:
+            raise RuntimeError("broken")
+        return np.array([[each[0], len(each)] for each in inputs], dtype=np.float32)
+
+
+class Harness:
+    def __init__(self, minilm: Path, step_tokens: int = 256) -> None:
+        self.now = 100.0
+        self.embedder = FakeEmbedder()
+        config = EngineConfig(model_dir=minilm, step_tokens=step_tokens)
+        self.engine = EmbeddingEngine(config, runner=self.embedder, clock=lambda: self.now)
+
+    def run(self) -> dict[str, RequestOutput]:
+        """Step until nothing is left; each request's last output, in the order of their ends."""
+        ended: dict[str, RequestOutput] = {}
+        while self.engine.has_unfinished():
+            ended.update({output.request_id: output for output in self.engine.step()})
+        return ended
+
+
+@pytest.fixture
+def harness(minilm: Path) -> Harness:
+    return Harness(minilm)
+
+
+def test_vectors_come_in_the_order_of_the_inputs(harness: Harness) -> None:
+    harness.engine.add_request(request("a", [5, 200, 90, 7, 200]))
+    harness.engine.add_request(request("b", [3]))
+    ended = harness.run()
+    assert vectors(ended["a"]).reshape(-1, 2).tolist() == [[1, 5], [2, 200], [3, 90], [4, 7], [5, 200]]
+    assert vectors(ended["b"]).tolist() == [1, 3]
+    assert all(sum(step) <= 256 for step in harness.embedder.steps)
+    assert ended["a"].usage is not None
+    assert ended["a"].usage.uncached == 502
+
+
+def test_many_short_inputs_fill_a_step(harness: Harness) -> None:
+    for n in range(40):
+        harness.engine.add_request(request(f"r{n}", [8]))
+    harness.run()
+    assert [len(step) for step in harness.embedder.steps] == [32, 8]
+
+
+def test_a_tenant_with_one_text_passes_one_with_thousands(harness: Harness) -> None:
+    harness.engine.add_request(request("many", [100] * 200, tenant="big"))
+    harness.engine.step()
+    harness.engine.add_request(request("one", [20], tenant="small"))
+    assert "one" in [output.request_id for _ in range(2) for output in harness.engine.step()]
+
+
+def test_the_batch_class_gets_what_is_left(harness: Harness) -> None:
+    harness.engine.add_request(request("batch", [50] * 40, service_class=ServiceClass.BATCH))
+    harness.engine.add_request(request("now", [100] * 6))
+    assert list(harness.run()) == ["now", "batch"]
+    assert harness.embedder.steps[0] == [100, 100]
+
+
+def test_what_is_aborted_pays_for_what_was_computed(harness: Harness) -> None:
+    harness.engine.add_request(request("a", [100] * 10))
+    harness.engine.step()
+    output = harness.engine.abort("a")
+    assert output is not None
+    assert output.finish_reason == "cancelled"
+    assert output.usage is not None
+    assert (output.usage.uncached, output.vectors) == (200, b"")
+    assert not harness.engine.has_unfinished()
+    assert harness.engine.abort("a") is None
+
+
+def test_a_broken_step_ends_only_those_in_it(harness: Harness) -> None:
+    harness.engine.add_request(request("in", [100] * 4, tenant="x"))
+    harness.engine.add_request(request("out", [100], tenant="y", service_class=ServiceClass.BATCH))
+    harness.embedder.broken = True
+    (output,) = harness.engine.step()
+    assert (output.request_id, output.error and output.error.code) == ("in", "internal_error")
+    harness.embedder.broken = False
+    assert harness.run()["out"].finish_reason == "stop"
+
+
+def test_what_nobody_waits_for_any_more_is_given_up(harness: Harness) -> None:
+    harness.engine.add_request(request("late", [10], service_class=ServiceClass.BATCH, expires_at=110.0))
+    harness.now = 111.0
+    (output,) = harness.engine.step()
+    assert output.error is not None
+    assert output.error.code == "request_expired"
+    assert not harness.engine.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "code"),
+    [
+        ((), [1], "invalid_value"),
+        ((1, 0), [1], "invalid_prompt"),
+        ((2,), [1], "invalid_prompt"),
+        ((257,), [1] * 257, "context_length_exceeded"),
+        ((1,), [30_522], "invalid_prompt"),
+    ],
+)
+def test_what_can_never_be_embedded_is_refused(
+    harness: Harness, lengths: tuple[int, ...], tokens: list[int], code: str
+) -> None:
+    with pytest.raises(RequestRejected) as caught:
+        harness.engine.add_request(Request("r", tokens, input_lengths=lengths))
+    assert caught.value.code == code
+    assert not harness.engine.has_unfinished()
+
+
+def test_metrics_add_up(harness: Harness) -> None:
+    harness.engine.add_request(request("a", [5, 6]))
+    harness.engine.add_request(request("b", [7]))
+    harness.engine.abort("b")
+    harness.run()
+    counters = harness.engine.metrics.snapshot().counters
+    assert counters["vllm:prompt_tokens"] == {"": 11}
+    assert counters["vllm:request_success"] == {"stop": 1, "abort": 1, "error": 0}
+    assert counters["millrace_engine_tokens"] == {"uncached": 11}

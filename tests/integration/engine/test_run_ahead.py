@@ -1,0 +1,28 @@
+"""The model with steps that run ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.engine.engine import LLMEngine
+from tests.support.engine.fakes import run, tokens_of
+
+
+def test_the_models_tokens_are_those_of_one_step_at_a_time(model_dir: Path) -> None:
+    answers = []
+    for run_ahead in (False, True):
+        config = EngineConfig(
+            model_dir, dtype="float32", num_blocks=80, block_size=16, threads=1, max_batch=4, run_ahead=run_ahead
+        )
+        engine = LLMEngine(config)
+        kinds = [{"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.8}, {"seed": 7, "frequency_penalty": 1.5}]
+        for number, kind in enumerate(kinds):
+            prompt = [100 + (7 * number + 3 * i) % 4000 for i in range(30 + number)]
+            params = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, **kind)  # type: ignore[arg-type]
+            engine.add_request(Request(str(number), prompt, params))
+        outputs = run(engine)
+        answers.append({name: tokens_of(some) for name, some in outputs.items()})
+        assert all(len([p for output in some for p in output.logprobs]) == 12 for some in outputs.values())
+    assert answers[0] == answers[1]

@@ -1,0 +1,169 @@
+"""Whatever is asked, in whatever company, each row's token is the one that sampling written down plainly chooses."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, edits_logits
+from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
+from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from tests.support.engine.sampling_reference import acceptable, edited
+
+EOS = (1, 3)
+GREEDY = SamplingParams(temperature=0)
+
+
+def row_of(params: SamplingParams, prompt: list[int], answer: list[int], seed: int = 7) -> SampleRow:
+    edits = LogitsProcessors(params, prompt, EOS) if edits_logits(params) else None
+    if edits is not None:
+        edits.note(prompt + answer)
+    return SampleRow(params, seed, len(prompt) + len(answer), edits)
+
+
+def scores_of(logits: list[float], params: SamplingParams, prompt: list[int], answer: list[int]) -> list[float]:
+    scores = torch.tensor([logits])
+    row = row_of(params, prompt, answer)
+    assert row.edits is not None
+    apply_edits(scores, [(0, row.edits, row.position)])
+    values: list[float] = scores[0].tolist()
+    return values
+
+
+@st.composite
+def rows(draw: st.DrawFn, vocab: int) -> tuple[SamplingParams, list[int], list[int], int]:
+    tokens = st.integers(0, vocab - 1)
+    some = draw(st.lists(tokens, max_size=6, unique=True))
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.01, 0.7, 1.0, 2.0])),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 70, 600, 10 * vocab])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 1e-6, 0.3, 0.9, 0.999])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.5, 2.0, -2.0])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.3, -1.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.7, 5.0])),
+        logit_bias=tuple((i, draw(st.sampled_from([-100.0, 100.0, 0.5, -3.0]))) for i in some),
+        min_tokens=draw(st.integers(0, 4)),
+        stop_token_ids=tuple(draw(st.lists(tokens, max_size=vocab if vocab < 9 else 9))),
+        ignore_eos=draw(st.booleans()),
+    )
+    few = st.lists(tokens, max_size=8)
+    return params, [draw(tokens), *draw(few)], draw(few), draw(st.integers(-(2**63), 2**63 - 1))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[tuple[SamplingParams, list[int], list[int], int]]]:
+    vocab = draw(st.sampled_from([4, 7, 65, 256, 700, 1024]))
+    made = draw(st.lists(rows(vocab), min_size=1, max_size=6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    logits = torch.randn(len(made), vocab, generator=generator) * draw(st.sampled_from([0.1, 2.0, 8.0]))
+    if draw(st.booleans()):
+        logits = (logits * 4).round() / 4  # many of the same
+    if draw(st.booleans()):
+        logits[:, : vocab - 1 - draw(st.integers(0, 3))] = -math.inf  # all but a few are masked
+    return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16]))), made
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches())
+def test_a_batch_is_chosen_as_the_reference_chooses_row_by_row(
+    batch: tuple[torch.Tensor, list[tuple[SamplingParams, list[int], list[int], int]]],
+) -> None:
+    logits, made = batch
+    before = logits.clone()
+    chosen = sample(logits, [row_of(*entry) for entry in made]).tolist()
+    assert torch.equal(logits, before)
+    for own, token, (params, prompt, answer, seed) in zip(logits, chosen, made, strict=True):
+        scores = edited(own.float().tolist(), params, prompt, answer, EOS)
+        wanted = acceptable(scores, params, seed, len(prompt) + len(answer))
+        assert token in wanted, (params, prompt, answer)
+        assert sample(own[None], [row_of(params, prompt, answer, seed)]).tolist() == [token]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(4, 60).flatmap(lambda vocab: st.tuples(st.just(vocab), rows(vocab))), st.integers(0, 2**32))
+def test_edited_logits_are_the_references(
+    case: tuple[int, tuple[SamplingParams, list[int], list[int], int]], seed: int
+) -> None:
+    vocab, (params, prompt, answer, _) = case
+    params = replace(params, min_tokens=max(1, params.min_tokens))
+    logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 5).tolist()
+    got = scores_of(logits, params, prompt, answer)
+    assert got == pytest.approx(edited(logits, params, prompt, answer, EOS), rel=1e-5, abs=1e-5)
+
+
+def test_presence_and_frequency_count_the_answer_alone() -> None:
+    params = replace(GREEDY, presence_penalty=1.0, frequency_penalty=0.5)
+    assert scores_of([5.0] * 5, params, [0, 0, 1], [1, 2, 2, 2]) == [5.0, 3.5, 2.5, 5.0, 5.0]
+
+
+def test_repetition_counts_the_prompt_too_and_each_token_once() -> None:
+    params = replace(GREEDY, repetition_penalty=2.0)
+    assert scores_of([4.0, -4.0, 4.0, -4.0], params, [0, 1, 0], [0, 1, 2, 2]) == [2.0, -8.0, 2.0, -4.0]
+
+
+def test_a_bias_can_force_and_forbid() -> None:
+    logits = torch.randn(2, 300)
+    best = logits.argmax(-1).tolist()
+    rows = [row_of(replace(GREEDY, logit_bias=bias), [0], []) for bias in (((17, 100.0),), ((best[1], -100.0),))]
+    assert sample(logits, rows).tolist() == [17, logits[1].topk(2).indices[1]]
+
+
+def test_min_tokens_masks_ends_until_then() -> None:
+    params = replace(GREEDY, min_tokens=2, stop_token_ids=(0,))
+    kept = [[token for token, s in enumerate(scores_of([1.0] * 5, params, [2], [4] * n)) if s > -1] for n in range(3)]
+    assert kept == [[2, 4], [2, 4], [0, 1, 2, 3, 4]]
+    ignoring = replace(params, ignore_eos=True)
+    assert [i for i, s in enumerate(scores_of([1.0] * 5, ignoring, [2], [])) if s > -1] == [1, 2, 3, 4]
+
+
+def test_of_a_bias_and_a_mask_the_mask_wins() -> None:
+    params = replace(GREEDY, min_tokens=1, logit_bias=((1, 100.0),))
+    assert scores_of([0.0] * 5, params, [0], [])[1] == torch.tensor(-1e30).item()
+
+
+def sequence(params: SamplingParams, prompt: Sequence[int]) -> EngineSequence:
+    return EngineSequence(Request("x", list(prompt), params), None)
+
+
+@pytest.mark.parametrize("params", [replace(GREEDY, frequency_penalty=1.0), replace(GREEDY, repetition_penalty=1.5)])
+def test_a_sampler_counts_as_the_answer_grows(params: SamplingParams) -> None:
+    sampler, logits = Sampler(EOS), torch.randn(1, 40).abs()
+    seq = sequence(params, [5, 6])
+    for _ in range(80):
+        scores = edited(logits[0].tolist(), params, [5, 6], seq.tokens[2:], EOS)
+        [token], _ = sampler.sample(logits, [seq], [seq.num_tokens]).read()
+        assert token in acceptable(scores, params, 0, 0)
+        seq.tokens.append(token)
+
+
+def test_an_end_the_model_does_not_know_touches_nobody_else() -> None:
+    sampler, logits = Sampler((1, 45)), torch.zeros(2, 40)
+    logits[1, 5] = 1  # 45 tokens after the beginning of the first row
+    seqs = [sequence(replace(GREEDY, min_tokens=5), [7]), sequence(GREEDY, [7])]
+    assert sampler.sample(logits, seqs, [1, 1]).read()[0] == [0, 5]
+
+
+def test_what_is_counted_dies_with_the_request() -> None:
+    sampler = Sampler(EOS)
+    seq = sequence(replace(GREEDY, presence_penalty=1.0), [5])
+    sampler.sample(torch.randn(1, 40), [seq], [1])
+    assert len(sampler._edits) == 1
+    del seq
+    gc.collect()
+    assert len(sampler._edits) == 0
+
+
+def test_nothing_is_kept_of_plain_requests() -> None:
+    sampler = Sampler(EOS)
+    seq = sequence(SamplingParams(top_p=0.5, min_p=0.1, stop_token_ids=(7,)), [5])
+    sampler.sample(torch.randn(1, 40), [seq], [1])
+    assert len(sampler._edits) == 0

@@ -1,0 +1,273 @@
+"""Budgets and limits in the console: exact amounts, what a limit would refuse, raising, and nobody else's rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from smtplib import SMTPServerDisconnected
+from typing import Any
+
+import pytest
+from django.test import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.actions.budgets import do_make_budget
+from billing.budgets.alerts import check_thresholds
+from billing.models import Budget, BudgetAlert, UsageEvent, Window
+from frontend.tenant.budgets.alerts import how_told
+from frontend.tenant.budgets.amounts import MOST, BudgetAmount, parse, typed
+from frontend.tenant.budgets.effect import effect_of
+from tenants import actions
+from tenants.actions.webhooks import do_create_endpoint
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
+from tenants.outbox import propagation
+from tenants.outbox.email_outbox import send_mails
+from tests.support.billing import books
+from tests.support.frontend.console import meter, remembered
+from tests.support.rows import Everybody, only_project
+
+NEW = {
+    **{"name": "One cent", "whose": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
+    **{"rollover_cap": "", "thresholds": "50, 80", "alert_forecast": "on"},
+}
+db = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def acme(client: Any) -> Tenant:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    user = User.objects.create_user("owner@example.com")
+    actions.do_add_member(tenant, user, "owner")
+    client.force_login(user)
+    remembered(client.session)
+    return tenant
+
+
+def get(client: Any, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    page: str = answer.content.decode()
+    assert "did not load" not in page
+    return page
+
+
+@given(value=st.integers(0, MOST), unit=st.sampled_from(["money", "tokens", "requests"]))
+def test_an_amount_is_typed_as_it_is_kept(value, unit):
+    assert parse(typed(value, unit), unit) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "nano"),
+    [("0.01", 10**7), ("$1,200.50", 1_200_500_000_000), ("0.000000001", 1), ("5", 5 * 10**9), (" 7. ", 7 * 10**9)],
+)
+def test_dollars_are_exact(text, nano):
+    assert parse(text, "money") == nano
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000001", "1.2.3", "٣", "nan", "999999999"])
+def test_what_is_no_amount_of_money_is_refused(text):
+    with pytest.raises(ValueError, match=r"Enter a positive amount|or less"):
+        parse(text, "money")
+
+
+def test_parts_of_a_token_count_as_one():
+    assert BudgetAmount("tokens", 1_000_001).text == "2 tokens"
+
+
+def test_the_toast_says_where_a_change_has_taken_effect():
+    budget = Budget()
+    assert effect_of(budget) == "The change takes effect in every gateway within a second."
+    budget.pending_gateways = ()
+    assert effect_of(budget) == "The change has taken effect in every gateway."
+    budget.pending_gateways = ("gw-a", "gw-b")
+    assert "do not respond: gw-a, gw-b." in effect_of(budget)
+
+
+@db
+def test_a_new_budget_names_the_gateways_that_have_not_applied_it(client, acme, monkeypatch):
+    monkeypatch.setattr(propagation, "wait_for_gateways", lambda _: ("gw-silent",))
+    assert "do not respond: gw-silent." in client.post("/t/acme/budgets/new", NEW, follow=True).content.decode()
+    path = f"/t/acme/budgets/{Everybody(Budget).get().pk}"
+    assert "gw-silent" in client.post(f"{path}/edit", NEW | {"amount": "0.02"}, follow=True).content.decode()
+
+
+@db
+def test_a_budget_is_made_raised_and_removed(client, acme):
+    assert client.post("/t/acme/budgets/new", NEW).status_code == 303
+    row = Everybody(Budget).get()
+    assert (row.amount, row.unit, row.period, row.mode, row.thresholds) == (10**7, "money", "day", "hard", [50, 80])
+    until = (datetime.now(UTC) + timedelta(days=2)).date()
+    path = f"/t/acme/budgets/{row.pk}"
+    assert client.post(f"{path}/raise", {"more": "0.05", "until": "2001-01-01"}).status_code == 422
+    assert client.post(f"{path}/raise", {"more": "0.05", "until": until.isoformat()}).status_code == 303
+    row = Everybody(Budget).get()
+    assert (row.raise_amount, row.raise_until.date()) == (5 * 10**7, until + timedelta(days=1))
+    assert "0.06" in get(client, f"{path}/")
+    assert client.post(f"{path}/lower").status_code == 303
+    assert Everybody(Budget).get().raise_amount == 0
+    assert client.post(f"{path}/edit", NEW | {"amount": "0.02", "mode": "soft", "thresholds": ""}).status_code == 303
+    row = Everybody(Budget).get()
+    assert (row.amount, row.mode, row.thresholds) == (2 * 10**7, "soft", [])
+    assert client.post(f"{path}/remove", {"typed": "Two cents"}).status_code == 422
+    assert client.post(f"{path}/remove", {"typed": "One cent"}).status_code == 303
+    assert not Everybody(Budget).get().active
+    assert client.get(f"{path}/edit").status_code == 404
+    assert "was removed" in get(client, f"{path}/")
+
+
+@db
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"amount": "a lot"}, "Enter a positive amount"),
+        ({"amount": "1.5", "counts": "tokens"}, "Enter a whole number"),
+        ({"whose": "key:999999"}, "not one of the available choices"),
+        ({"thresholds": "50, lots"}, "Enter whole percentages"),
+        ({"thresholds": "5000"}, "thresholds from 1 to"),
+        ({"counts": "requests", "amount": "5", "clamp": "on"}, "max_tokens can only be reduced"),
+        ({"period": "lifetime", "rollover_cap": "1"}, "cannot roll over"),
+    ],
+)
+def test_a_form_says_what_is_wrong(client, acme, changes, said):
+    answer = client.post("/t/acme/budgets/new", NEW | changes)
+    assert answer.status_code == 422
+    assert said in answer.content.decode()
+    assert Everybody(Budget).count() == 0
+
+
+@db
+def test_what_a_budget_would_have_refused(client, acme):
+    """Ten requests that cost the same, and a budget for four of them."""
+    version, key = books.sheet(), actions.do_create_api_key(only_project(acme), "k")[0]
+    for hour in range(10):
+        at = datetime.now(UTC) - timedelta(hours=hour + 1)
+        meter(acme, at=at, key_id=key.pk, uncached=1000, price_version=version, project_id=key.project_id)
+    cost = int(Everybody(UsageEvent).first().cost_femto) // 10**6
+    assert cost > 0
+    query = f"counts=money&period=lifetime&amount={typed(4 * cost, 'money')}"
+    said = get(client, f"/t/acme/budgets/try?whose=account&mode=hard&{query}")
+    assert "Blocks" in said
+    assert "429 budget_exceeded" in said
+    assert "6 of the 10 requests from the last 7 days (60.0%)" in said
+    assert "Does not block" in get(client, f"/t/acme/budgets/try?whose=account&mode=dry_run&{query}")
+    assert "would have rejected" not in get(client, f"/t/acme/budgets/try?whose=project:999999&mode=hard&{query}")
+    assert "Enter a positive amount" in get(client, "/t/acme/budgets/try?whose=account&mode=hard&counts=money&amount=x")
+    said = get(client, "/t/acme/limits/try?whose=account&mode=hard&requests_per_day=3&concurrency=x")
+    assert "of the 10 requests from the last 7 days" in said
+    assert "Enter a whole number" in said
+
+
+@db
+def test_a_full_budget_stands_above_everything(client, acme):
+    row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
+    assert "hard limit reached" not in get(client, "/t/acme/budgets/")
+    with all_tenants_scope(BypassReason.BILLING):
+        Window.objects.create(
+            tenant_id=acme.pk,
+            budget_id=row.pk,
+            unit="money",
+            period_start=datetime(1970, 1, 1, tzinfo=UTC),
+            used=10**13,
+        )
+    page = get(client, "/t/acme/budgets/")
+    assert "Tiny: hard limit reached." in page
+    assert "429 budget_exceeded" in page
+    assert f"/t/acme/budgets/{row.pk}/raise" in page
+
+
+@db
+def test_limits_are_set_changed_and_lifted(client, acme):
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    form = {"whose": f"key:{key.pk}", "model": "", "mode": "hard", "requests_per_minute": "1,200", "concurrency": "4"}
+    assert client.post("/t/acme/limits/new", form).status_code == 303
+    row = Everybody(LimitSet).get()
+    assert (row.key_id, row.requests_per_minute, row.concurrency, row.tokens_per_day) == (key.pk, 1200, 4, None)
+    answer = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
+    assert answer.status_code == 422
+    assert "already has limits" in answer.content.decode()
+    path = f"/t/acme/limits/{row.pk}"
+    assert client.post(f"{path}/edit", {"mode": "dry_run", "concurrency": "9"}).status_code == 303
+    row = Everybody(LimitSet).get()
+    assert (row.dry_run, row.requests_per_minute, row.concurrency) == (True, None, 9)
+    path = f"/t/acme/limits/{row.pk}"
+    assert client.post(f"{path}/edit", {"mode": "dry_run"}).status_code == 422
+    assert client.post(f"{path}/remove", {"typed": "prod"}).status_code == 303
+    assert Everybody(LimitSet).count() == 0
+
+
+@db
+def test_what_the_operator_imposes_is_seen_and_not_changed(client, acme):
+    row = actions.do_set_limits(acme, {"concurrency": 8}, by_operator=True)
+    assert "set by the operator" in get(client, "/t/acme/budgets/")
+    for what in ("edit", "remove"):
+        assert client.get(f"/t/acme/limits/{row.pk}/{what}").status_code == 404
+
+
+@db
+def test_who_may_only_read(client, acme):
+    row = do_make_budget(acme, name="All", unit="money", period="month", amount=10**9)
+    reader = User.objects.create_user("reader@example.com")
+    actions.do_add_member(acme, reader, "readonly")
+    client.force_login(reader)
+    page = get(client, "/t/acme/budgets/")
+    assert "All" in page
+    assert "/raise" not in page
+    for path in ("budgets/new", f"budgets/{row.pk}/raise", f"budgets/{row.pk}/remove", "limits/new"):
+        assert client.post(f"/t/acme/{path}", NEW).status_code == 403
+
+
+@db
+def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkeypatch):
+    for number in range(3):
+        do_create_endpoint(acme, f"https://hooks.example/{number}", kinds=["budget.threshold_reached"])
+    budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
+    with all_tenants_scope(BypassReason.BILLING):
+        fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
+        Window.objects.create(budget_id=budget.pk, **fields)
+    check_thresholds()
+    operator = Client()
+    operator.force_login(User.objects.create_superuser("op@example.com"))
+
+    def told() -> list[tuple[str, str]]:
+        pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/operator/alerts/?show=budgets")
+        with all_tenants_scope(BypassReason.OPERATOR):
+            (row,) = BudgetAlert.objects.all_tenants().select_related("mail")
+            found = how_told([row], None)[row.pk]
+        assert all(one.text in unescape(page) and one.why in unescape(page) for one in found for page in pages)
+        return [(one.text, one.why) for one in found]
+
+    def change(model: Any, **fields: Any) -> None:
+        with all_tenants_scope(BypassReason.WEBHOOKS):
+            model.objects.all_tenants().update(**fields)
+
+    assert told() == [("Email queued", ""), ("3 webhooks pending", "")]
+    with monkeypatch.context() as patch:
+        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
+        send_mails()
+    assert told()[0] == ("Email queued", "The mail server could not be reached.")
+    change(Mail, tries=Mail.MOST_TRIES)
+    assert told()[0] == ("Email failed", "The mail server could not be reached.")
+    change(Mail, tries=1, claimed_at=None)
+    send_mails()
+    assert told()[0] == ("Email sent", "")
+
+    with all_tenants_scope(BypassReason.WEBHOOKS):
+        first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
+        for one, status, error in ((first, 500, "The answer was 500."), (others[0], None, "it takes too long")):
+            tried = {"tenant_id": acme.pk, "at": now, "ms": 5, "status": status, "error": error}
+            WebhookAttempt.objects.create(delivery=one, **tried)
+        WebhookDelivery.objects.all_tenants().filter(pk=first.pk).update(state="failed")
+        WebhookDelivery.objects.all_tenants().filter(pk=others[1].pk).update(state="delivered")
+    assert told()[1:] == [
+        ("Webhook delivered", ""),
+        ("Webhook failed", "The answer was 500."),
+        ("Webhook pending", "it takes too long"),
+    ]
+    change(WebhookDelivery, state="delivered")
+    assert told()[1:] == [("3 webhooks delivered", "")]
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        Mail.objects.all_tenants().delete()  # as they are after 90 days
+    assert told()[0] == ("Email", "no longer stored")

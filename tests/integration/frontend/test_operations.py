@@ -1,0 +1,248 @@
+"""What operators do about workers, quarantine and costs; and that nobody else may, or is told that they could."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.test import Client
+
+from billing.models import UsageQuarantine
+from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
+from millrace.apps.operations.models import Cordon, HealthEvent, MachineCost
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry, User
+from tests.support.frontend.console import remembered
+from tests.support.frontend.screens.operator_health import speak
+from tests.support.rows import Everybody, only_project
+
+pytestmark = pytest.mark.django_db(transaction=True)
+PAGES = (
+    "/operator/",
+    "/operator/models/",
+    "/operator/fleet/",
+    "/operator/alerts/",
+    "/operator/alerts/?show=budgets",
+    "/operator/audit/",
+)
+ACTIONS = (
+    *("/operator/models/m-0/cordon", "/operator/models/m-0/drain", "/operator/models/m-0/uncordon"),
+    *(
+        "/operator/fleet/costs/smollm2-135m",
+        "/operator/quarantine/1/replay",
+        "/operator/quarantine/1/dismiss",
+        "/operator/audit/1",
+    ),
+)
+
+
+@pytest.fixture
+def broker() -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as client:
+        client.flushdb()
+        yield client
+
+
+@pytest.fixture
+def operator(client: Client) -> User:
+    user = User.objects.create_superuser("op@example.com")
+    client.force_login(user)
+    return user
+
+
+@pytest.fixture
+def aside() -> UsageQuarantine:
+    with all_tenants_scope(BypassReason.COMMAND):
+        return UsageQuarantine.objects.create(
+            received_at=datetime.now(UTC),
+            stream_id="1-0",
+            reason="undecodable",
+            detail="no",
+            payload=b"\xc1",
+            payload_hash=hashlib.sha256(b"\xc1").digest(),
+        )
+
+
+def audited(verb: str) -> AuditEntry:
+    (entry,) = Everybody(AuditEntry).filter(verb=verb)
+    return entry
+
+
+@pytest.mark.usefixtures("broker")
+def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine) -> None:
+    owner = User.objects.create_user("owner@example.com")
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
+    for address in (*PAGES, *ACTIONS):
+        assert client.get(address).status_code == 302, address  # to the login
+    client.force_login(owner)
+    remembered(client.session)
+    for address in (
+        *PAGES,
+        *ACTIONS,
+        "/operator/panels/health",
+        "/operator/models/panels/replicas",
+        "/operator/audit/panels/log",
+    ):
+        assert client.get(address).status_code == 404, address
+        assert client.post(address, {"typed": "m-0", "why": "x", "amount": "1"}).status_code == 404, address
+    assert Everybody(Cordon).count() == Everybody(MachineCost).count() == 0
+    assert Everybody(UsageQuarantine).get().resolved_at is None
+
+
+@pytest.mark.usefixtures("operator")
+def test_every_page_loads_without_anything_there(client: Client, broker: redis.Redis) -> None:
+    for address in PAGES:
+        page = client.get(address)
+        assert page.status_code == 200, address
+        assert "did not load" not in page.content.decode(), address
+
+
+@pytest.mark.usefixtures("operator")
+def test_every_page_loads_without_the_broker(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise redis.ConnectionError
+
+    for module in (
+        "millrace.apps.operations.health",
+        *("frontend.operator.health.page", "frontend.operator.models.page", "frontend.operator.fleet.page"),
+    ):
+        monkeypatch.setattr(f"{module}.read_fleet_status", away)
+    for address in PAGES:
+        assert "did not load" not in client.get(address).content.decode(), address
+    assert "Broker unavailable" in client.get("/operator/").content.decode()
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.Redis) -> None:
+    speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3)
+    address = "/operator/models/smollm2-135m-0"
+    page = client.get(f"{address}/cordon").content.decode()
+    assert "No other replica serves smollm2-135m" in page
+    speak(broker, "smollm2-135m-1.bb", "smollm2-135m", running=0)
+    assert "1 other replica of smollm2-135m" in client.get(f"{address}/drain").content.decode()
+    assert client.post(f"{address}/cordon", {"typed": "smollm2"}).status_code == 422
+    assert Everybody(Cordon).count() == 0
+    answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "why": "new disk"})
+    assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
+    assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
+    entry = audited("worker.cordoned")
+    assert (entry.actor, entry.object_name, entry.after["why"]) == ("op@example.com", "smollm2-135m-0", "new disk")
+    shown = client.get("/operator/models/").content.decode()
+    assert "Cordoned" in shown
+    assert "new disk" in shown
+    assert client.post(f"{address}/cordon", {"typed": "smollm2-135m-0"}).status_code == 422  # it is so already
+    assert client.post(f"{address}/drain", {"typed": "smollm2-135m-0"}).status_code == 303
+    assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"drain"}
+    broker.hdel(REPLICAS_KEY, "smollm2-135m-0.aa")
+    assert "smollm2-135m-0 is not running" in client.get("/operator/models/").content.decode()
+    assert client.post(f"{address}/uncordon").status_code == 303
+    assert not broker.exists(CORDONS_KEY)
+    assert client.post(f"{address}/uncordon").status_code == 404
+    assert client.post("/operator/models/nobody/cordon", {"typed": "nobody"}).status_code == 404
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: UsageQuarantine) -> None:
+    address = f"/operator/quarantine/{aside.pk}"
+    assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 302
+    assert Everybody(UsageQuarantine).get().resolved_at is None
+    remembered(client.session)
+    assert client.post(f"{address}/dismiss", {"why": ""}).status_code == 422
+    again = client.post(f"{address}/replay")
+    assert again.status_code == 422
+    assert "still cannot be settled" in again.content.decode()
+    assert "undecodable" in client.get("/operator/").content.decode()
+    assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 303
+    assert Everybody(UsageQuarantine).get().resolved_at is not None
+    assert audited("quarantine.dismissed").after["why"] == "a stray script"
+    assert "Quarantine is empty" in client.get("/operator/").content.decode()
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_what_a_machine_costs_is_set(client: Client) -> None:
+    for wrong in ("", "much", "-1", "0.0000000001", "1e30"):
+        assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": wrong}).status_code == 422, wrong
+    assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": "$0.40"}).status_code == 303
+    assert Everybody(MachineCost).get().nano_per_hour == 400_000_000
+    assert audited("machine_cost.updated").after == {"model": "smollm2-135m", "nano_per_hour": 400_000_000}
+    assert client.get("/operator/fleet/costs/gpt-9").status_code == 404
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.core.audit_log.SIZE", 3)
+    acme, lab = actions.do_create_tenant("acme", "Acme"), actions.do_create_tenant("lab", "Lab")
+    for number in range(7):
+        actions.do_create_api_key(only_project(acme), f"key {number}")
+    actions.do_create_api_key(only_project(lab), "of the lab")
+
+    def names(address: str) -> tuple[list[str], str]:
+        page = client.get(address).content.decode()
+        return re.findall(r'</a><span class="dim">([^<]+)</span></th>', page), page
+
+    def link(page: str, rel: str) -> str:
+        (found,) = re.findall(rf'rel="{rel}" href="([^"]+)"', page)
+        return str(found).replace("&amp;", "&")
+
+    first, page = names("/operator/audit/?tenant=acme&verb=key")
+    assert [name[:5] for name in first] == ["key 6", "key 5", "key 4"]
+    assert 'rel="prev"' not in page
+    actions.do_create_api_key(only_project(acme), "key 7")  # does not move what comes next
+    second, page = names(link(page, "next"))
+    assert [name[:5] for name in second] == ["key 3", "key 2", "key 1"]
+    third, last = names(link(page, "next"))
+    assert [name[:5] for name in third] == ["key 0"]
+    assert 'rel="next"' not in last
+    back, page = names(link(page, "prev"))
+    assert [name[:5] for name in back] == ["key 6", "key 5", "key 4"]
+    newest, page = names(link(page, "prev"))
+    assert [name[:5] for name in newest] == ["key 7"]
+    assert names("/operator/audit/?tenant=lab&verb=key")[0] == [newest_of(lab)]
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date()
+    assert names(f"/operator/audit/?from={tomorrow}")[0] == []
+    for nonsense in ("from=yesterday", "before=%00", "before=99999999999999999999", "after=-1", "tenant=%00"):
+        assert client.get(f"/operator/audit/?{nonsense}").status_code == 200, nonsense
+
+
+def newest_of(tenant: Any) -> str:
+    return str(Everybody(AuditEntry).filter(tenant_id=tenant.pk)[0].object_name)
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_an_entry_says_before_and_after(client: Client) -> None:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    actions.do_update_tenant(tenant, name="<b>Acme</b> Ltd")
+    entry = audited("tenant.updated")
+    page = client.get(f"/operator/audit/{entry.pk}").content.decode()
+    assert "<del>Acme</del>" in page
+    assert "<ins>&lt;b&gt;Acme&lt;/b&gt; Ltd</ins>" in page
+    assert client.get("/operator/audit/999999").status_code == 404
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable[..., str]) -> None:
+    now = datetime.now(UTC)
+    with all_tenants_scope(BypassReason.COMMAND):
+        given = {"kind": "settler", "urgent": True, "opened_at": now - timedelta(hours=2)}
+        HealthEvent.objects.create(subject="", title="No settler running", closed_at=now, **given)
+        HealthEvent.objects.create(subject="1", title="Another thing", **given)
+    both, only = (client.get(f"/operator/alerts/{query}").content.decode() for query in ("", "?state=open"))
+    assert "No settler running" in both
+    assert "Another thing" in both
+    assert "No settler running" not in only
+    assert "Another thing" in only
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_model_is_found_by_its_name(client: Client) -> None:
+    page = client.get("/operator/search?q=MiniLM").content.decode()
+    assert "/operator/fleet/?model=all-minilm-l6-v2" in page
+    assert "smollm2" not in page

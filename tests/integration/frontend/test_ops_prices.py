@@ -1,0 +1,205 @@
+"""The price book, for operators: drafts three ways, what they change, and that another person publishes."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from billing.actions.prices import do_propose_prices, do_publish_prices
+from billing.models import PriceVersion
+from billing.pricing.price_book import NewPrice, Proposal, in_force, nano_per_million, parse
+from billing.pricing.pricing import Component, Tier
+from billing.pricing.rerating import last_month
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry, Tenant, User
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.frontend.price_lists import log_in, newest
+from tests.support.rows import Everybody
+
+
+@pytest.fixture
+def operator(db, client) -> User:
+    user = User.objects.create_superuser("op@example.com", PASSWORD)
+    client.force_login(user)
+    remembered(client.session)
+    return user
+
+
+@pytest.fixture
+def second(db) -> User:
+    return User.objects.create_superuser("second@example.com", PASSWORD)
+
+
+@pytest.fixture
+def acme(db) -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def price(model: str, usd: str, component: Component = Component.OUTPUT, **fields: Any) -> NewPrice:
+    return NewPrice(model, Tier.STANDARD, component, nano_per_million(usd), **fields)
+
+
+def draft(*prices: NewPrice, **fields: Any) -> PriceVersion:
+    return do_propose_prices(Proposal(prices), **fields)
+
+
+def put(*prices: NewPrice, **fields: Any) -> PriceVersion:
+    """Published at the machine."""
+    return do_publish_prices(draft(*prices, **fields), by=None)
+
+
+def drafts() -> int:
+    with all_tenants_scope(BypassReason.PRICES):
+        return PriceVersion.objects.count()
+
+
+def test_a_form_drafts_every_digit(client, operator):
+    sent = {"model": "m", "tier": "batch", "uncached": "0.123456789", "output": "15", "note": "cheap"}
+    made = client.post("/operator/prices/model", sent)
+    version = newest()
+    assert (made.status_code, made.url) == (303, f"/operator/prices/{version.pk}/")
+    assert (version.book.name, version.created_by, version.note) == ("list", operator, "cheap")
+    assert {(one.tier, one.component, one.nano_per_million) for one in parse(version.body).prices} == {
+        (Tier.BATCH, Component.UNCACHED, 123_456_789),
+        (Tier.BATCH, Component.OUTPUT, 15_000_000_000),
+    }
+    assert "$0.123456789" in client.get(made.url).content.decode()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"output": "0.0000000001"}, {"output": "x"}, {"output": ""}, {"since": "2020-01-01"}, {"tenant": "nobody"}],
+)
+def test_a_form_refuses(client, operator, wrong):
+    assert (
+        client.post("/operator/prices/model", {"model": "m", "tier": "standard", "output": "1"} | wrong).status_code
+        == 422
+    )
+    assert drafts() == 0
+
+
+def test_a_form_begins_with_what_is_in_force(client, operator):
+    put(price("m", "2.5"))
+    page = client.get("/operator/prices/model?model=m").content.decode()
+    assert 'value="2.50"' in page
+    assert "/operator/prices/model?book=list&amp;model=m" in client.get("/operator/prices/").content.decode()
+
+
+def test_bands_are_changed_as_csv(client, operator):
+    put(price("m", "2", until_tokens=200_001), price("m", "4", from_tokens=200_001))
+    assert "/operator/prices/csv?book=list&amp;model=m" in client.get("/operator/prices/").content.decode()
+    text = client.get("/operator/prices/csv?model=m").context["form"].initial["text"]
+    assert client.post("/operator/prices/csv", {"text": text, "withdrawn": "old,flex\nolder"}).status_code == 303
+    drafted = parse(newest().body)
+    assert {(one.nano_per_million, one.from_tokens) for one in drafted.prices} == {(2 * 10**9, 0), (4 * 10**9, 200_001)}
+    assert set(drafted.withdrawn) == {("old", Tier.FLEX), ("older", Tier.STANDARD)}
+
+
+def test_a_csv_is_uploaded(client, operator, acme):
+    file = SimpleUploadedFile("p.csv", b"model,tier,component,usd_per_million\nm,,output,3\n")
+    assert client.post("/operator/prices/csv", {"file": file, "tenant": "acme"}).status_code == 303
+    assert newest().tenant_id == acme.pk
+    wrong = SimpleUploadedFile("p.csv", b"model,tier,component,usd_per_million\nm,,outputs,3\n")
+    answer = client.post("/operator/prices/csv", {"file": wrong})
+    assert (answer.status_code, "line 2" in answer.content.decode()) == (422, True)
+
+
+def test_the_public_file_is_read_and_what_is_left_out_is_listed(client, operator):
+    content = {
+        "one": {"input_cost_per_token": 1e-06, "output_cost_per_token": 2e-06},
+        "odd": {"input_cost_per_token": 1e-06, "output_cost_per_token": 1.23456789012345678e-06},
+        "pictures": {"output_cost_per_image": 0.04},
+    }
+    file = SimpleUploadedFile("prices.json", json.dumps(content).encode())
+    page = client.post("/operator/prices/import", {"file": file})
+    shown = page.content.decode()
+    assert "Skipped: not whole nano-USD" in shown
+    assert "odd: output_cost_per_token = " in shown
+    assert "pictures" in shown
+    assert drafts() == 0
+    text = page.context["form"].initial["text"]
+    assert client.post("/operator/prices/csv", {"text": text}).status_code == 303
+    assert {one.model for one in parse(newest().body).prices} == {"one", "odd"}
+    for wrong in (b"[]", b"\xff", b"{"):
+        file = SimpleUploadedFile("prices.json", wrong)
+        assert client.post("/operator/prices/import", {"file": file}).status_code == 422
+
+
+def test_the_difference_is_against_what_is_in_force(client, operator):
+    put(price("m", "2"), price("m", "1", Component.UNCACHED), price("m", "5", Component.CACHE_READ))
+    version = draft(price("m", "3"), price("m", "1", Component.UNCACHED), price("n", "7"))
+    page = client.get(f"/operator/prices/{version.pk}/panels/diff").content.decode()
+    for said in ("$2.00", "$3.00", "+50.0%", "new", "ends", "1 unchanged"):
+        assert said in page, said
+    published = do_publish_prices(version, by=None)
+    assert client.get(f"/operator/prices/{published.pk}/panels/diff").content.decode() == page
+
+
+def test_last_month_is_rated_again(client, operator, acme, use):
+    put(price("m", "2"), effective_from=last_month()[0])
+    with all_tenants_scope(BypassReason.PRICES):
+        from billing.models import CompiledSheet
+
+        sheet = CompiledSheet.objects.get(model="m")
+    use(acme, model="m", output=1_000_000, at=last_month()[0] + timedelta(days=1), price_version=sheet.pk)
+    version = draft(price("m", "3"))
+    page = client.get(f"/operator/prices/{version.pk}/panels/preview").content.decode()
+    assert 'value="2.00"' in page
+    assert 'value="3.00"' in page
+    assert "Acme" in page
+
+
+def test_one_publishes_what_another_drafted(client, operator, second, acme):
+    version = draft(price("m", "3"), created_by=operator)
+    url = f"/operator/prices/{version.pk}/publish"
+    typed = {"typed": f"publish {version.pk}"}
+    own = client.post(url, typed)
+    assert (own.status_code, "someone other than their author" in own.content.decode()) == (422, True)
+    assert url not in client.get(f"/operator/prices/{version.pk}/").content.decode()
+    other = log_in(second)
+    assert url in other.get(f"/operator/prices/{version.pk}/").content.decode()
+    assert other.post(url, {"typed": "publish"}).status_code == 422
+    assert other.post(url, typed).status_code == 303
+    assert other.post(url, typed).status_code == 422
+    assert [row.actor for row in Everybody(AuditEntry).filter(verb="price_version.published")] == ["second@example.com"]
+    with all_tenants_scope(BypassReason.PRICES):
+        assert [one.nano_per_million for one in in_force(acme.pk, datetime.now(UTC))] == [3 * 10**9]
+
+
+def test_a_scheduled_version_waits(client, operator):
+    soon = (datetime.now(UTC) + timedelta(days=3)).strftime("%Y-%m-%d 08:30")
+    client.post("/operator/prices/model", {"model": "m", "tier": "standard", "output": "1", "since": soon})
+    version = newest()
+    assert version.effective_from is not None
+    assert f"{version.effective_from:%Y-%m-%d %H:%M}" == soon
+    do_publish_prices(version, by=None)
+    page = client.get("/operator/prices/").content.decode()
+    assert "Scheduled" in page
+    assert "No prices yet" in page
+
+
+def test_a_draft_is_given_up(client, operator):
+    version = draft(price("m", "3"), created_by=operator)
+    assert client.post(f"/operator/prices/{version.pk}/discard", {"typed": f"discard {version.pk}"}).status_code == 303
+    assert newest().state == PriceVersion.State.DISCARDED
+    assert client.get(f"/operator/prices/{version.pk}/publish").status_code == 200
+    assert client.get("/operator/prices/999999/").status_code == 404
+    assert client.get("/operator/prices/?book=none").status_code == 404
+
+
+def test_publishing_asks_who_it_is(client, second):
+    client.force_login(second)
+    version = draft(price("m", "3"))
+    for verb in ("publish", "discard"):
+        assert client.post(f"/operator/prices/{version.pk}/{verb}").url.startswith("/account/confirm?")
+
+
+def test_the_palette_finds_models(client, operator):
+    put(price("long-reader", "2"))
+    assert "/operator/prices/?q=long-reader" in client.get("/operator/search?q=reader").content.decode()

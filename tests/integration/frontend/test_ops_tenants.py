@@ -1,0 +1,238 @@
+"""Tenants, for operators: the list, what is done to one, and viewing its console without changing it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from billing.actions.budgets import do_make_budget
+from billing.models import Budget, CreditGrant, Window
+from billing.pricing.price_book import in_force
+from frontend.core import impersonation
+from tenants import actions, invitations
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry, Invitation, Tenant, User
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.rows import Everybody, of, only_project
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator(client) -> User:
+    user = User.objects.create_superuser("op@example.com", PASSWORD)
+    client.force_login(user)
+    remembered(client.session)
+    return user
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def rows(client, query: str = ""):
+    """The tenants' slugs as the list shows them."""
+    page = client.get(f"/operator/tenants/{query}").content.decode()
+    return [part.split("<")[0] for part in page.split('<span class="mono dim">')[1:]]
+
+
+def test_the_list_has_use_and_status(client, operator, use, acme):
+    lab = actions.do_create_tenant("lab", "Lab", is_demo=True)
+    actions.do_suspend_tenant(lab)
+    use(acme, uncached=1000, output=234)
+    page = client.get("/operator/tenants/").content.decode()
+    assert all(word in page for word in ("Acme", "Suspended", "Demo", f'href="/operator/tenants/{acme.pk}/"'))
+    assert "Margin" not in page  # nobody said what a machine costs
+
+
+def test_it_is_searched_sorted_and_cut_by_the_address(client, operator, acme):
+    actions.do_suspend_tenant(actions.do_create_tenant("lab", "Lab"))
+    do_make_budget(actions.do_create_tenant("near", "Near"), name="b", unit="money", period="month", amount=0)
+    assert rows(client, "?sort=name") == ["acme", "lab", "near"]
+    assert rows(client, "?sort=-name") == ["near", "lab", "acme"]
+    assert rows(client, "?q=LA") == ["lab"]
+    assert rows(client, "?show=suspended") == ["lab"]
+    assert rows(client, "?show=near") == ["near"]
+    assert rows(client, "?show=active&page=9&sort=x") == ["acme", "near"]
+
+
+def test_a_budget_shows_how_full_it_is(client, operator, acme):
+    budget = do_make_budget(acme, name="All", unit="money", period="lifetime", amount=10**10)
+    trial = do_make_budget(acme, name="Trial", unit="money", period="lifetime", amount=1, mode="dry_run")
+    begun = datetime(1970, 1, 1, tzinfo=UTC)
+    with all_tenants_scope(BypassReason.BILLING):
+        for row, held in ((budget, 2 * 10**9), (trial, 0)):
+            Window.objects.create(
+                tenant_id=acme.pk, budget_id=row.pk, unit="money", period_start=begun, used=7 * 10**15, held=held
+            )
+    assert "90.0%" in client.get("/operator/tenants/").content.decode()
+    assert rows(client, "?show=near") == ["acme"]
+    page = client.get(f"/operator/tenants/{acme.pk}/").content.decode()
+    assert "$9.00" in page
+    assert "Dry run" in page
+
+
+def test_no_tenant_yet(client, operator):
+    assert "No tenants yet" in client.get("/operator/tenants/").content.decode()
+
+
+def test_queries_do_not_grow_with_tenants(client, operator, use, django_assert_max_num_queries):
+    for number in range(6):
+        use(actions.do_create_tenant(f"t{number}", "T"))
+    with django_assert_max_num_queries(24):
+        client.get("/operator/tenants/")
+
+
+def test_a_tenant_is_created_with_its_owner_invited(client, operator):
+    sent = {"name": "Blue Whale Ltd", "slug": "", "email": "Boss@Example.com"}
+    made = client.post("/operator/tenants/new", sent)
+    assert made.status_code == 200
+    with all_tenants_scope(BypassReason.COMMAND):
+        tenant = Tenant.objects.all_tenants().get(slug="blue-whale-ltd")
+    (invited,) = of(Invitation, tenant)
+    assert (invited.email, invited.role) == ("boss@example.com", "owner")
+    page = made.content.decode()
+    for text in (f'href="/operator/tenants/{tenant.pk}/"', invitations.link(invited), "No mail server is configured"):
+        assert text in page, text
+    again = client.post("/operator/tenants/new", sent)
+    assert (again.status_code, "A tenant with the slug" in again.content.decode()) == (422, True)
+    assert client.post("/operator/tenants/new", sent | {"slug": "Not one"}).status_code == 422
+
+
+def test_suspending_wants_the_slug_typed(client, operator, acme):
+    url = f"/operator/tenants/{acme.pk}/suspend"
+    assert client.post(url, {"typed": "Acme"}).status_code == 422
+    assert client.post(url, {"typed": "acme"}).status_code == 303
+    assert "Resume" in client.get(f"/operator/tenants/{acme.pk}/").content.decode()
+    assert client.post(f"/operator/tenants/{acme.pk}/resume", {"typed": "acme"}).status_code == 303
+    verbs = [row.verb for row in sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)]
+    assert verbs == ["tenant.suspended", "tenant.resumed"]
+
+
+def test_what_changes_money_asks_who_it_is(client, acme):
+    client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
+    for name in ("suspend", "resume", "book", "invite"):
+        assert client.post(f"/operator/tenants/{acme.pk}/{name}").url.startswith("/account/confirm?"), name
+
+
+def test_credit_is_given(client, operator, acme):
+    """By the form of billing, which the tenant's page leads to."""
+    page = client.get(f"/operator/tenants/{acme.pk}/").content.decode()
+    assert page.count('href="/operator/billing/tenants/acme/credit"') == 1
+    given = {"kind": "promotional", "amount": "12.50", "expires_on": "2031-01-31", "note": "Sorry", "seen": "0"}
+    sent = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme"})
+    assert (sent.status_code, sent.url) == (303, f"/operator/tenants/{acme.pk}/")
+    (grant,) = of(CreditGrant, acme)
+    assert (grant.nano, grant.note) == (12_500_000_000, "Sorry")
+    assert grant.expires_at == datetime(2031, 2, 1, tzinfo=UTC)
+    page = client.get(sent.url).content.decode()
+    assert "$12" in page and "$12.50 credit added for Acme." in page
+
+
+def test_a_budget_is_raised_for_a_while(client, operator, acme):
+    budget = do_make_budget(acme, name="All", unit="tokens", period="month", amount=1000)
+    url = f"/operator/tenants/{acme.pk}/budgets/{budget.pk}/raise"
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date()
+    assert client.post(url, {"more": "500", "until": tomorrow - timedelta(days=2)}).status_code == 422
+    assert client.post(url, {"more": "500", "until": tomorrow}).status_code == 303
+    (row,) = of(Budget, acme)
+    assert (row.raise_amount, row.raise_until.date()) == (500, tomorrow + timedelta(days=1))
+    other = actions.do_create_tenant("lab", "Lab")
+    assert client.post(f"/operator/tenants/{other.pk}/budgets/{budget.pk}/raise", {"more": 1}).status_code == 404
+
+
+def test_another_book_is_assigned(client, operator, acme):
+    from billing.models import PriceBook
+    from tests.support.billing import books
+
+    books.sheet()
+    with all_tenants_scope(BypassReason.PRICES):
+        PriceBook.objects.create(name="partners")
+        before = in_force(acme.pk, datetime.now(UTC))
+    assert client.post(f"/operator/tenants/{acme.pk}/book", {"book": "none-such"}).status_code == 422
+    assert client.post(f"/operator/tenants/{acme.pk}/book", {"book": "partners"}).status_code == 303
+    with all_tenants_scope(BypassReason.PRICES):
+        assert before
+        assert in_force(acme.pk, datetime.now(UTC)) == []
+
+
+def view(client, tenant: Tenant, why: str = "ticket 12"):
+    return client.post(f"/operator/tenants/{tenant.pk}/view", {"why": why})
+
+
+def test_an_operator_must_begin_to_view_and_say_why(client, operator, acme):
+    asked = client.get("/t/acme/requests/?key=1")
+    assert asked.url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
+    assert client.get("/t/nobody/").status_code == 404
+    assert client.post(asked.url, {"why": " "}).status_code == 422
+    assert client.post(asked.url, {"why": "ticket 12"}).url == "/t/acme/requests/?key=1"
+    assert client.get("/t/acme/requests/").status_code == 200
+    assert client.post(f"/operator/tenants/{acme.pk}/view?next=//evil.example/", {"why": "x"}).url == "/t/acme/"
+
+
+def test_who_views_reads_and_changes_nothing(client, operator, acme):
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    view(client, acme)
+    before = len(Everybody(AuditEntry).all())
+    page = client.get("/t/acme/keys/").content.decode()
+    assert "prod" in page
+    assert "You are viewing Acme as an operator" in page
+    assert "Create key" not in page
+    for address in ("keys/new", f"keys/{key.pk}/revoke", "members/invite", "members/leave", "settings/name"):
+        assert client.post(f"/t/acme/{address}", {"name": "x", "typed": "prod"}).status_code in (403, 404), address
+    assert client.post("/t/acme/keys/new", {"name": "x"}).status_code == 403
+    assert len(Everybody(AuditEntry).all()) == before
+
+
+def test_the_banner_is_on_every_page_until_the_view_ends(client, operator, acme):
+    view(client, acme)
+    assert "End view" in client.get("/operator/tenants/").content.decode()
+    assert client.post("/operator/tenants/view/end").url == f"/operator/tenants/{acme.pk}/"
+    assert "End view" not in client.get("/operator/tenants/").content.decode()
+    assert client.get("/t/acme/").status_code == 302
+    started, ended = sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)
+    assert (started.verb, started.after["why"], ended.verb) == ("tenant.view_started", "ticket 12", "tenant.view_ended")
+
+
+def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatch):
+    other = actions.do_create_tenant("lab", "Lab")
+    view(client, acme)
+    assert client.get("/t/lab/").status_code == 302
+    view(client, other)
+    assert client.get("/t/acme/").status_code == 302
+    assert [row.verb for row in of(AuditEntry, acme, verb="tenant.view_ended")] == ["tenant.view_ended"]
+    session = client.session
+    session["viewing"] = session["viewing"] | {"until": datetime.now(UTC).timestamp() - 1}
+    session.save()
+    assert client.get("/t/lab/").status_code == 302
+
+
+def test_logging_out_ends_the_view(client, operator, acme):
+    view(client, acme)
+    client.post("/logout")
+    assert len(of(AuditEntry, acme, verb="tenant.view_ended")) == 1
+
+
+def test_members_cannot_view(client, acme):
+    owner = User.objects.create_user("owner@example.com", PASSWORD)
+    actions.do_add_member(acme, owner, "owner")
+    client.force_login(owner)
+    assert client.get(f"/operator/tenants/{acme.pk}/view").status_code == 404
+    assert client.post("/operator/tenants/view/end").status_code == 404
+    assert client.get(f"/operator/tenants/{acme.pk}/").status_code == 404
+    session = client.session
+    session["viewing"] = {"tenant_id": acme.pk, "slug": "acme", "name": "Acme", "until": 4e9}
+    session.save()
+    assert client.get("/t/acme/keys/new").status_code == 200  # a member is no viewer, whatever the session says
+
+
+def test_it_lasts_an_hour(rf, acme):
+    request = rf.get("/")
+    request.session = {}
+    impersonation.start(request, acme, "ticket 12")
+    found = impersonation.viewing(request)
+    assert found is not None
+    assert timedelta(minutes=59) < found.until - datetime.now(UTC) <= timedelta(hours=1)

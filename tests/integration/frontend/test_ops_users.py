@@ -1,0 +1,92 @@
+"""The operators' users: list, one user, the actions with their confirmations."""
+
+from __future__ import annotations
+
+import pytest
+from allauth.mfa.models import Authenticator
+from django.test import Client
+
+from tenants import actions
+from tenants.models import AuditEntry, User
+from tests.support.frontend.console import remembered
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db
+VERBS = ("deactivate", "reactivate", "grant-operator", "revoke-operator", "remove-second-factor")
+
+
+@pytest.fixture
+def operator(client: Client) -> User:
+    user = User.objects.create_superuser("op@example.com", name="Otto Operator")
+    client.force_login(user)
+    remembered(client.session)
+    return user
+
+
+@pytest.fixture
+def dev() -> User:
+    user = User.objects.create_user("dev@example.com", name="Dev Eloper")
+    actions.do_add_member(actions.do_create_tenant("acme", "Acme"), user, "developer")
+    Authenticator.objects.create(user=user, type=Authenticator.Type.TOTP, data={"secret": "hush-hush"})
+    return user
+
+
+def test_users_are_listed_searched_and_filtered(client, operator, dev):
+    actions.do_deactivate_user(User.objects.create_user("left@example.com"))
+
+    def found(query: str) -> set[str]:
+        page = client.get(f"/operator/users/{query}").content.decode()
+        return {user.email for user in User.objects.all() if f"/operator/users/{user.pk}/" in page}
+
+    assert found("") == {"op@example.com", "dev@example.com", "left@example.com"}
+    assert found("?q=eloper") == found("?q=DEV@") == {"dev@example.com"}
+    assert found("?show=operators") == {"op@example.com"}
+    assert found("?show=deactivated") == {"left@example.com"}
+    assert found("?show=unprotected") == {"op@example.com"}
+    assert "No user matches" in client.get("/operator/users/?q=zzz").content.decode()
+    assert f"/operator/users/{dev.pk}/" in client.get("/operator/search?q=eloper").content.decode()
+
+
+def test_one_user_is_shown_with_tenants_and_changes(client, operator, dev):
+    actions.do_deactivate_user(dev)
+    page = client.get(f"/operator/users/{dev.pk}/").content.decode()
+    for text in ("Dev Eloper", "Acme", "Developer", "user.deactivated", "Reactivate", "Remove 2FA"):
+        assert text in page, text
+    assert "hush" not in page
+    assert client.get("/operator/users/99999999/").status_code == 404
+
+
+def test_ones_own_page_offers_nothing(client, operator, dev):
+    page = client.get(f"/operator/users/{operator.pk}/").content.decode()
+    assert "This is your own login" in page
+    assert not [verb for verb in VERBS if f"/{verb}" in page]
+    answer = client.post(f"/operator/users/{operator.pk}/deactivate", {"typed": operator.email})
+    assert answer.status_code == 422
+    assert "Ask another operator" in answer.content.decode()
+
+
+def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
+    for verb in ("grant-operator", "revoke-operator", "remove-second-factor", "deactivate", "reactivate"):
+        url = f"/operator/users/{dev.pk}/{verb}"
+        assert client.post(url, {"typed": "other@example.com"}).status_code == 422
+        assert client.post(url, {"typed": dev.email}).url == f"/operator/users/{dev.pk}/"
+    rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
+    assert [row.verb.removeprefix("user.") for row in rows] == [
+        *("operator_granted", "operator_revoked", "second_factor_removed", "deactivated", "reactivated")
+    ]
+    assert {row.actor for row in rows} == {"op@example.com"}
+    dev.refresh_from_db()
+    assert dev.is_active and not dev.is_staff
+
+
+def test_actions_need_reauthentication_and_are_not_there_for_members(client, operator, dev):
+    session = client.session
+    del session["account_authentication_methods"]
+    session.save()
+    member = Client()
+    member.force_login(dev)
+    for verb in VERBS:
+        url = f"/operator/users/{dev.pk}/{verb}"
+        assert client.post(url, {"typed": dev.email}).url.startswith("/account/")
+        assert member.get(url).status_code == member.post(url, {"typed": dev.email}).status_code == 404
+    assert member.get("/operator/users/").status_code == member.get(f"/operator/users/{dev.pk}/").status_code == 404

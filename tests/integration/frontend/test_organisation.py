@@ -1,0 +1,255 @@
+"""Members, webhooks, settings and routing in the console: what each form does, refuses, and to whom."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tenants import actions, invitations
+from tenants.actions import webhooks
+from tenants.models import Invitation, Membership, RoutingPolicy, Tenant, User, WebhookDelivery, WebhookEndpoint
+from tests.support.frontend.console import PASSWORD, remembered
+from tests.support.rows import Everybody, of
+
+HX = {"HX-Request": "true"}
+GOOD = {"rules": [{"targets": [{"model": "smollm2-135m"}]}]}
+
+
+@pytest.fixture
+def acme(db: None) -> Tenant:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    for role in ("owner", "admin", "developer", "billing", "readonly"):
+        actions.do_add_member(tenant, User.objects.create_user(f"{role}@acme.example", PASSWORD), role)
+    return tenant
+
+
+def log_in(role: str = "owner") -> Client:
+    client = Client()
+    client.force_login(User.objects.get(email=f"{role}@acme.example"))
+    remembered(client.session)
+    return client
+
+
+def member(role: str) -> Membership:
+    row: Membership = Everybody(Membership).get(user__email=f"{role}@acme.example")
+    return row
+
+
+def test_members_are_shown_with_what_one_may_do_to_them(acme):
+    page = log_in("admin").get("/t/acme/members/").content.decode()
+    assert "5 without 2FA" in page
+    assert f"/members/{member('developer').pk}/remove" in page
+    assert f"/members/{member('owner').pk}/" not in page  # owners are owners' business
+    assert "/members/" not in re.sub(
+        r"/t/acme/members/(panels/)?", "", log_in("readonly").get("/t/acme/members/").content.decode()
+    )
+    assert "No members match" in log_in().get("/t/acme/members/?q=zzz").content.decode()
+
+
+def test_only_owners_touch_owners(acme):
+    admin = log_in("admin")
+    owner = member("owner").pk
+    for verb, data in (("role", {"role": "readonly"}), ("remove", {"typed": "owner@acme.example"})):
+        assert admin.post(f"/t/acme/members/{owner}/{verb}", data).status_code == 403
+    url = f"/t/acme/members/{member('developer').pk}/role"
+    assert admin.post(url, {"role": "owner"}).status_code == 422
+    assert admin.post("/t/acme/members/invite", {"email": "x@y.example", "role": "owner"}).status_code == 422
+    assert member("developer").role == "developer"
+
+
+def test_the_last_owner_stays(acme):
+    answer = log_in().post(f"/t/acme/members/{member('owner').pk}/role", {"role": "admin"})
+    assert answer.status_code == 422
+    assert "At least one owner is required" in answer.content.decode()
+    assert (
+        "At least one owner is required" in log_in().post("/t/acme/members/leave", {"typed": "acme"}).content.decode()
+    )
+
+
+def test_a_member_leaves(acme):
+    client = log_in("billing")
+    assert client.post("/t/acme/members/leave", {"typed": "Acme?"}).status_code == 422
+    answer = client.post("/t/acme/members/leave", {"typed": "acme"}, headers=HX)
+    assert answer.headers["HX-Redirect"] == "/"
+    assert client.get("/t/acme/").status_code == 404
+
+
+def test_invitations_are_sent_again_and_withdrawn(acme):
+    client = log_in()
+    assert client.post("/t/acme/members/invite", {"email": "new@x.example", "role": "billing"}).status_code == 303
+    (first,) = of(Invitation, acme)
+    assert client.post(f"/t/acme/members/invitations/{first.pk}/resend").status_code == 303
+    second = max(of(Invitation, acme), key=lambda row: row.pk)
+    assert invitations.token(first) != invitations.token(second)
+    assert client.post(f"/t/acme/members/invitations/{first.pk}/withdraw").status_code == 404  # it is closed
+    assert client.post(f"/t/acme/members/invitations/{second.pk}/withdraw").status_code == 303
+    assert not any(row.is_open for row in of(Invitation, acme))
+
+
+def test_a_webhooks_secret_is_shown_once(acme):
+    client = log_in()
+    url = "/t/acme/webhooks/new"
+    assert "https" in client.post(url, {"url": "http://x.example"}).content.decode()
+    made = client.post(url, {"url": "https://x.example/h", "kinds": ["invoice.paid"]}, headers=HX).content.decode()
+    (secret,) = re.findall(r"whsec_[\w+/=]+", made)
+    (endpoint,) = of(WebhookEndpoint, acme)
+    assert endpoint.kinds == ["invoice.paid"]
+    assert secret not in client.get(f"/t/acme/webhooks/{endpoint.pk}/", headers=HX).content.decode()
+    rotated = client.post(f"/t/acme/webhooks/{endpoint.pk}/rotate").content.decode()
+    assert secret not in rotated
+    assert "whsec_" in rotated
+    assert "whsec_" not in client.get("/t/acme/webhooks/").content.decode()
+
+
+def test_a_webhook_is_tested_disabled_and_replayed(acme):
+    client = log_in("admin")
+    endpoint, _ = webhooks.do_create_endpoint(acme, "https://x.example/h")
+    root = f"/t/acme/webhooks/{endpoint.pk}"
+    client.post(f"{root}/test")
+    (delivery,) = of(WebhookDelivery, acme)
+    client.post(f"{root}/toggle")
+    assert of(WebhookDelivery, acme)[0].state == "failed"
+    replay = f"/t/acme/webhooks/deliveries/{delivery.pk}/replay"
+    assert "disabled" in client.post(replay).content.decode()
+    client.post(f"{root}/toggle")
+    assert client.post(replay).status_code == 303
+    assert of(WebhookDelivery, acme)[0].state == "pending"
+    assert client.post(f"{root}/delete", {"typed": "x.example"}).status_code == 303
+    assert of(WebhookEndpoint, acme) == []
+    assert log_in("billing").post(f"{root}/test").status_code == 403
+
+
+def test_deliveries_page_by_key(acme, monkeypatch):
+    from frontend.tenant.webhooks import page
+
+    monkeypatch.setattr(page, "SIZE", 2)
+    endpoint, _ = webhooks.do_create_endpoint(acme, "https://x.example/h")
+    made = [webhooks.do_send_test_event(endpoint).pk for _ in range(5)]
+    client, url, seen = log_in(), "/t/acme/webhooks/?state=pending", []
+    for _ in range(3):
+        text = client.get(url).content.decode()
+        seen.append([int(pk) for pk in re.findall(r", delivery (\d+)<", text)])
+        url = next(iter(re.findall(r'rel="next" href="([^"]+)"', text)), "").replace("&amp;", "&")
+    assert seen == [made[:2:-1], made[2:0:-1], made[:1]]
+    assert url == ""
+    back = re.findall(r'rel="prev" href="([^"]+)"', text)[0].replace("&amp;", "&")
+    assert [int(pk) for pk in re.findall(r", delivery (\d+)<", client.get(back).content.decode())] == made[2:0:-1]
+
+
+def test_settings_change_what_they_say(acme):
+    client = log_in()
+    assert client.post("/t/acme/settings/name", {"name": "Apex"}).status_code == 303
+    assert client.post("/t/acme/settings/content", {"days": "91"}).status_code == 422
+    assert client.post("/t/acme/settings/content", {"days": "9"}).status_code == 303
+    bill = {"name": "Apex", "country": "de", "currency": "eur", "emails": "a@x.example\nb@x.example"}
+    assert client.post("/t/acme/settings/billing", bill | {"emails": "nobody"}).status_code == 422
+    assert client.post("/t/acme/settings/billing", bill | {"country": "Germany"}).status_code == 422
+    assert client.post("/t/acme/settings/billing", bill).status_code == 303
+    page = client.get("/t/acme/settings/").content.decode()
+    for said in ("Apex", "9 days", "a@x.example<br>b@x.example", "also shown in EUR", "Billing time zone"):
+        assert said in page
+    assert "Billing details" not in log_in("developer").get("/t/acme/settings/").content.decode()
+    for name in ("name", "content", "billing", "delete"):
+        assert log_in("readonly").post(f"/t/acme/settings/{name}", bill).status_code == 403
+
+
+def test_a_tenant_is_deleted_and_restored(acme):
+    client = log_in()
+    assert client.post("/t/acme/settings/delete", {"typed": "other"}).status_code == 422
+    assert client.post("/t/acme/settings/delete", {"typed": "acme"}).status_code == 303
+    assert "Scheduled for deletion." in client.get("/t/acme/settings/").content.decode()
+    assert log_in("admin").post("/t/acme/settings/restore").status_code == 403
+    assert client.post("/t/acme/settings/restore").status_code == 303
+    assert "Scheduled for deletion." not in client.get("/t/acme/settings/").content.decode()
+
+
+def test_a_policy_is_published_reverted_and_withdrawn(acme):
+    client = log_in("developer")
+    edit = "/t/acme/routing/edit"
+    assert client.post(edit, {"name": "mine", "body": json.dumps(GOOD)}).status_code == 303
+    second = {"models": ["smollm2-135m-f32"]}
+    client.post(edit, {"name": "mine", "body": json.dumps(second), "base": "1"})
+    first, last = sorted(of(RoutingPolicy, acme), key=lambda row: row.version)
+    assert (first.active, last.active, last.body) == (False, True, second)
+    page = client.get(f"/t/acme/routing/{first.pk}").content.decode()
+    assert "Changes since v2" in page
+    assert "<del>" in page
+    assert client.post(f"/t/acme/routing/{first.pk}/revert").status_code == 303
+    assert {row.version: row.active for row in of(RoutingPolicy, acme)} == {1: False, 2: False, 3: True}
+    newest = max(row.pk for row in of(RoutingPolicy, acme))
+    assert client.post(f"/t/acme/routing/{newest}/withdraw", {"typed": "mine"}).status_code == 303
+    assert not any(row.active for row in of(RoutingPolicy, acme))
+    assert log_in("readonly").post(edit, {"name": "x", "body": json.dumps(GOOD)}).status_code == 403
+
+
+def test_nobody_overwrites_what_another_published_meanwhile(acme):
+    client = log_in("developer")
+    actions.do_publish_policy(acme, "mine", GOOD)
+    mine = {"name": "mine", "body": '{"models": ["a"]}', "base": "1"}
+    actions.do_publish_policy(acme, "mine", GOOD)
+    answer = client.post("/t/acme/routing/edit", mine)
+    assert answer.status_code == 422
+    assert "Version 2 was published while you were editing" in answer.content.decode()
+    assert len(of(RoutingPolicy, acme)) == 2
+
+
+def test_a_draft_is_checked_and_not_published(acme):
+    client = log_in("developer")
+    wrong = {"name": "mine", "body": '{"rules": [\n{"targets": []}]}'}
+    for url, more in (("/t/acme/routing/check", {}), ("/t/acme/routing/edit", {"check": "1"})):
+        said = client.post(url, wrong | more, headers=HX).content.decode()
+        assert "Line 2" in said
+        assert "rules[0].targets" in said
+    assert "Line 2: " in client.post("/t/acme/routing/edit", wrong).content.decode()
+    said = client.post("/t/acme/routing/check", {"name": "mine", "body": '{"models": ["gone"]}'}).content.decode()
+    assert "is not available" in said
+    assert of(RoutingPolicy, acme) == []
+
+
+def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
+    from datetime import UTC, datetime, timedelta
+
+    from millrace.apps.records.models import RequestRecord
+
+    given: dict[str, Any] = {
+        **{"tenant_id": tenant.pk, "at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
+        **{"request_id": f"req_{number}", "key_id": 1, "gateway_id": "g", "endpoint": "chat.completions"},
+        **{"asked": "mine", "served": "a", "stream": False, "status": "200", "verdict": "completed", "total_ms": 1},
+        **{"prompt_tokens": 10, "route": {"targets": ["a", "b"]}},
+    }
+    return RequestRecord(**(given | fields))
+
+
+def test_a_draft_is_tried_on_requests_that_came(acme):
+    from millrace.apps.records.models import RequestRecord
+    from tenants.isolation.scopes import tenant_scope
+
+    with tenant_scope(acme):
+        RequestRecord.objects.for_tenant(acme).bulk_create(
+            [
+                *(_record(acme, number) for number in range(3)),
+                *(_record(acme, number, prompt_tokens=900) for number in range(3, 8)),
+                _record(acme, 8, asked="other", prompt_tokens=901),
+                _record(acme, 9, prompt_tokens=None),  # refused before its prompt was counted
+                _record(acme, 10, asked="other"),
+            ]
+        )
+    client = log_in("developer")
+
+    def tried(rules: list[dict[str, Any]], **more: str) -> str:
+        data = {"name": "mine", "body": json.dumps({"rules": rules}), **more}
+        text = client.post("/t/acme/routing/check", data).content.decode()
+        return " ".join(re.sub(r"<[^>]+>", " ", text).split())
+
+    long = {"when": {"prompt_tokens": {"at_least": 900}}, "targets": [{"model": "big"}]}
+    rest = {"targets": [{"model": "a"}]}
+    assert "5 of 8 would have a different first target." in tried([long, rest])
+    assert "6 of 10 would have a different first target." in tried([long, rest], of="*")
+    assert "No request would change its first target." in tried([rest])
+    assert "3 would fail with 404" in tried([long])
+    said = tried([{"when": {"tools": True}, "targets": [{"model": "b"}]}, rest])
+    assert "8 could not be evaluated." in said

@@ -1,0 +1,258 @@
+"""The tenant's overview: exact figures, its own only, and what it says about budgets and metering."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import connection
+
+from billing.actions.budgets import do_make_budget
+from billing.budgets.forecast import Day, Forecast, forecast_tenant
+from billing.metering import rollups, status
+from billing.models import BillingEntity, BillingProfile
+from frontend.tenant.overview import spend
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import Tenant, User
+from tests.support.billing.books import sheet
+from tests.support.rows import only_project
+
+pytestmark = pytest.mark.django_db
+NOW = datetime.now(UTC)
+TODAY = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def member(client: Any, acme: Tenant) -> User:
+    user = User.objects.create_user("dev@example.com")
+    actions.do_add_member(acme, user, "readonly")
+    client.force_login(user)
+    return user
+
+
+def page_of(client: Any, slug: str = "acme", query: str = "") -> str:
+    response = client.get(f"/t/{slug}/{query}")
+    assert response.status_code == 200
+    page: str = response.content.decode()
+    assert "did not load" not in page
+    return page
+
+
+def panel_of(client: Any, name: str, query: str = "") -> Any:
+    response = client.get(f"/t/acme/panels/{name}{query}", headers={"HX-Request": "true"})
+    assert response.status_code == 200
+    return response.context["panel"]
+
+
+def test_it_works(client, acme, member, use):
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    use(acme, key_id=key.pk, price_version=sheet(), uncached=1_000_000, cache_read=1_000_000, output=100_000)
+    page = page_of(client)
+    for text in ("prod", key.prefix, '$4<span class="cents">.80', '$2<span class="cents">.70', "50.0%", "Read Only"):
+        assert text in page, text
+    assert "Send your first request" not in page
+
+
+def test_it_rejects_other_tenants(client, acme, member, use):
+    other = actions.do_create_tenant("other", "Other")
+    use(other, uncached=987_654)
+    use(acme)
+    assert "987,654" not in page_of(client)
+    assert client.get("/t/other/").status_code == 404
+    assert client.get("/t/other/").content == client.get("/t/nobody/").content
+    assert client.get("/t/other/panels/spend").status_code == 404
+
+
+def test_who_is_not_logged_in_is_asked_to(client, acme):
+    assert client.get("/t/acme/").url == "/login?next=/t/acme/"
+
+
+def test_a_panel_leads_the_page_to_the_log_in(client, acme):
+    headers = {"HX-Request": "true", "HX-Current-URL": "http://testserver/t/acme/?range=7d"}
+    response = client.get("/t/acme/panels/spend", headers=headers)
+    assert response.headers["HX-Redirect"] == "/login?next=/t/acme/%3Frange%3D7d"
+
+
+def test_an_operator_says_why_first(client, acme):
+    client.force_login(User.objects.create_superuser("op@example.com"))
+    assert client.get("/t/acme/").url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2F"
+
+
+def test_who_may_see_no_keys_sees_none(client, acme, use):
+    user = User.objects.create_user("books@example.com")
+    actions.do_add_member(acme, user, "billing")
+    client.force_login(user)
+    use(acme)
+    assert "Top API keys" not in page_of(client)
+    assert client.get("/t/acme/panels/keys").status_code == 404
+
+
+def test_empty_shows_what_to_type(client, acme, member):
+    _, secret = actions.do_create_api_key(only_project(acme), "k")
+    page = page_of(client)
+    assert "Bearer $MILLRACE_API_KEY" in page
+    assert secret[:12] not in page
+    assert f"{platform_settings().base_url}/v1/chat/completions" in page
+    assert "smollm2-135m" in page
+
+
+def test_suspended_says_so(client, acme, member):
+    actions.do_suspend_tenant(acme)
+    assert "This organization is suspended" in page_of(client)
+
+
+def test_figures_are_exact(client, acme, member, use):
+    counts = {"uncached": 10, "cache_read": 60, "cache_write_5m": 20, "cache_write_1h": 10, "output": 100}
+    version = sheet()
+    for verdict in ("completed", "cancelled", "failed"):
+        use(acme, at=TODAY, verdict=verdict, price_version=version, **counts)
+    femto = 2 * (10 * 3000 + 60 * 300 + 20 * 3750 + 10 * 6000 + 100 * 15000) * 10**6
+    spent = panel_of(client, "spend")
+    assert (spent.amount.femto, spent.limit, spent.gauge) == (femto, None, None)
+    assert spent.chart.series[0].values[-1] == femto
+    cache = panel_of(client, "cache")
+    assert (cache.billed.femto, cache.hit, cache.hit_tokens, cache.input_tokens) == (femto, "60.0%", 120, 200)
+    assert cache.without.femto == cache.billed.femto + cache.saved.femto
+    tokens = {one.label: one.values[-1] for one in panel_of(client, "tokens").chart.series}
+    assert tokens == {"Output": 200, "Uncached input": 20, "Cache writes": 60, "Cached input": 120}
+    figures = panel_of(client, "figures")
+    assert (figures.requests, figures.cost.femto) == (3, femto * 1000 // 3)
+
+
+def test_the_span_is_the_addresss(client, acme, member, use):
+    use(acme, at=TODAY - timedelta(days=1), output=7)
+    use(acme, at=TODAY, output=1)
+    day = f"{TODAY - timedelta(days=1):%F}"
+    chart = panel_of(client, "tokens", f"?range=custom&from={day}&to={day}").chart
+    assert [one.values for one in chart.series if one.label == "Output"] == [(7,)]
+    week = panel_of(client, "tokens", "?range=7d").chart
+    assert [one.values[-2:] for one in week.series if one.label == "Output"] == [(7, 1)]
+    assert "The start date is after the end date." in page_of(
+        client, query="?range=custom&from=2026-02-02&to=2026-02-01"
+    )
+    assert "YYYY-MM-DD" in page_of(client, query="?range=custom&from=x")
+
+
+def test_a_budget_of_the_tenant_is_the_limit(client, acme, member, use):
+    use(acme)
+    for amount in (12 * 10**9, 90 * 10**9):
+        do_make_budget(acme, name=str(amount), unit="money", period="month", amount=amount)
+    do_make_budget(acme, name="soft", unit="money", period="month", amount=1, mode="soft")
+    spent = panel_of(client, "spend")
+    assert (spent.limit.text, spent.left.text, spent.used) == ("$12.00", "$12.00", "0.0%")
+    assert [mark.label for mark in spent.gauge.marks] == ["Limit $12.00", "50% alert", "80% alert"]
+
+
+def test_a_full_budget_is_said_above_all(client, acme, member, use, monkeypatch):
+    use(acme)
+    budget = do_make_budget(acme, name="All", unit="money", period="month", amount=10**10)
+    full = spend.OverviewStatus(budget, None, spend.Money.nano(99 * 10**8), spend.Money(0), spend.Money.nano(10**10))
+    monkeypatch.setattr(spend, "hard_budgets", lambda visit: [full])
+    assert "hard limit reached" in page_of(client)
+    half = spend.OverviewStatus(budget, None, spend.Money.nano(10**9), spend.Money(0), spend.Money.nano(10**10))
+    monkeypatch.setattr(spend, "hard_budgets", lambda visit: [half])
+    days = tuple(Day((TODAY + timedelta(days=i)).date(), None, (i + 1) * 4 * 10**9, 0, 10**11) for i in range(5))
+    monkeypatch.setattr(spend, "forecast_tenant", lambda *_: Forecast(10**11, 0, 10**11, days))
+    notice = panel_of(client, "notices").notices[0]
+    assert (notice.kind, notice.title) == ("warn", f"Hard limit likely on {TODAY + timedelta(days=2):%-d %B}.")
+
+
+def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, monkeypatch):
+    use(acme, at=TODAY, price_version=sheet(), output=1_000_000)
+    last = (TODAY.replace(day=1) + timedelta(days=32)).replace(day=1) - timedelta(days=1)
+    days = [TODAY + timedelta(days=i) for i in range((last - TODAY).days + 1)]
+    path = tuple(Day(day.date(), None, 16 * 10**9, 15 * 10**9, 18 * 10**9) for day in days)
+    monkeypatch.setattr(spend, "forecast_tenant", lambda *_: Forecast(16 * 10**9, 15 * 10**9, 18 * 10**9, path))
+    spent = panel_of(client, "spend")
+    by = {one.label: one.values for one in spent.chart.series}
+    today = NOW.day - 1
+    assert by["Forecast"][today] == by["Spend so far"][today] == spent.amount.femto == 15 * 10**15
+    assert by["Spend so far"][today + 1 :] == (None,) * (last.day - NOW.day)
+    assert spent.forecast.text == "$16.00"
+    assert spent.chart.band is not None
+    assert all(label in by for label in spent.chart.band)
+
+
+@pytest.mark.parametrize("name", ["America/New_York", "Asia/Kolkata", "UTC"])
+def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, use, monkeypatch, name):
+    """Spend, forecast and figures begin together, and the chart has a day for each of the forecast's."""
+    zone, version = ZoneInfo(name), sheet()
+    with all_tenants_scope(BypassReason.COMMAND):
+        entity = BillingEntity.objects.create(slug="far", name="Far", country="US", time_zone=name)
+        BillingProfile.objects.create(tenant=acme, entity=entity, name="Acme", country="US")
+    first = NOW.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    month, late = (first - timedelta(days=1)).replace(day=1), first - timedelta(hours=2)  # two hours before its end
+    before = (month - timedelta(days=1)).replace(day=1)
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        made = [(before - timedelta(days=1)).replace(day=1).date(), before.date(), month.date()]
+        cursor.execute("SELECT billing_make_partitions(%s)", [made])
+    counted = [month, *(month + timedelta(days=number) for number in range(20, 26)), late - timedelta(minutes=90)]
+    for at in (month - timedelta(minutes=30), *counted, before):
+        use(acme, at=at.astimezone(UTC), price_version=version, output=1_000_000)
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
+    rollups.build()
+
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return late.astimezone(tz)
+
+    monkeypatch.setattr("frontend.core.page_context.datetime", Then)
+    spent, figures = panel_of(client, "spend"), panel_of(client, "figures")
+    assert spent.amount.femto == len(counted) * 15 * 10**15
+    with tenant_scope(acme):
+        expected = forecast_tenant(acme.pk, late)
+    assert expected is not None
+    now = next(day for day in expected.path if day.point is not None)
+    assert now.actual == spent.amount.femto // 10**6
+    assert [at.date() for at in spent.chart.at] == [day.day for day in expected.path]
+    by = {one.label: one.values for one in spent.chart.series}
+    done = [value for value in by["Spend so far"] if value is not None]
+    assert (len(done), done[-1]) == (len([day for day in expected.path if day.actual is not None]), spent.amount.femto)
+    assert figures.requests == len(counted)
+    as_long = before.astimezone(UTC) + (late.astimezone(UTC) - month.astimezone(UTC))  # of the month before
+    then = 2 if as_long > month - timedelta(minutes=30) else 1
+    assert figures.requests_delta.text == f"{(len(counted) - then) * 100 // then}.0%"
+    assert figures.before == f"vs 1 – {min(late.day, (month - timedelta(days=1)).day)} {before:%b}"
+    assert f"1 – {late:%-d %B %Y}, {name}" in page_of(client)
+
+
+def test_the_table_says_what_the_chart_draws(client, acme, member, use):
+    use(acme, at=TODAY, output=1234)
+    chart = panel_of(client, "tokens").chart
+    assert chart.rows[-1] == (f"{TODAY:%-d %b %Y}", ["1,234", "0", "0"])
+    assert "1,234" in page_of(client)
+
+
+def test_it_says_how_far_it_is_metered(client, acme, member):
+    with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"]) as broker:
+        broker.delete(status.STATUS_KEY)
+        assert "Metering status is unavailable" in page_of(client)
+        at = datetime.now(UTC)
+        said = status.SettlerStatus(int(at.timestamp() * 1e6), "s", 0, 0, 0, None, 4, lag_ms=90_000)
+        broker.set(status.STATUS_KEY, status.encode(said))
+        assert f"{at - timedelta(seconds=90):%H:%M:%S}</time>" in page_of(client)
+        assert "metering has stopped" not in page_of(client)
+        client.cookies["zone"] = "Asia/Kolkata"
+        assert f"{at + timedelta(hours=5, minutes=30) - timedelta(seconds=90):%H:%M:%S}</time>" in page_of(client)
+        broker.set(status.STATUS_KEY, status.encode(status.SettlerStatus(0, "s", 0, 0, 0, None, 0, 0)))
+        assert "<b>metering has stopped</b>" in page_of(client)
+        broker.delete(status.STATUS_KEY)
+
+
+def test_without_the_broker_it_still_loads(client, acme, member, use, settings):
+    use(acme)
+    settings.CACHES = {"default": settings.CACHES["default"] | {"LOCATION": "redis://127.0.0.1:1/0"}}
+    assert "Metering status is unavailable" in page_of(client)

@@ -1,0 +1,147 @@
+"""The log of requests in the console: what it lists, where its filters live, and what its drawer tells."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from typing import Any
+
+import pytest
+
+from billing.models import UsageEvent
+from millrace.apps.records.models import RequestRecord
+from tenants import actions
+from tenants.isolation.scopes import tenant_scope
+from tenants.models import Tenant, User
+from tests.support.billing.books import price, use
+from tests.support.rows import of, only_project
+
+pytestmark = pytest.mark.django_db
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def acme(client: Any) -> Tenant:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    user = User.objects.create_user("dev@example.com")
+    actions.do_add_member(tenant, user, "readonly")
+    client.force_login(user)
+    return tenant
+
+
+def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
+    fields: dict[str, Any] = {"request_id": f"req_{number:08}", "at": NOW - timedelta(seconds=number)}
+    fields |= {"project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions", "asked": "mine"}
+    fields |= {"served": "alpha", "stream": True, "status": "200", "code": "", "verdict": "completed", "total_ms": 9}
+    with tenant_scope(tenant):
+        return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
+
+
+def listed(page: str) -> list[str]:
+    return re.findall(r'href="/t/acme/requests/(req_\d+)"', page)
+
+
+def get(client: Any, path: str, status: int = 200) -> str:
+    response = client.get(path)
+    assert response.status_code == status
+    page = str(response.content.decode())
+    assert "did not load" not in page
+    return page
+
+
+def linked(page: str, rel: str) -> str:
+    (url,) = re.findall(rf'rel="{rel}" href="([^"]*)"', page)
+    return unescape(url)
+
+
+def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
+    monkeypatch.setattr("frontend.tenant.requests.log.SIZE", 2)
+    for number in range(5):
+        record(acme, number)
+    record(acme, 5, verdict="refused", status="400", code="invalid_value")
+    start = "/t/acme/requests/?verdict=completed&range=7d"
+    first = get(client, start)
+    assert listed(first) == ["req_00000000", "req_00000001"]
+    assert 'rel="prev"' not in first
+    second = get(client, linked(first, "next"))
+    last = get(client, linked(second, "next"))
+    assert listed(second) + listed(last) == ["req_00000002", "req_00000003", "req_00000004"]
+    assert 'rel="next"' not in last
+    assert listed(get(client, linked(last, "prev"))) == listed(second)
+    assert "range=7d" in linked(first, "next")
+
+
+def test_filters_are_in_the_address(client, acme):
+    key, _ = actions.do_create_api_key(only_project(acme), "prod")
+    record(acme, 0, key_id=key.pk, status="429", code="rate_limit_exceeded", verdict="limited")
+    record(acme, 1, asked="other", key_id=key.pk + 1)
+    for query, found in (
+        (f"key={key.pk}", [0]),
+        ("verdict=limited", [0]),
+        ("code=rate_limit_exceeded", [0]),
+        ("model=other", [1]),
+        ("key=x&verdict=odd&cursor=odd", [0, 1]),  # nonsense asks for nothing
+        ("project=7", []),
+    ):
+        page = get(client, f"/t/acme/requests/?{query}&range=7d")
+        assert listed(page) == [f"req_{number:08}" for number in found], query
+    assert '<option value="limited" selected>' in get(client, "/t/acme/requests/?verdict=limited")
+    assert "No request matches" in get(client, "/t/acme/requests/?project=7")
+
+
+def test_the_drawer_tells_the_story(client, acme):
+    prices = [(price("3", number=NOW.month), 1000), (price("15", "output", number=NOW.month), 100)]
+    use(acme, NOW, *prices)
+    (event,) = of(UsageEvent, acme)
+    limit = {"set": 1, "scope": "tenant", "model": "", "name": "requests_per_day", "cost": 1}
+    limit |= {"limit": 1234, "left": 1233}
+    place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "spill", "load": 3, "credits": 1}
+    record(acme, 0, request_id=event.request_id, limits=[limit], placements=[{**place, "queued_ms": 7}])
+    page = get(client, f"/t/acme/requests/{event.request_id}")
+    for text in (
+        *("requests per day", "1,233", "1,234", "alpha-0.1", "prefix replica overloaded", "7 ms"),
+        *("3.00", "15.00", "0.003", "0.0015", "0.0045"),
+    ):
+        assert text in page, text
+    fragment = client.get(f"/t/acme/requests/{event.request_id}", headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in fragment
+    assert "0.0045" in fragment
+
+
+def test_a_refusal_names_what_bound(client, acme):
+    bound = {"kind": "budget", "id": 1, "name": "One cent", "unit": "money", "period": "day", "left": 0, "needed": 5}
+    bound["resets_at"] = "2026-12-01T00:00:00+00:00"
+    row = record(acme, 0, verdict="limited", status="429", code="budget_exceeded", bound=bound, served="")
+    page = get(client, f"/t/acme/requests/{row.request_id}")
+    for text in ("Blocked by budget One cent", "2026-12-01 00:00 UTC", "Not routed (blocked)"):
+        assert text in page, text
+    assert "budget One cent" in get(client, "/t/acme/requests/")
+
+
+def test_another_tenants_request_is_not_there(client, acme):
+    other = record(actions.do_create_tenant("other", "Other"), 1)
+    get(client, f"/t/acme/requests/{other.request_id}", 404)
+    get(client, "/t/acme/requests/req_nobody", 404)
+    get(client, "/t/other/requests/", 404)
+
+
+def test_the_palette_finds_a_request_by_its_id(client, acme):
+    row = record(acme, 7)
+    assert f"/t/acme/requests/{row.request_id}" in get(client, f"/t/acme/search?q={row.request_id}")
+    assert "/t/acme/requests/req_" not in get(client, "/t/acme/search?q=req_")
+
+
+def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatch):
+    use(acme, NOW, (price("3", number=NOW.month), 1000))
+    (event,) = of(UsageEvent, acme)
+    page = get(client, f"/t/acme/requests/{event.request_id}")
+    assert "The record is being written" in page
+    assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
+    monkeypatch.setattr("frontend.tenant.requests.detail.WRITING", timedelta(0))
+    assert "No request record available" in get(client, f"/t/acme/requests/{event.request_id}")
+    place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "load", "load": 0, "credits": 1}
+    row = record(acme, at=datetime.now(UTC), placements=[place])
+    assert "Usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
+    monkeypatch.undo()
+    assert "Usage is being settled" in get(client, f"/t/acme/requests/{row.request_id}")

@@ -1,0 +1,98 @@
+"""Every registered screen asks the database a bounded number of times, and no address tells of another tenant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from frontend.core import panels
+from tests.support.frontend.console import SLUGS, THEIRS, remembered
+from tests.support.frontend.pages import fail, logged_in
+from tests.support.frontend.screen_cases import EACH, FULL, POPULATED
+
+
+@EACH
+def test_queries_are_bounded(world, monkeypatch, settings, screen, state):
+    if state == "error":
+        monkeypatch.setattr(panels, "render", fail)
+    client = logged_in(world, screen.who)
+    address = screen.address(world, state)
+    with CaptureQueriesContext(connection) as queries:
+        answer = client.get(address)
+    assert answer.status_code == 200
+    assert len(queries) <= screen.queries, "\n".join(query["sql"][:160] for query in queries)
+
+
+@POPULATED
+def test_an_empty_form_says_what_it_lacks(world, screen):
+    """Also if nothing at all was sent, as by a form whose boxes are all unticked."""
+    client, address = logged_in(world, screen.who), screen.address(world, "populated")
+    form = re.search(
+        r'<form[^>]* method="post"[^>]* novalidate>(.*?)</form>', client.get(address).content.decode(), re.S
+    )
+    if form is None or not re.search(r"<(input|select|textarea)[^>]* required", form[1]):
+        return  # no form, or one that is carried out as it stands
+    answer = client.post(address)
+    assert answer.status_code == 422
+    assert 'class="fault"' in answer.content.decode()
+
+
+def tenant_routes(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Every address below t/<slug>/, with the names of its arguments."""
+    for one in patterns:
+        route = prefix + str(one.pattern)
+        if isinstance(one, URLResolver):
+            yield from tenant_routes(one.url_patterns, route)
+        elif isinstance(one, URLPattern) and route.startswith("t/<slug:slug>/"):
+            yield route, re.findall(r"<(?:\w+:)?(\w+)>", route)[1:]
+
+
+ROUTES = sorted(tenant_routes(get_resolver().url_patterns))
+
+
+@pytest.mark.parametrize(("route", "names"), ROUTES, ids=[route for route, _ in ROUTES])
+def test_another_tenants_address_is_not_found(world, route, names):
+    """Not by its slug, and not by an id of theirs below one's own slug; nor may it be told from what never was."""
+    client = Client()
+    other = world.tenants["populated"]
+    from tenants import actions
+    from tenants.models import User
+
+    stranger = User.objects.filter(email="stranger@example.com").first()
+    if stranger is None:
+        stranger = User.objects.create_user("stranger@example.com")
+        actions.do_add_member(actions.do_create_tenant("mine", "Mine"), stranger, "owner")
+    client.force_login(stranger)
+    remembered(client.session)
+    values = {}
+    for name in names:
+        assert name in THEIRS, (
+            f"tell tests/support/frontend/screens what another tenant's {name!r} is: register(theirs=…)"
+        )
+        values[name] = THEIRS[name](world)
+
+    def address(slug: str) -> str:
+        return "/" + re.sub(r"<(?:\w+:)?(\w+)>", lambda found: str(({"slug": slug} | values)[found[1]]), route)
+
+    for method in ("get", "post"):
+        theirs = getattr(client, method)(address(other.slug))
+        nobodys = getattr(client, method)(address("nobody"))
+        assert (theirs.status_code, theirs.content) == (404, nobodys.content)
+        if names:
+            assert getattr(client, method)(address("mine")).status_code in (404, 405)
+
+
+def test_every_screen_of_the_sidebar_is_registered(world):
+    """Whatever an owner or operator can go to is looked at by the tests above."""
+    for who, start in (("owner", f"/t/{SLUGS['populated']}/"), ("operator", "/operator/")):
+        found = re.findall(r'<a href="([^"]+)" data-letter', logged_in(world, who).get(start).content.decode())
+        known = {screen.address(world, "populated").partition("?")[0] for screen in FULL if screen.who == who}
+        assert found
+        assert {url for url in found if not url.startswith("/operator/django-admin/")} <= known

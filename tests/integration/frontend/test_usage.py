@@ -1,0 +1,119 @@
+"""Usage as the page and its CSV show it: the same rows, by each group, with the same filters and all digits."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from billing.metering.usage import UsageReport, sums, total
+from tenants import actions
+from tenants.isolation.scopes import tenant_scope
+from tenants.models import Tenant, User
+from tests.support.billing import books
+from tests.support.rows import only_project
+
+pytestmark = pytest.mark.django_db
+GROUPS = ("model", "key", "project", "member", "tier", "route", "day")
+
+
+@pytest.fixture
+def acme(client, use) -> Tenant:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    owner = User.objects.create_user("owner@example.com", name="=HYPERLINK(1)")
+    actions.do_add_member(tenant, owner, "owner")
+    client.force_login(owner)
+    project, version = only_project(tenant), books.sheet()
+    for number, name in enumerate(("=1+1", " -2", "plain"), 1):
+        key, _ = actions.do_create_api_key(project, name)
+        counts = {"uncached": 1001 * number, "cache_read": 7 * number, "output": 13}
+        use(tenant, project_id=project.pk, key_id=key.pk, price_version=version, miss_reason="first_use", **counts)
+    use(tenant, key_id=key.pk, project_id=project.pk, model="other", uncached=5)
+    return tenant
+
+
+def read(client, query: str) -> list[dict[str, str]]:
+    answer = client.get(f"/t/acme/usage/csv?{query}")
+    assert answer.status_code == 200
+    assert answer["Content-Type"].startswith("text/csv")
+    return list(csv.DictReader(io.StringIO(answer.content.decode())))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_group_adds_up_to_the_usage(client, acme, group):
+    rows = read(client, f"group={group}")
+    with tenant_scope(acme):
+        counts = total(sums(UsageReport(acme.pk, start=datetime(2026, 1, 1, tzinfo=UTC))))
+    for column, name in (("uncached_tokens", "uncached"), ("cached_tokens", "cache_read"), ("output_tokens", "output")):
+        assert sum(int(row[column]) for row in rows) == counts[name] > 0
+    assert sum(Decimal(row["cost_usd"]) for row in rows).scaleb(15) == counts["cost_femto"] > 0
+
+
+def test_the_csv_has_what_the_page_shows(client, acme):
+    page = client.get("/t/acme/usage/?group=key&model=smollm2-135m").content.decode()
+    rows = read(client, "group=key&model=smollm2-135m")
+    assert len(rows) == 3
+    shown = re.search(r'id="panel-groups".*?</table>', page, re.S)
+    assert shown
+    for row in rows:
+        assert f'value="{row["cost_usd"]}"' in shown[0]
+        assert f"{int(row['uncached_tokens']):,}" in shown[0]
+    assert "other" not in page.split('id="panel-groups"')[1].split("</table>")[0]
+    assert 'href="/t/acme/usage/csv?group=key&amp;model=smollm2-135m"' in page
+
+
+def test_no_name_becomes_a_formula(client, acme):
+    names = {row["api_key"] for row in read(client, "group=key")}
+    assert names == {"'=1+1", "' -2", "plain"}
+    assert {row["member"] for row in read(client, "group=member")} == {"No member"}
+
+
+def test_nonsense_in_the_address_is_not_asked_for(client, acme):
+    whole = read(client, "group=model")
+    assert read(client, "group=;drop&key=x&project=-1&range=never") == whole
+    assert read(client, "group=model&key=99999999999999999999999") == whole
+    assert read(client, "group=model&model=%00") == whole
+    assert read(client, "group=model&key=999999") == []
+
+
+def test_what_refused_is_named(client, acme):
+    from millrace.apps.records.models import RequestRecord
+
+    bound = {"kind": "budget", "scope": "", "id": 4, "name": "All of it", "model": ""}
+    with tenant_scope(acme):
+        RequestRecord.objects.for_tenant(acme).bulk_create(
+            RequestRecord(
+                tenant_id=acme.pk,
+                at=datetime.now(UTC),
+                request_id=f"req_{number}",
+                project_id=1,
+                key_id=1,
+                gateway_id="g",
+                endpoint="chat.completions",
+                asked="m",
+                served="",
+                stream=False,
+                status="429",
+                code="budget_exceeded",
+                verdict="limited",
+                bound=bound,
+                total_ms=1,
+            )
+            for number in range(3)
+        )
+    page = client.get("/t/acme/usage/").content.decode()
+    panel = page.split('id="panel-refusals"')[1]
+    assert "budget All of it" in panel
+    assert re.search(r'data-label="Rejected">3<', panel)
+    assert "/t/acme/requests/?verdict=limited" in panel
+
+
+def test_it_loads_when_the_records_are_gone(client, acme):
+    """A route is known from the request's record; without one its usage still counts."""
+    rows = read(client, "group=route")
+    assert {row["route"] for row in rows} == {"smollm2-135m", "other"}
+    assert all("record" in row["detail"] for row in rows)

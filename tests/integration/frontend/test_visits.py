@@ -1,0 +1,311 @@
+"""Who may see and do what in the console: roles, a proof of who one is, choices kept in the browser."""
+
+from __future__ import annotations
+
+import re
+import time
+from html import unescape
+from typing import Any
+
+import pytest
+from allauth.mfa.totp.internal.auth import (
+    TOTP,
+    format_hotp_value,
+    generate_totp_secret,
+    hotp_value,
+    yield_hotp_counters_from_time,
+)
+from django import forms
+from django.core.cache import cache
+from django.http import HttpResponse
+from django.urls import include, path
+
+from frontend.core import command_palette
+from frontend.core.confirmation import Confirm
+from frontend.core.form_view import posted
+from frontend.core.page_context import FORM, PageContext, operator_page, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import carry_out, done, refused, show
+from frontend.urls import urlpatterns as console
+from tenants import actions
+from tenants.models import Tenant, User
+from tenants.permissions import Permission
+from tests.support.frontend.console import PASSWORD, remembered
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+
+class Rename(forms.Form):
+    name = forms.CharField(max_length=200, help_text="Display name.")
+
+
+def _fail(visit: PageContext) -> None:
+    raise RuntimeError("secret detail")
+
+
+PANELS = Panels(
+    "trial-panel",
+    (
+        Panel("fine", "Fine", "frontend/parts/delta.html", lambda visit: None),
+        Panel("broken", "Broken", "frontend/parts/delta.html", _fail),
+        Panel("slow", "Slow", "frontend/parts/delta.html", _fail, lazy=True),
+        Panel("books", "Books", "frontend/parts/delta.html", _fail, needs=Permission.BILLING_WRITE),
+    ),
+)
+
+
+@tenant_page(Permission.KEYS_WRITE, methods=FORM)
+def rename(visit: PageContext) -> HttpResponse:
+    form = Rename(posted(visit))
+    action = visit.request.get_full_path()
+    shown: dict[str, Any] = {"action": action, "submit": "Rename", "back": visit.url("overview")}
+    if visit.request.method == "POST":
+        if carried := carry_out(form, lambda data: actions.do_update_tenant(visit.tenant, **data)):
+            return done(visit, visit.url("overview"), f"It is {carried.value.name} now.")
+        return refused(visit, "frontend/form.html", "Rename", form, **shown)
+    return show(visit, "frontend/form.html", "Rename", form=form, **shown)
+
+
+@tenant_page(Permission.BILLING_WRITE)
+def books(visit: PageContext) -> HttpResponse:
+    return show(visit, "frontend/search.html", "Books", panels=PANELS, found=(), typed="")
+
+
+@operator_page(methods=FORM, step_up=True)
+def grave(visit: PageContext) -> HttpResponse:
+    return HttpResponse("done")
+
+
+urlpatterns = [
+    path("", include((console, None))),
+    path("t/<slug:slug>/rename", rename, name="trial-rename"),
+    path("t/<slug:slug>/books", books, name="trial-books"),
+    path("operator/grave", grave, name="trial-grave"),
+    PANELS.tenant_url("t/<slug:slug>/trial/"),
+    path("api/docs/", lambda request: HttpResponse(), name="docs"),
+]
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def join(client: Any, tenant: Tenant, role: str) -> User:
+    user = User.objects.create_user(f"{role}@example.com", PASSWORD)
+    actions.do_add_member(tenant, user, role)
+    client.force_login(user)
+    return user
+
+
+def test_a_role_that_may_not_is_refused(client, acme):
+    join(client, acme, "developer")
+    assert client.get("/t/acme/rename").status_code == 200
+    assert client.get("/t/acme/books").status_code == 403
+
+
+def test_another_method_is_not_allowed(client, acme):
+    join(client, acme, "owner")
+    assert client.post("/t/acme/books").status_code == 405
+
+
+def test_operators_pages_are_not_there_for_others(client, acme):
+    join(client, acme, "owner")
+    assert client.get("/operator/grave").status_code == 404
+
+
+def test_a_form_waits_for_a_proof_and_is_then_carried_out(client, acme):
+    join(client, acme, "owner")
+    asked = client.post("/t/acme/rename", {"name": "Acme Two"})
+    assert asked.url == "/account/confirm?next=%2Ft%2Facme%2Frename"
+    response = client.post(asked.url, {"password": PASSWORD, "next": "/t/acme/rename"})
+    assert (response.status_code, response.url) == (303, "/t/acme/")
+    page = client.get("/t/acme/").content.decode()
+    assert "It is Acme Two now." in page
+    assert "It is Acme Two now." not in client.get("/t/acme/").content.decode()
+
+
+def test_a_form_in_a_dialog_is_answered_by_a_page_after_the_proof(client, acme):
+    join(client, acme, "owner")
+    asked = client.post("/t/acme/rename", {"name": "Acme Two"}, headers={"HX-Request": "true"})
+    assert asked.headers["HX-Redirect"] == "/account/confirm?next=%2Ft%2Facme%2Frename"
+    response = client.post(asked.headers["HX-Redirect"], {"password": PASSWORD, "next": "/t/acme/rename"})
+    assert (response.status_code, response.url) == (303, "/t/acme/")
+
+
+@pytest.mark.parametrize("totp", [False, True])
+def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, totp):
+    """What was typed is there after the proof: carried out, or, if it was wrong, to be mended and sent again."""
+    user, secret = join(client, acme, "owner"), generate_totp_secret()
+    if totp:
+        TOTP.activate(user, secret)
+    here = "/t/acme/rename?whose=key%3A7&more=1"
+
+    def prove(sent: dict[str, str]) -> Any:
+        cache.clear()  # each code works once
+        client.logout()
+        client.force_login(user)
+        asked = client.post(here, sent)
+        (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(asked.url).content.decode())
+        code = format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
+        proof = {"code": code} if totp else {"password": PASSWORD}
+        return client.post(asked.url.partition("?")[0], proof | {"next": unescape(after)})
+
+    long = "Acme, and so on" * 20
+    wrong = prove({"name": long})
+    assert wrong.status_code == 422
+    page = unescape(wrong.content.decode())
+    assert f'value="{long}"' in page and f'action="{here}"' in page
+    assert client.post(here, {"name": "Acme Mended"}).status_code == 303
+    assert prove({"name": "Acme Two"}).status_code == 303
+    page = client.get("/t/acme/").content.decode()
+    assert "Renamed to Acme Mended." not in page and "It is Acme Two now." in page
+
+
+def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
+    join(client, acme, "owner")
+    remembered(client.session)
+    assert client.post("/t/acme/rename", {"name": "Acme Two"}).status_code == 303
+    session = client.session
+    session["account_authentication_methods"] = [{"method": "password", "at": time.time() - 3600}]
+    session.save()
+    assert client.post("/t/acme/rename", {"name": "Acme Three"}).status_code == 302
+
+
+def test_operators_are_asked_too(client):
+    client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
+    assert client.get("/operator/grave").status_code == 200
+    assert client.post("/operator/grave").url.startswith("/account/confirm?")
+
+
+def test_a_dialog_gets_the_inside_alone_and_leads_the_page_on(client, acme):
+    join(client, acme, "owner")
+    remembered(client.session)
+    headers = {"HX-Request": "true"}
+    inside = client.get("/t/acme/rename", headers=headers).content.decode()
+    assert "<html" not in inside
+    assert 'hx-post="/t/acme/rename"' in inside
+    wrong = client.post("/t/acme/rename", {"name": ""}, headers=headers)
+    assert wrong.status_code == 422
+    assert 'aria-invalid="true"' in wrong.content.decode()
+    right = client.post("/t/acme/rename", {"name": "Acme Two"}, headers=headers)
+    assert right.headers["HX-Redirect"] == "/t/acme/"
+
+
+def test_what_a_verb_refuses_stands_in_the_form():
+    form = Rename({"name": "x"})
+
+    def refuse(data: dict[str, Any]) -> None:
+        raise actions.Conflict("That name is taken.")
+
+    assert carry_out(form, refuse) is None
+    assert form.non_field_errors() == ["That name is taken."]
+
+
+def test_a_confirmation_wants_the_very_name():
+    assert not Confirm("prod", {"typed": "Prod"}).is_valid()
+    assert Confirm("prod", {"typed": " prod "}).is_valid()
+
+
+def test_a_panel_fails_alone_with_the_requests_id(client, acme):
+    join(client, acme, "owner")
+    page = client.get("/t/acme/books")
+    assert page.status_code == 200
+    shown = page.context["panels"]
+    assert (shown["fine"].failed, shown["broken"].failed, shown["slow"].body) == (False, True, None)
+    failed = client.get("/t/acme/trial/panels/broken?range=7d")
+    assert (failed.status_code, failed.headers["X-Panel"]) == (500, "broken")
+    text = failed.content.decode()
+    assert failed.headers["x-request-id"] in text
+    assert 'hx-get="/t/acme/trial/panels/broken?range=7d"' in text
+    assert "secret detail" not in text
+    assert client.get("/t/acme/trial/panels/fine").status_code == 200
+    assert client.get("/t/acme/trial/panels/none-such").status_code == 404
+
+
+def test_a_panel_that_one_may_not_see_is_not_there(client, acme):
+    join(client, acme, "readonly")
+    assert client.get("/t/acme/trial/panels/books").status_code == 404
+
+
+def test_preferences_are_kept_and_lead_back(client, acme):
+    join(client, acme, "owner")
+    given = {"theme": "dark", "zone": "Europe/Berlin", "letters": "off", "other": "x"}
+    response = client.post("/preferences", given, headers={"referer": "http://testserver/t/acme/?range=7d"})
+    assert response.url == "/t/acme/?range=7d"
+    assert {name: morsel.value for name, morsel in response.cookies.items()} == {
+        "theme": "dark",
+        "zone": "Europe/Berlin",
+        "letters": "off",
+    }
+    page = client.get("/t/acme/").content.decode()
+    assert '<html lang="en" data-theme="dark">' in page
+    assert "data-letters" not in page
+    assert "Europe/Berlin" in page
+
+
+@pytest.mark.parametrize(
+    "given", [{"theme": "pink"}, {"zone": "../../etc/passwd"}, {"zone": "Nowhere"}, {"letters": ""}]
+)
+def test_nonsense_is_not_kept(client, given):
+    response = client.post("/preferences", given, headers={"referer": "http://elsewhere.example/x"})
+    assert response.url == "/"
+    assert not response.cookies
+
+
+def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch):
+    join(client, acme, "owner")
+    monkeypatch.setitem(
+        command_palette.TENANT, "Things", lambda visit, typed: [command_palette.Hit(f"a {typed}", "/x", "keys")]
+    )
+    found = client.get("/t/acme/search?q=over", headers={"HX-Request": "true"}).content.decode()
+    assert 'href="/t/acme/"' in found
+    assert "a over" in found
+    assert "<html" not in found
+    assert "a over" in client.get("/t/acme/search?q=over").content.decode()
+    monkeypatch.delitem(command_palette.TENANT, "Things")
+    assert "No results for" in client.get("/t/acme/search?q=%00zzz").content.decode()
+
+
+def test_operators_find_tenants(client, acme):
+    client.force_login(User.objects.create_superuser("op@example.com"))
+    assert f"/operator/tenants/{acme.pk}/" in client.get("/operator/search?q=acm").content.decode()
+
+
+def test_a_member_of_two_can_switch(client, acme):
+    user = join(client, acme, "owner")
+    other = actions.do_create_tenant("lab", "Lab")
+    actions.do_add_member(other, user, "readonly")
+    actions.do_create_tenant("third", "Third")
+    page = client.get("/t/acme/").content.decode()
+    assert 'href="/t/lab/"' in page
+    assert "/t/third/" not in page
+
+
+def test_the_sidebar_has_what_the_role_may_see(client, acme):
+    join(client, acme, "readonly")
+    sections = client.get("/t/acme/").context["shell"].sections
+    labels = {link.label for section in sections for link in section.links}
+    assert "Overview" in labels
+    assert "Audit log" not in labels
+    assert [link.label for section in sections for link in section.links if link.current] == ["Overview"]
+
+
+def test_panels_are_built_in_scopes_of_their_own(client, acme, monkeypatch):
+    """One whose query fails leaves the next its transaction."""
+    from django.db import connection
+
+    def spoil(visit: PageContext) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nothing_there")
+
+    def count(visit: PageContext) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    join(client, acme, "owner")
+    builds = {"a": spoil, "b": count}
+    made = {name: Panel(name, name, "frontend/parts/delta.html", build) for name, build in builds.items()}
+    monkeypatch.setattr(PANELS, "_panels", made)
+    shown = client.get("/t/acme/books").context["panels"]
+    assert (shown["a"].failed, shown["b"].failed) == (True, False)

@@ -1,0 +1,64 @@
+"""Valkey for asynchronous tests, and a key store that follows changes of keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio as redis
+from asgiref.sync import sync_to_async
+from psycopg_pool import AsyncConnectionPool
+
+if TYPE_CHECKING:
+    from tenants.models import ApiKey
+    from tests.support.gateway.watched_keys import Watched
+
+
+@pytest.fixture
+def broker(async_broker: redis.Redis) -> redis.Redis:
+    return async_broker
+
+
+@pytest_asyncio.fixture
+async def close_connection() -> AsyncIterator[None]:
+    """Closes the database connection of the thread of `sync_to_async`."""
+    from django.db import connection
+
+    yield
+    await sync_to_async(lambda: connection.close())()
+
+
+@pytest_asyncio.fixture
+async def database_pool() -> AsyncIterator[AsyncConnectionPool]:
+    """Connections to the tests' database, as the role that sees every tenant."""
+    from tests.support.gateway.budgets import database_url
+
+    pool = AsyncConnectionPool(database_url(), min_size=1, max_size=3, open=False, kwargs={"autocommit": True})
+    async with pool:
+        yield pool
+
+
+@pytest_asyncio.fixture
+async def watched(broker: redis.Redis, database_pool: AsyncConnectionPool) -> AsyncIterator[Watched]:
+    from tests.support.gateway.watched_keys import Watched
+
+    watched = Watched(broker, database_pool)
+    await watched.watcher.start()
+    yield watched
+    await watched.watcher.stop()
+
+
+@pytest.fixture
+def new_key() -> Callable[..., tuple[ApiKey, str]]:
+    """Makes a key for inference of a new tenant; returns it and its secret."""
+    from tenants import actions
+    from tests.support.rows import only_project
+
+    def new_key(**fields: Any) -> tuple[ApiKey, str]:
+        tenant = actions.do_create_tenant(f"t{time.time_ns()}", "T")
+        return actions.do_create_api_key(only_project(tenant), "k", scopes=("inference",), **fields)
+
+    return new_key

@@ -1,0 +1,177 @@
+"""A new or lowered budget has taken effect in every live gateway before its answer is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from asgiref.sync import sync_to_async
+from django.db import transaction
+from django.test import Client
+
+from billing.actions.budgets import do_change_budget, do_make_budget
+from billing.models import Budget
+from tenants import actions
+from tenants.models import Tenant
+from tenants.outbox import propagation
+from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
+from tests.support.gateway import process_checks
+from tests.support.gateway.budget_gateways import Admitted
+from tests.support.gateway.budgets import HOLD, change, take_up
+from tests.support.gateway.process_checks import (
+    codes,
+    done,
+    eventually,
+    hold_of_one,
+    passes,
+    see,
+    set_budget,
+    settled_events,
+)
+from tests.support.gateway.processes import House, house
+from tests.support.rows import only_project
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table"), pytest.mark.timeout(300)]
+REQUESTS = 30
+
+
+async def ask_now(inside: House, fit: int) -> None:
+    """Send many requests to all gateways; so many are admitted, though nothing is settled meanwhile."""
+    inside.worker.may_answer.clear()
+    gateways = list(inside.gateways.values())
+    asked = [asyncio.create_task(gateways[number % len(gateways)].ask_until_told()) for number in range(REQUESTS)]
+    await eventually(lambda: done(asked, REQUESTS - fit))
+    inside.worker.may_answer.set()
+    answers = await asyncio.gather(*asked)
+    assert codes(answers) == {(200, None): fit, (429, "budget_exceeded"): REQUESTS - fit}
+    await see()
+
+
+async def test_it_bounds_the_very_next_requests(
+    broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
+) -> None:
+    async with house(broker, database, secret, "ab", longest=120, poll=60) as inside:
+        hold = await hold_of_one(inside)
+        for gateway in inside.gateways.values():
+            assert await passes(await gateway.ask_until_told())  # each has looked, and found no budget
+        budget = await set_budget(tenant, 3 * hold + hold // 2)
+        assert budget.pending_gateways == ()
+        await ask_now(inside, 3)
+        await eventually(lambda: is_settled(inside))
+        used = await process_checks.used() // 10**6 + 1
+        raised = await sync_to_async(do_change_budget)(budget, amount=10**12)
+        for gateway in inside.gateways.values():
+            assert await passes(await gateway.ask_until_told())  # it has a lease of the raised budget
+        await eventually(lambda: is_settled(inside))
+        lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * hold)
+        assert lowered.pending_gateways == ()
+        left = used + 5 * hold - await process_checks.used() // 10**6
+        await ask_now(inside, left // hold)
+
+
+async def is_settled(inside: House) -> bool:
+    answered = {event.billing_context.request_id for event in inside.worker.answered}
+    return {each.request_id for each in await settled_events()} >= answered
+
+
+async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
+    broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
+) -> None:
+    async with house(broker, database, secret, "ab") as inside:
+        hold = await hold_of_one(inside)
+        a, b = inside.gateways.values()
+        for gateway in (a, b):
+            assert await passes(await gateway.ask_until_told())
+        live = {name async for name in _live(broker)}
+        assert len(live) == 2
+        b.signal(signal.SIGSTOP)
+        budget = await set_budget(tenant, hold // 2)
+        (pending,) = budget.pending_gateways or ()
+        assert pending in live
+        refused = await a.ask()
+        assert refused is not None
+        assert refused.status_code == 429
+        await asyncio.sleep(1)  # longer than what was read of the change log counts
+        asking = asyncio.create_task(b.ask_until_told())
+        await asyncio.sleep(0.2)  # the request waits at its socket
+        b.signal(signal.SIGCONT)
+        refused = await asking
+        assert refused is not None
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
+        again: Budget = await sync_to_async(do_change_budget)(budget, amount=hold // 3)
+        assert again.pending_gateways == ()
+        await see()
+
+
+async def _live(broker: redis.asyncio.Redis) -> Any:
+    for name in await broker.smembers(GATEWAYS_KEY):  # type: ignore[misc]
+        if await broker.exists(gateway_heartbeat_key(name.decode())):
+            yield name.decode()
+
+
+async def test_without_the_change_log_each_request_reads_its_budgets(gateway: Any, budget: Any) -> None:
+    """So a gateway that continues after a pause admits nothing by an old limit, nor beside a new budget."""
+    made = await sync_to_async(budget)(amount=100 * HOLD)
+    mine = await gateway()
+    await take_up(mine, 1)
+    mine.budget_admission.polled(float("-inf"))
+    await sync_to_async(change)(made, amount=2 * HOLD)
+    mine.budget_admission.polled(float("-inf"))
+    found = [await mine.admit() for _ in range(2)]
+    assert [isinstance(each, Admitted) for each in found] == [True, False]
+    await sync_to_async(change)(made, amount=100 * HOLD)
+    await sync_to_async(budget)(name="calls", unit="requests", amount=1)
+    found = [await mine.admit() for _ in range(2)]
+    assert [isinstance(each, Admitted) for each in found] == [True, False]
+    await see()
+
+
+@pytest.mark.parametrize("idempotency", [None, "once"])
+def test_the_answer_names_gateways_that_have_not_applied_it(
+    tenant: Tenant, client: Client, idempotency: str | None
+) -> None:
+    _, secret = actions.do_create_api_key(only_project(tenant), "m", scopes=["manage"])
+    headers = {"authorization": f"Bearer {secret}"} | ({"idempotency-key": idempotency} if idempotency else {})
+    fields = {"name": "b", "unit": "money", "period": "month", "amount": 10**9}
+
+    def post() -> Any:
+        return client.post("/api/budgets", fields, content_type="application/json", headers=headers)
+
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as valkey:
+        valkey.flushdb()
+        valkey.sadd(GATEWAYS_KEY, "gw-silent", "gw-gone")
+        valkey.set(gateway_heartbeat_key("gw-silent"), b"", ex=60)
+        answer = post()
+        assert answer.status_code == 201, answer.content
+        assert answer.json()["pending_gateways"] == ["gw-silent"]
+        if idempotency:
+            assert post().json() == answer.json() | {"pending_gateways": None}
+        url = f"/api/budgets/{answer.json()['id']}"
+        changed = client.patch(url, {"amount": 5}, content_type="application/json", headers=headers)
+        assert changed.json()["pending_gateways"] == ["gw-silent"]
+        valkey.delete(gateway_heartbeat_key("gw-silent"))
+        changed = client.patch(url, {"amount": 6}, content_type="application/json", headers=headers)
+        assert changed.json()["pending_gateways"] == []
+        assert "pending_gateways" not in client.get(url, headers=headers).json()
+
+
+def test_while_valkey_is_away_it_is_not_known(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Settings:
+        valkey_url = "redis://127.0.0.1:1"
+
+    monkeypatch.setattr(propagation, "platform_settings", Settings)
+    made = do_make_budget(tenant, name="b", unit="money", period="month", amount=5)
+    assert made.pending_gateways is None
+
+
+def test_in_an_outer_transaction_nothing_is_waited_for(tenant: Tenant) -> None:
+    """A gateway cannot apply what is not committed."""
+    with transaction.atomic():
+        made = do_make_budget(tenant, name="b", unit="money", period="month", amount=5)
+        assert made.pending_gateways is None
+    assert made.pending_gateways == ()

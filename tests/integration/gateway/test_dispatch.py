@@ -1,0 +1,702 @@
+"""The dispatcher against a real Valkey, with the test in the worker's place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis.asyncio as redis
+
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
+    CORDONS_KEY,
+    USAGE_STREAM,
+    BillingContext,
+    End,
+    ExecutionUsage,
+    Failed,
+    InferenceJob,
+    Released,
+    Tokens,
+    claim_key,
+    control_channel,
+    decode_job,
+    decode_usage,
+    encode,
+    gateway_stream,
+    replica_queue_key,
+    request_log,
+)
+from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
+from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.dispatch import monitor, replicas
+from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
+from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
+from millrace.gateway.dispatch.monitor import DispatchMonitor
+from tests.support.gateway.replica import GATEWAY, Replica, eventually
+
+
+def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) -> InferenceJob:
+    billing_context = BillingContext(time.time_ns() // 1000, request_id, 0, tenant, 1, 1, "m")
+    return InferenceJob(billing_context, GATEWAY, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
+
+
+@pytest_asyncio.fixture
+async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
+    dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60, most_queued=3)
+    watching = DispatchMonitor(dispatcher)
+    await dispatcher.start()
+    await watching.start()
+    yield dispatcher
+    await watching.stop()
+    await dispatcher.stop()
+
+
+@pytest_asyncio.fixture
+async def replica(broker: redis.Redis, dispatcher: Dispatcher) -> AsyncIterator[Replica]:
+    replica = Replica(broker, "r1")
+    await eventually(lambda: serving(dispatcher))
+    yield replica
+    replica.stall()
+
+
+async def serving(dispatcher: Dispatcher) -> bool:
+    return bool(dispatcher.replicas.serving("m"))
+
+
+async def send(dispatcher: Dispatcher, job: InferenceJob, **dispatch_request: Any) -> DispatchedExecution:
+    """Submit a leg and wait until its claim is written."""
+    generation = dispatcher.submit(DispatchRequest(job, b"form", **dispatch_request))
+
+    async def written() -> bool:
+        return generation.written or generation.queued
+
+    await eventually(written)
+    return generation
+
+
+async def owned(generation: DispatchedExecution, replica: str | None) -> bool:
+    return generation.owner == replica
+
+
+async def next_event(generation: DispatchedExecution) -> Tokens | End | Failed:
+    async with asyncio.timeout(60):
+        return await generation.next_event()
+
+
+async def wakeups(broker: redis.Redis, replica: str = "r1") -> int:
+    return int(await broker.llen(replica_queue_key(replica)))  # type: ignore[misc]
+
+
+async def verdicts(broker: redis.Redis) -> list[str]:
+    return [decode_usage(fields[b"e"]).verdict for _, fields in await broker.xrange(USAGE_STREAM)]
+
+
+async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
+    generation = await send(dispatcher, make_job())
+
+    async def rung() -> bool:
+        return await wakeups(broker) == 1
+
+    await eventually(rung)
+    assert await replica.claim("req_1")
+    await eventually(lambda: owned(generation, "r1"))
+    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
+    await replica.send(*sent)
+    assert [await next_event(generation), await next_event(generation)] == sent
+    assert dispatcher.placement.load("r1") == 0
+    dispatcher.release(generation)
+    assert dispatcher.in_flight == 0
+
+
+async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    replicas = {name: Replica(broker, name) for name in ("r1", "r2")}
+    await eventually(lambda: both_serve(dispatcher))
+    job = make_job("req_1")
+    started = await send(dispatcher, msgspec.structs.replace(job, prompt_token_ids=[7] * 80))
+    first = started.target
+    assert first is not None
+    assert (await stored(broker, "req_1")).warm_on == ()
+    assert await replicas[first].claim("req_1")
+    await replicas[first].send(Tokens("req_1", 1, 0, [5], "Hi"))
+    await next_event(started)
+    replicas[first].running = 8  # and one at hand: it has no credit left
+
+    async def full() -> bool:
+        return dispatcher.placement.load(first) >= 8
+
+    await eventually(full)
+    spilt = await send(dispatcher, msgspec.structs.replace(make_job("req_2"), prompt_token_ids=[7] * 90))
+    assert spilt.target != first
+    assert (await stored(broker, "req_2")).warm_on == (first,)
+    for each in replicas.values():
+        each.stall()
+
+
+async def both_serve(dispatcher: Dispatcher) -> bool:
+    return len(dispatcher.replicas.ready("m")) == 2
+
+
+async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:
+    return decode_job(await broker.hget(claim_key(request_id, 0), "job"))  # type: ignore[misc]
+
+
+async def test_without_a_replica_it_is_refused_early(dispatcher: Dispatcher) -> None:
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 1)
+    assert (caught.value.status, caught.value.code) == (503, "model_loading")
+    assert caught.value.retry_after
+
+
+async def test_a_worker_that_dies_before_the_first_token_is_replaced(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    assert await replica.claim("req_1")
+    await asyncio.sleep(0.1)
+    replica.kill()
+
+    async def raised() -> bool:
+        return generation.attempt == 2
+
+    await eventually(raised)
+    other = Replica(broker, "r2")
+    assert not await other.claim("req_1", 1)  # the old wakeup, redelivered
+    assert await other.claim("req_1", 2)
+    # The first was only asleep: what it says now is not for the client.
+    await replica.send(Tokens("req_1", 1, 0, [9], "stale"))
+    await other.send(Tokens("req_1", 2, 0, [5], "fresh"))
+    event = await next_event(generation)
+    assert isinstance(event, Tokens)
+    assert event.text == "fresh"
+    assert await verdicts(broker) == []
+    other.stall()
+
+
+async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    assert isinstance(await next_event(generation), Tokens)
+    replica.kill()
+    started = time.monotonic()
+    failed = await next_event(generation)
+    assert isinstance(failed, Failed)
+    assert failed.code == "worker_lost"
+    assert time.monotonic() - started < 5
+    assert await verdicts(broker) == ["failed"]
+
+
+async def test_an_end_that_was_told_before_the_death_counts(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    """The end stands in the log though its batch never reached the gateway: no error, no second verdict."""
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    await next_event(generation)
+    end = End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))
+    await broker.rpush(request_log("req_1", 1), encode(end))  # type: ignore[misc]
+    await broker.hset(claim_key("req_1", 0), "state", "done")  # type: ignore[misc]
+    replica.kill()
+    assert await next_event(generation) == end
+    assert await verdicts(broker) == []
+
+
+@pytest.fixture
+def soon_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspicion after a second of silence, loss after four."""
+    monkeypatch.setattr(replicas, "REPLICA_SUSPECT_SECONDS", 1.0)
+    monkeypatch.setattr(replicas, "REPLICA_LOST_SECONDS", 4.0)
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_a_suspected_replica_keeps_its_streams_and_gives_away_the_rest(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    begun, claimed, unclaimed = [await send(dispatcher, make_job(f"req_{n}")) for n in range(3)]
+    for request_id in ("req_0", "req_1"):
+        await replica.claim(request_id)
+    await replica.send(Tokens("req_0", 1, 0, [5], "Hi"))
+    await next_event(begun)
+    await eventually(lambda: owned(claimed, "r1"))
+    other = Replica(broker, "r2")
+    await eventually(lambda: two_serving(dispatcher))
+    async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+        await pubsub.subscribe(control_channel("r1"))
+        await pubsub.get_message(timeout=1)
+        replica.stall()
+        await eventually(lambda: sent_to(claimed, "r2"))
+        await eventually(lambda: sent_to(unclaimed, "r2"))
+        async with asyncio.timeout(60):
+            while (message := await pubsub.get_message(timeout=1)) is None:
+                pass
+    assert message["data"] == encode(("req_1", 0, 1))  # the attempt that was moved must not run twice
+    assert (claimed.attempt, unclaimed.attempt) == (2, 1)
+
+    async def written() -> bool:
+        return await other.claim("req_1", 2)
+
+    await eventually(written)
+    await other.send(Tokens("req_1", 2, 0, [7], "fresh"))
+    replica.resume()
+    assert not await finish(broker, "r1", "req_1", 1)  # the replica that was silent ends its attempt all the same
+    await replica.send(Tokens("req_1", 1, 0, [9], "stale"), Tokens("req_0", 1, 1, [6], " there"))
+    texts = [event.text for each in (claimed, begun) if isinstance(event := await next_event(each), Tokens)]
+    assert texts == ["fresh", " there"]
+    assert await finish(broker, "r1", "req_0", 1)
+    assert await finish(broker, "r2", "req_1", 2)
+    assert await verdicts(broker) == ["completed", "completed"]
+    await eventually(lambda: two_serving(dispatcher))
+    other.stall()
+
+
+async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: int) -> bool:
+    """End an attempt as its worker does; False if it no longer counts."""
+    billing_context = make_job(request_id).billing_context
+    usage = TokenUsage(2, output=1)
+    event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
+    end = End(request_id, attempt, 9, "stop", None, usage)
+    keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), request_log(request_id, attempt)]
+    args = [attempt, encode(event), encode([end]), encode(end), 60]
+    return await broker.eval(claims.FINISH, 4, *keys, *args) is not None  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_without_another_replica_a_suspected_one_keeps_what_it_claimed(
+    dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await eventually(lambda: owned(generation, "r1"))
+    replica.stall()
+
+    async def suspected() -> bool:
+        return dispatcher.replicas.is_suspected("r1")
+
+    await eventually(suspected)
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 1)
+    assert caught.value.code == "model_loading"
+    replica.resume()
+    await eventually(lambda: serving(dispatcher))
+    assert (generation.attempt, generation.owner) == (1, "r1")
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    assert isinstance(await next_event(generation), Tokens)
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_a_request_that_makes_replicas_silent_does_not_visit_all_of_them(
+    broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "REPLICA_LOST_SECONDS", 60.0)
+    every = {name: Replica(broker, name) for name in ("r1", "r2", "r3", "r4")}
+
+    async def all_serve() -> bool:
+        return len(dispatcher.replicas.serving("m")) == len(every)
+
+    await eventually(all_serve)
+    generation = await send(dispatcher, make_job())
+    for attempt in range(1, monitor.MAX_MOVES + 2):
+        assert generation.target is not None
+        victim = every[generation.target]
+        await eventually(partial(victim.claim, "req_1", attempt))
+        await eventually(partial(owned, generation, victim.name))
+        victim.stall()
+        await eventually(partial(is_suspected, dispatcher, victim.name))
+        if attempt <= monitor.MAX_MOVES:
+            await eventually(partial(moved_on, generation, attempt))
+    await asyncio.sleep(1.2)  # two more looks
+    assert (generation.attempt, generation.owner) == (monitor.MAX_MOVES + 1, victim.name)
+    for each in every.values():
+        each.stall()
+
+
+async def is_suspected(dispatcher: Dispatcher, replica: str) -> bool:
+    return dispatcher.replicas.is_suspected(replica)
+
+
+async def moved_on(generation: DispatchedExecution, attempt: int) -> bool:
+    return generation.attempt > attempt and generation.target is not None
+
+
+@pytest.mark.usefixtures("soon_suspected")
+async def test_a_replica_lost_by_silence_fails_its_streams_and_is_stopped_when_it_returns(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    await next_event(generation)
+    async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+        await pubsub.subscribe(control_channel("r1"))
+        await pubsub.get_message(timeout=1)
+        replica.stall()
+        failed = await next_event(generation)
+        assert isinstance(failed, Failed)
+        assert failed.code == "worker_lost"
+        async with asyncio.timeout(60):
+            while (message := await pubsub.get_message(timeout=1)) is None:
+                pass
+    assert message["data"] == encode(("req_1", 0, 1))
+    replica.resume()
+    assert not await finish(broker, "r1", "req_1", 1)
+    assert await verdicts(broker) == ["failed"]
+    await eventually(lambda: serving(dispatcher))
+
+
+async def test_what_a_draining_worker_hands_back_is_rung_again(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    await broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r1")  # type: ignore[misc]
+    before = await wakeups(broker)
+    await replica.send(Released("req_1", 2))
+
+    async def rung_again() -> bool:
+        return await wakeups(broker) > before
+
+    await eventually(rung_again)
+    assert generation.attempt == 2
+    assert await Replica(broker, "r2").claim("req_1", 2)
+
+
+async def test_words_that_were_lost_are_read_from_the_claim(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who claimed it nor that it was handed back reached the gateway."""
+    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.2)
+    claimed = await send(dispatcher, make_job("req_1"))
+    handed_back = await send(dispatcher, make_job("req_2"))
+    for name in ("req_1", "req_2"):
+        await broker.eval(claims.CLAIM, 1, claim_key(name, 0), 1, "r1")  # type: ignore[misc]
+    await broker.eval(claims.GIVE_UP, 1, claim_key("req_2", 0), 1, "r1")  # type: ignore[misc]
+
+    async def caught_up() -> bool:
+        return claimed.owner == "r1" and handed_back.attempt == 2
+
+    await eventually(caught_up)
+    replica.kill()
+
+    async def given_up() -> bool:
+        return claimed.attempt == 2
+
+    await eventually(given_up)
+
+
+@pytest.mark.usefixtures("replica")
+async def test_a_lost_wakeup_is_sent_again(
+    broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.3)
+    await send(dispatcher, make_job())
+
+    async def rung() -> bool:
+        return await wakeups(broker) > 0
+
+    await eventually(rung)
+    await broker.delete(replica_queue_key("r1"))
+    await eventually(rung)
+
+
+@pytest.mark.usefixtures("replica")
+async def test_what_nobody_takes_in_time_is_refused(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    generation = await send(dispatcher, make_job())
+    failed = await next_event(generation)
+    assert isinstance(failed, Failed)
+    assert failed.code == "server_is_overloaded"
+    assert await broker.hget(claim_key("req_1", 0), "state") == b"cancelled"  # type: ignore[misc]
+
+
+async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
+    generation = await send(dispatcher, make_job())
+    await replica.claim("req_1")
+    async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
+        await pubsub.subscribe(control_channel("r1"))
+        await pubsub.get_message(timeout=1)
+        await dispatcher.cancel(generation)
+        async with asyncio.timeout(60):
+            while (message := await pubsub.get_message(timeout=1)) is None:
+                pass
+    assert message["data"] == encode(("req_1", 0, 1))
+
+
+async def test_a_worker_that_says_nothing_does_not_outlive_the_deadline(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "OVERDUE_SECONDS", 0.1)
+    generation = await send(dispatcher, make_job(seconds=0.5))
+    await replica.claim("req_1")
+    failed = await next_event(generation)
+    assert isinstance(failed, Failed)
+    assert failed.code == "timeout"
+    assert await verdicts(broker) == ["failed"]
+
+
+# Queues and credits. A replica here has a batch of 8, so 9 credits.
+
+
+async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[DispatchedExecution]:
+    return [dispatcher.submit(DispatchRequest(make_job(f"full_{n}", tenant=tenant), b"form")) for n in range(count)]
+
+
+async def test_nothing_is_sent_beyond_the_credits(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generations = await fill(dispatcher, 12)
+    await eventually(lambda: all_written(generations[:9]))
+    assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
+    assert await broker.exists(claim_key("full_9", 0)) == 0
+    await replica.claim("full_0")
+    await replica.send(End("full_0", 1, 0, "stop", None, TokenUsage(2, output=1)))
+
+    async def went() -> bool:
+        return generations[9].written and generations[10].queued
+
+    await eventually(went)
+
+
+async def test_others_requests_count_against_the_credits(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    busy = Replica(broker, "r1", running=5, waiting=2)
+    await eventually(lambda: serving(dispatcher))
+    generations = await fill(dispatcher, 4)
+    assert [generation.queued for generation in generations] == [False, False, True, True]
+    busy.running = 0
+    await eventually(lambda: all_sent(generations))
+    busy.stall()
+
+
+async def all_written(generations: list[DispatchedExecution]) -> bool:
+    return all(generation.written for generation in generations)
+
+
+async def all_sent(generations: list[DispatchedExecution]) -> bool:
+    return not any(generation.queued for generation in generations)
+
+
+async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> None:
+    await fill(dispatcher)
+    first = [dispatcher.submit(DispatchRequest(make_job(f"a{n}", tenant=1), b"form")) for n in range(3)]
+    later = [dispatcher.submit(DispatchRequest(make_job(f"b{n}", tenant=2), b"form")) for n in range(2)]
+    for n in range(3):
+        await replica.claim(f"full_{n}")
+        await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenUsage(2, output=16)))
+
+    async def three_went() -> bool:
+        return sum(not generation.queued for generation in first + later) == 3
+
+    await eventually(three_went)
+    # The second tenant came later and had nothing yet; the first had nine.
+    assert [generation.queued for generation in later] == [False, False]
+
+
+@pytest.mark.usefixtures("replica")
+async def test_a_tenants_queue_is_bounded_and_overload_is_told_early(dispatcher: Dispatcher) -> None:
+    await fill(dispatcher, 12)
+    for refused in (
+        lambda: dispatcher.require_room("m", 1),
+        lambda: dispatcher.submit(DispatchRequest(make_job("one_more"), b"form")),
+    ):
+        with pytest.raises(ApiError) as caught:
+            refused()
+        assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
+        assert caught.value.retry_after
+    dispatcher.require_room("m", 2)
+    # Nine at work, each for 60 s: three before it in the queue of the only tenant there.
+    dispatcher._seconds["m"] = 60.0
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 1)
+    assert caught.value.retry_after == pytest.approx(4 * 60 / 9)
+    with pytest.raises(ApiError) as caught:
+        dispatcher.require_room("m", 2)  # it would get half
+    assert caught.value.retry_after == pytest.approx(2 * 60 / 9)
+
+
+@pytest.mark.usefixtures("replica")
+async def test_what_leaves_the_queue_runs_nowhere(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    generations = await fill(dispatcher, 11)
+    assert not await dispatcher.cancel(generations[9])
+    dispatcher.release(generations[9])
+    assert not await dispatcher.cancel(generations[0])  # sent, and nobody has claimed it
+    dispatcher.release(generations[0])
+
+    async def next_went() -> bool:
+        return generations[10].written
+
+    await eventually(next_went)
+    assert await broker.exists(claim_key("full_9", 0)) == 0
+    assert await broker.hget(claim_key("full_0", 0), "state") == b"cancelled"  # type: ignore[misc]
+
+
+async def test_what_a_dead_replica_never_claimed_goes_elsewhere(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    assert generation.target == "r1"
+    replica.kill()
+    other = Replica(broker, "r2")
+
+    async def moved() -> bool:
+        return generation.target == "r2" and await wakeups(broker, "r2") == 1
+
+    await eventually(moved)
+    assert await other.claim("req_1")
+    await eventually(lambda: owned(generation, "r2"))
+    assert dispatcher.placement.load("r1") == 0
+    other.stall()
+
+
+async def test_a_late_claim_by_the_first_replica_counts(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    other = Replica(broker, "r2")
+    await eventually(lambda: two_serving(dispatcher))
+    dispatcher.requeue(generation)  # as if the first had been given up
+    generation.target = "r2"
+    await replica.claim("req_1")
+    await eventually(lambda: owned(generation, "r1"))
+    other.stall()
+
+
+async def two_serving(dispatcher: Dispatcher) -> bool:
+    return len(dispatcher.replicas.serving("m")) == 2
+
+
+async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    generation: DispatchedExecution | None = None
+    for attempt in (1, 2, 3):
+        victim = Replica(broker, f"r{attempt}")
+        await eventually(lambda: serving(dispatcher))
+        generation = generation or await send(dispatcher, make_job())
+        await eventually(partial(targeted, generation, victim.name))
+        assert await victim.claim("req_1", attempt)
+        await eventually(partial(owned, generation, victim.name))
+        victim.kill()
+    assert generation
+    failed = await next_event(generation)
+    assert isinstance(failed, Failed)
+    assert failed.code == "not_served"
+    fault = ApiError(failed.code, failed.message)
+    assert fault.status == 500
+    assert (b"x-should-retry", b"false") in fault.headers()
+    assert await verdicts(broker) == ["failed"]
+
+
+async def targeted(generation: DispatchedExecution, replica: str) -> bool:
+    return generation.target == replica and generation.written
+
+
+async def test_a_claim_the_broker_lost_is_written_again(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.2)
+    generation = await send(dispatcher, make_job())
+    await broker.delete(claim_key("req_1", 0))
+
+    async def back() -> bool:
+        return await broker.hget(claim_key("req_1", 0), "attempt") == b"2"  # type: ignore[misc]
+
+    await eventually(back)
+    assert generation.attempt == 2
+    assert not await replica.claim("req_1", 1)
+    assert await replica.claim("req_1", 2)
+
+
+async def test_it_is_written_down_why_it_went_there(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    await send(dispatcher, make_job(), why={"asked": "name"})
+    why = msgspec.json.decode(await broker.get(why_key("req_1")))
+    assert why["asked"] == "name"
+    (leg,) = why["legs"]
+    assert (leg["replica"], leg["by"], leg["load"], leg["credits"], leg["attempt"]) == ("r1", "load", 0, 9, 1)
+
+
+async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_when_it_is_there_again(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    dispatcher.broker, kept = nobody, dispatcher.broker
+    failed = await next_event(dispatcher.submit(DispatchRequest(make_job(), b"form")))
+    await asyncio.sleep(0.1)
+    dispatcher.broker = kept
+    await eventually(partial(broker.xlen, USAGE_STREAM))
+    ((_, fields),) = await broker.xrange(USAGE_STREAM)
+    told = decode_usage(fields[b"e"])
+    assert (told.verdict, told.finish_reason, told.usage.output) == ("cancelled", "never_ran", 0)
+    assert isinstance(failed, Failed)
+    assert failed.code == "server_is_overloaded"
+    assert dispatcher.placement.load("r1") == 0
+    await nobody.aclose()
+
+
+async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatcher, replica: Replica) -> None:
+    """Nine fit: a batch of eight and one at hand."""
+    batch = {"service_class": ServiceClass.BATCH}
+    lines = [
+        dispatcher.submit(DispatchRequest(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
+        for n in range(12)
+    ]
+    assert [line.queued for line in lines] == [False] * 9 + [True] * 3
+    others = [dispatcher.submit(DispatchRequest(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
+    assert [each.queued for each in others] == [False] * 9 + [True] * 2
+    dispatcher.release(lines[0])
+    assert lines[9].queued  # others come first
+    for each in others[:3]:
+        dispatcher.release(each)
+    assert not any(each.queued for each in others)
+    assert lines[9].queued  # still no room beside the others
+    for each in others[3:]:
+        dispatcher.release(each)
+    assert [line.queued for line in lines] == [False] * 10 + [True] * 2
+    for line in lines[1:]:
+        dispatcher.release(line)
+    assert dispatcher.placement.load("r1", batch=True) == 0
+
+
+async def test_what_waits_for_a_cordoned_replica_goes_to_another(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
+    generation = await send(dispatcher, make_job())
+    assert generation.target == "r1"
+    await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
+    await eventually(lambda: queued(generation))
+    other = Replica(broker, "r2")
+    await eventually(lambda: sent_to(generation, "r2"))
+    assert await other.claim("req_1")
+    await eventually(lambda: owned(generation, "r2"))
+    other.stall()
+
+
+async def queued(generation: DispatchedExecution) -> bool:
+    return generation.queued
+
+
+async def sent_to(generation: DispatchedExecution, replica: str) -> bool:
+    return generation.target == replica
+
+
+@pytest.mark.usefixtures("replica")
+async def test_gateways_say_who_waits(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+    await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
+    await send(dispatcher, make_job())
+
+    async def told() -> bool:
+        payload = await broker.get(gateway_heartbeat_key(GATEWAY))
+        presence = None if payload is None else decode_gateway_heartbeat(payload)
+        return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
+
+    await eventually(told)
+    assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
+    assert 0 < await broker.pttl(gateway_heartbeat_key(GATEWAY)) <= 5000

@@ -1,0 +1,373 @@
+"""Early release: what a request does not use makes room before its usage event is settled, and is released once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connection
+from django.db.migrations.executor import MigrationExecutor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing.budgets import reservations
+from billing.metering.reconciler import reconcile
+from billing.models import Budget, EarlyRelease, UsageEvent, UsageQuarantine
+from billing.pricing.pricing import nano
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.admission import early_release
+from millrace.gateway.core.errors import ApiError
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
+from tests.support.gateway.budget_gateways import Admitted, Purse, purse
+from tests.support.gateway.budgets import (
+    COST,
+    DOLLAR,
+    HOLD,
+    check_invariants,
+    reap_all,
+    run,
+    see,
+    take_up,
+    tell,
+    tell_in_a_thread,
+    window,
+)
+from tests.support.rows import Everybody, allow_emptying
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
+
+
+def early_rows() -> list[EarlyRelease]:
+    with all_tenants_scope(BypassReason.COMMAND):
+        return list(EarlyRelease.objects.all())
+
+
+def released_by() -> list[str | None]:
+    return [each.released_by for each in Everybody(UsageEvent).order_by("admitted_at")]
+
+
+async def test_one_after_another_without_any_settlement(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(amount=HOLD + 19 * COST)
+    mine = await gateway()
+    events = []
+    for _ in range(20):
+        (admitted,) = await take_up(mine, 1)
+        events.append(await mine.end(admitted))
+        await see()
+    refused = await mine.admit()
+    assert refused.code == "budget_exceeded"
+    assert (await sync_to_async(window)(made)).held == 20 * COST
+    await sync_to_async(tell)(*events, *events)
+    after = await sync_to_async(window)(made)
+    assert (after.used, after.held) == (20 * COST * 10**6, 0)
+    assert await sync_to_async(released_by)() == ["gateway"] * 20
+    assert await sync_to_async(early_rows)() == []
+    assert (await sync_to_async(reconcile)()).is_clean
+    await see()
+
+
+async def test_a_quota_of_tokens_has_room_again_too(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(unit="tokens", amount=14_096 + 10_500)
+    mine = await gateway()
+    for _ in range(2):
+        (admitted,) = await take_up(mine, 1)
+        await mine.end(admitted)
+    assert (await sync_to_async(window)(made)).held == 2 * 10_500
+    await see()
+
+
+async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget: Any) -> None:
+    """No call of the database more than before, and no row."""
+    made = await sync_to_async(budget)(amount=1000 * DOLLAR)
+    mine = await gateway()
+    (admitted,) = await take_up(mine, 1)
+    held = (await sync_to_async(window)(made)).held
+    event = await mine.end(admitted)
+    assert (await sync_to_async(window)(made)).held == held
+    await sync_to_async(tell)(event)
+    assert await sync_to_async(released_by)() == ["settler"]
+    await see()
+
+
+@pytest.mark.parametrize("order", [("completed", "failed"), ("failed", "completed"), ("cancelled", "completed")])
+async def test_after_an_early_release_verdicts_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
+    made = await sync_to_async(budget)(amount=2 * HOLD)
+    mine = await gateway()
+    (admitted,) = await take_up(mine, 1)
+    await mine.end(admitted)
+    for verdict in order:
+        await sync_to_async(tell)(admitted.event(verdict))
+        await see()
+    after = await sync_to_async(window)(made)
+    assert (after.used, after.held) == (0 if "failed" in order else COST * 10**6, 0)
+
+
+async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, budget: Any) -> None:
+    """The answer to the first was lost; and once more after the settlement, and after the lease was reclaimed."""
+    made = await sync_to_async(budget)(amount=3 * HOLD)
+    mine = await gateway()
+    settled, reaped = await take_up(mine, 2)
+    event = await mine.end(settled)
+    await mine.end(settled)
+    assert (await sync_to_async(window)(made)).held == COST + HOLD
+    await sync_to_async(tell)(event)
+    await mine.end(settled)
+    assert (await sync_to_async(window)(made)).held == HOLD
+    await mine.end(reaped)
+    assert len(await sync_to_async(early_rows)()) == 1
+    await sync_to_async(reap_all)()
+    assert await sync_to_async(early_rows)() == []
+    await mine.end(reaped)
+    assert (await sync_to_async(window)(made)).held == 0
+    await see()
+    await sync_to_async(tell)(reaped.event())
+    assert (await sync_to_async(window)(made)).used == 2 * COST * 10**6
+    await see()
+
+
+async def test_a_settlement_that_a_release_overtakes_is_done_again(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event is inserted, and the release comes before the settlement locks the lease."""
+    made = await sync_to_async(budget)(amount=2 * HOLD)
+    mine = await gateway()
+    (admitted,) = await take_up(mine, 1)
+    inserted, released = threading.Event(), threading.Event()
+    real, calls = reservations.settle, []
+
+    def settle(*arguments: Any) -> set[int]:
+        calls.append(1)
+        inserted.set()
+        assert released.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(reservations, "settle", settle)
+    telling = asyncio.create_task(sync_to_async(tell_in_a_thread, thread_sensitive=False)(admitted.event()))
+    assert await asyncio.to_thread(inserted.wait, 60)
+    await mine.end(admitted)
+    assert (await sync_to_async(window)(made)).held == COST
+    released.set()
+    await telling
+    assert len(calls) == 2
+    after = await sync_to_async(window)(made)
+    assert (after.used, after.held) == (COST * 10**6, 0)
+    assert await sync_to_async(released_by)() == ["gateway"]
+    await see()
+
+
+async def test_more_than_was_kept_is_not_settled(gateway: Any, budget: Any) -> None:
+    """A gateway and a worker that disagree are an internal error: the budget is not overrun by it."""
+    made = await sync_to_async(budget)(amount=HOLD)
+    mine = await gateway()
+    (admitted,) = await take_up(mine, 1)
+    await mine.end(admitted)
+    (second,) = [await mine.admit(max_tokens=(HOLD - COST - 30_000_000) // 15_000)]
+    assert isinstance(second, Admitted)
+    outcome = await sync_to_async(tell)(admitted.event(uncached=10_000, output=501))
+    assert (outcome.settled, outcome.quarantined) == (0, 1)
+    (row,) = await sync_to_async(Everybody(UsageQuarantine).all)()
+    assert row.detail == "billing_early_release_kept"
+    assert (await sync_to_async(window)(made)).used == 0
+    await see()
+    await sync_to_async(reap_all)()
+    assert (await sync_to_async(window)(made)).held == 0
+
+
+async def test_a_database_that_is_away_leaves_it_to_the_settlement(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await sync_to_async(budget)(amount=2 * HOLD)
+    mine = await gateway()
+    (admitted,) = await take_up(mine, 1)
+
+    async def away(*_: Any) -> None:
+        raise psycopg.OperationalError("the connection is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mine.budget_admission._store, "release_unused", away)
+        event = await mine.end(admitted)
+    assert (await sync_to_async(window)(made)).held == HOLD
+    await sync_to_async(tell)(event)
+    assert (await sync_to_async(window)(made)).held == 0
+    await see()
+
+
+async def test_the_last_byte_does_not_wait_for_a_slow_release(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release continues, and the next request waits for it before it is rejected."""
+    await sync_to_async(budget)(amount=HOLD + COST)
+    mine = await gateway()
+    (admitted,) = await take_up(mine, 1)
+    store, may_release = mine.budget_admission._store, asyncio.Event()
+    real = store.release_unused
+
+    async def slow(parts: Any) -> None:
+        await may_release.wait()
+        await real(parts)
+
+    monkeypatch.setattr(store, "release_unused", slow)
+    monkeypatch.setattr(early_release, "RELEASE_SECONDS", 0.01)
+    await mine.end(admitted)
+    next_ = asyncio.create_task(mine.admit())
+    await asyncio.sleep(0.3)
+    assert not next_.done()
+    may_release.set()
+    assert isinstance(await next_, Admitted)
+    await see()
+
+
+async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) -> None:
+    await sync_to_async(budget)(amount=HOLD + COST, period="day", name="daily")
+    mine = await gateway()
+    (running,) = await take_up(mine, 1)
+    refused = await mine.admit()
+    assert refused.retry_after == 1
+    assert "Running requests reserve $0.09144" in refused.message
+    assert "resets at" in refused.message
+    await mine.end(running)
+    (second,) = await take_up(mine, 1)
+    await mine.end(second)
+    refused = await mine.admit()
+    assert "Running requests" not in refused.message
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    assert 0 < refused.retry_after <= 86_400 - (datetime.now(UTC) - midnight).total_seconds() + 1
+    assert any(name == b"retry-after" for name, _ in refused.headers())
+
+
+async def test_a_rejection_without_a_reset_has_no_time_to_come_back(gateway: Any, budget: Any) -> None:
+    await sync_to_async(budget)(amount=1, unit="requests", period="lifetime")
+    mine = await gateway()
+    await take_up(mine, 1)
+    refused = await mine.admit()
+    assert (refused.code, refused.retry_after) == ("quota_exceeded", None)
+    assert refused.message.endswith("It does not reset. Raise the quota.")
+
+
+def test_the_migration_can_be_reversed_once_all_is_settled(
+    key: ApiKeySnapshot, budget: Any, url: str, as_owner: Any
+) -> None:
+    budget(amount=2 * HOLD)
+
+    async def one() -> Any:
+        async with purse(url, key) as mine:
+            admitted = await mine.admit()
+            assert isinstance(admitted, Admitted)
+            return await mine.end(admitted)
+
+    event = asyncio.run(one())
+
+    def migrate(name: str) -> None:
+        with as_owner():
+            MigrationExecutor(connection).migrate([("billing", name)])
+            with connection.cursor() as cursor:
+                allow_emptying(cursor)  # the table may be a new one
+
+    with pytest.raises(DatabaseError, match="not settled yet"):
+        migrate("0013_alert_mail")
+    tell(event)
+    try:
+        migrate("0013_alert_mail")
+    finally:
+        migrate(sorted(name for _, name in MigrationExecutor(connection).loader.graph.leaf_nodes("billing"))[-1])
+    check_invariants()
+
+
+@dataclass
+class Model:
+    """What a budget must have used and reserved, and the requests in each state."""
+
+    limit: int
+    running: list[Admitted] = field(default_factory=list)
+    ended: list[tuple[Admitted, Any, int]] = field(default_factory=list)  # with what is reserved until its settlement
+    events: list[Any] = field(default_factory=list)
+    used_femto: int = 0
+
+    @property
+    def reserved(self) -> int:
+        return sum(each.terms.hold or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
+
+    def fits(self, amount: int) -> bool:
+        return nano(self.used_femto) + self.reserved + amount <= self.limit
+
+
+def _hold(max_tokens: int) -> int:
+    return 30_000_000 + 15_000 * max_tokens
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("admit"), st.sampled_from([1, 700, 4096])),
+    st.tuples(
+        st.sampled_from(["end", "end_and_crash"]), st.integers(0, 99), st.integers(0, 500), st.integers(0, 10_000)
+    ),
+    st.tuples(st.sampled_from(["settle", "fail"]), st.integers(0, 99)),
+    st.tuples(st.just("repeat"), st.integers(0, 99)),
+)
+
+
+async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
+    if name == "admit":
+        (max_tokens,) = given
+        fits = model.fits(_hold(max_tokens))
+        found = await mine.admit_when_told(max_tokens=max_tokens)
+        assert isinstance(found, Admitted) == fits, (found, model)
+        if isinstance(found, Admitted):
+            assert found.terms.hold == _hold(max_tokens)
+            model.running.append(found)
+        else:
+            assert isinstance(found, ApiError)
+            assert found.code == "budget_exceeded"
+    elif name in ("end", "end_and_crash") and model.running:
+        place, output, read = given
+        admitted = model.running.pop(place % len(model.running))
+        usage = {"uncached": 10_000 - read, "cache_read": read, "output": min(output, admitted.terms.max_tokens)}
+        event = admitted.event(**usage)
+        cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
+        if name == "end":  # else the gateway died before the release
+            await mine.budget_admission.early.end(event.billing_context, admitted.terms, TokenUsage(**usage))
+        model.ended.append((admitted, event, cost if name == "end" else admitted.terms.hold or 0))
+    elif name in ("settle", "fail") and model.ended:
+        admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
+        messages = [event, admitted.event("failed", uncached=0)][: 1 + (name == "fail")]
+        await sync_to_async(tell)(*messages)
+        model.events += messages
+        cost = event.usage.uncached * 3000 + event.usage.cache_read * 300 + event.usage.output * 15_000
+        model.used_femto += 0 if name == "fail" else cost * 10**6
+    elif name == "repeat" and model.events:
+        await sync_to_async(tell)(model.events[given[0] % len(model.events)])
+
+
+async def _check(mine: Purse, model: Model, budget_id: int, operations: Sequence[tuple[Any, ...]]) -> None:
+    for operation in operations:
+        await _operate(mine, model, *operation)
+        await see()
+        if model.running or model.ended or model.events:
+            found = await sync_to_async(window)(budget_id)
+            assert (found.used, found.held) == (model.used_femto, model.reserved)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(OPERATIONS, min_size=4, max_size=24))
+def test_exactly_what_fits_is_admitted(
+    url: str, key: ApiKeySnapshot, budget: Any, operations: list[tuple[Any, ...]]
+) -> None:
+    """At every step a request is admitted if used + reserved + its amount is within the limit, and only then: running
+    requests reserve their amount, ended ones what they used, whether they are settled or not."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        Budget.objects.all_tenants().update(active=False)
+    made = budget(amount=3 * HOLD)
+
+    async def life() -> None:
+        async with purse(url, key) as mine:
+            await _check(mine, Model(3 * HOLD), made, operations)
+
+    run(life())

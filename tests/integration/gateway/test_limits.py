@@ -1,0 +1,323 @@
+"""Limits against a real Valkey: exact, all or none, given back, leased, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+import redis.asyncio as redis
+
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.admission import admission, limits, rates
+from millrace.gateway.admission.admission import RateLimitAdmission, RateLimitLease
+from millrace.gateway.admission.limits import counters_key
+from millrace.gateway.core.errors import ApiError
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
+from tests.support.gateway.keys import MODEL, key_set, make_demand, make_key
+
+
+def tenant_set(**limits: Any) -> LimitSetSnapshot:
+    return LimitSetSnapshot(2, "tenant", **limits)
+
+
+@pytest.fixture
+def admit(broker: redis.Redis):
+    """Admit a request; the ticket."""
+    gate = RateLimitAdmission(broker)
+    count = 0
+
+    async def admit(key: ApiKeySnapshot, **demand: Any) -> RateLimitLease:
+        nonlocal count
+        count += 1
+        return await gate.admit(make_demand(key, f"req_{count}", **demand))
+
+    return admit
+
+
+async def level(broker: redis.Redis, bucket: str) -> int:
+    return int((await broker.get(bucket)).split()[0])
+
+
+async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
+    """Make a bucket of the day believe that it was touched at another time."""
+    level, at = (await broker.get(bucket)).split()
+    await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
+
+
+async def refused(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await admit(key, **demand)
+    return caught.value
+
+
+def header(ticket: RateLimitLease | ApiError, name: str) -> str | None:
+    return dict(rates.headers(ticket.limit_statuses or [])).get(name.encode(), b"").decode() or None
+
+
+async def test_what_fits_passes_and_the_next_is_told_when_to_come_back(admit: Any) -> None:
+    key = make_key(key_set(requests_per_minute=3))
+    tickets = [await admit(key) for _ in range(3)]
+    assert [header(ticket, "x-ratelimit-remaining-requests") for ticket in tickets] == ["2", "1", "0"]
+    fault = await refused(admit, key)
+    assert (fault.status, fault.code, fault.type) == (429, "rate_limit_exceeded", "rate_limit_error")
+    assert "3 requests per minute for this API key" in fault.message
+    assert (b"retry-after", b"20") in fault.headers()
+    assert header(fault, "x-ratelimit-limit-requests") == "3"
+    assert header(fault, "x-ratelimit-remaining-requests") == "0"
+    assert header(fault, "x-ratelimit-reset-requests") == "1m0s"
+    assert header(fault, "x-ratelimit-limit-tokens") is None
+
+
+async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redis) -> None:
+    key = make_key(key_set(requests_per_day=10))
+    for _ in range(10):
+        await admit(key)
+    await refused(admit, key)
+    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had gone by
+    for _ in range(3):
+        await admit(key)
+    fault = await refused(admit, key)
+    assert fault.retry_after
+    assert 8000 < fault.retry_after <= 8640
+    assert (b"x-should-retry", b"false") in fault.headers()
+    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock set back lifts nothing
+    await refused(admit, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("input_tokens_per_minute", "25 input tokens per minute"),
+        ("tokens_per_day", "25 tokens per day"),
+        ("output_tokens_per_day", "25 output tokens per day"),
+        ("requests_per_day", "25 requests per day"),
+    ],
+)
+async def test_each_window_counts_its_own(admit: Any, name: str, words: str) -> None:
+    key = make_key(key_set(**{name: 25}))
+    cost = {"input_tokens_per_minute": 10, "tokens_per_day": 15, "output_tokens_per_day": 5, "requests_per_day": 1}
+    for _ in range(25 // cost[name]):
+        await admit(key, max_tokens=5)
+    assert words in (await refused(admit, key, max_tokens=5)).message
+
+
+async def test_all_windows_are_taken_or_none(admit: Any, broker: redis.Redis) -> None:
+    key = make_key(key_set(requests_per_day=100, concurrency=9), tenant_set(tokens_per_day=50))
+    ticket = await admit(key)
+    assert header(ticket, "x-ratelimit-remaining-requests") == "99"
+    assert header(ticket, "x-ratelimit-remaining-tokens") == "20"
+    fault = await refused(admit, key)
+    assert "50 tokens per day for this account" in fault.message
+    assert header(fault, "x-ratelimit-remaining-requests") == "99"
+    assert await broker.zcard("millrace:limit_state:{7}:1:c") == 1
+
+
+async def test_what_was_not_used_comes_back(admit: Any) -> None:
+    key = make_key(key_set(requests_per_day=10, input_tokens_per_day=1000, output_tokens_per_day=1000))
+    first = await admit(key, prompt=400, max_tokens=600)
+    await first.close(TokenUsage(uncached=100, cache_read=300, output=50))
+    second = await admit(key, prompt=1, max_tokens=1)
+    assert header(second, "x-ratelimit-remaining-requests") == "8"
+    assert header(second, "x-ratelimit-remaining-tokens") == "899"  # input: 400 - 300 cached + 1
+    await second.close(None)  # it never ran
+    await second.close(None)
+    third = await admit(key, prompt=1, max_tokens=949)
+    assert header(third, "x-ratelimit-remaining-requests") == "8"
+    assert header(third, "x-ratelimit-remaining-tokens") == "1"  # output: 50 + 949
+
+
+async def test_cache_reads_cost_their_weight(broker: redis.Redis) -> None:
+    key = make_key(key_set(input_tokens_per_day=1000))
+    gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
+    await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
+    ticket = await gate.admit(make_demand(key, "b", prompt=0 + 1))
+    assert header(ticket, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
+
+
+async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEASE_MS", 2000)
+    monkeypatch.setattr(admission, "RENEW_SECONDS", 0.1)
+    key = make_key(key_set(concurrency=2))
+    living, dead = RateLimitAdmission(broker), RateLimitAdmission(broker)
+    await living.start()
+    kept = await living.admit(make_demand(key, "kept"))
+    await dead.admit(make_demand(key, "lost"))  # its gateway never renews it
+    with pytest.raises(ApiError) as caught:
+        await living.admit(make_demand(key, "third"))
+    assert "2 requests at once (concurrency)" in caught.value.message
+    assert caught.value.retry_after
+    await asyncio.sleep(2.2)
+    third = await living.admit(make_demand(key, "third"))
+    with pytest.raises(ApiError):
+        await living.admit(make_demand(key, "fourth"))
+    await third.close(None)
+    await kept.close(None)
+    assert await broker.zcard("millrace:limit_state:{7}:1:c") == 0
+    await living.stop()
+
+
+async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "RENEW_SECONDS", 0.05)
+    key = make_key(key_set(concurrency=1))
+    gate = RateLimitAdmission(broker)
+    await gate.start()
+    await gate.admit(make_demand(key, "a"))
+    await broker.flushdb()
+    async with asyncio.timeout(60):
+        while not await broker.zcard("millrace:limit_state:{7}:1:c"):
+            await asyncio.sleep(0.01)
+    with pytest.raises(ApiError):
+        await gate.admit(make_demand(key, "b"))
+    await gate.stop()
+
+
+async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
+    key = make_key(key_set(long_queue=100, long_cap=1))
+    long = await admit(key, prompt=100)
+    assert "1 long jobs at once" in (await refused(admit, key, prompt=200)).message
+    await admit(key, prompt=99)
+    await long.close(None)
+    await admit(key, prompt=100)
+
+
+async def test_models_have_limits_of_their_own(admit: Any) -> None:
+    key = make_key(
+        LimitSetSnapshot(1, "key", requests_per_day=10),
+        LimitSetSnapshot(2, "key", model="m", requests_per_day=1),
+        LimitSetSnapshot(3, "key", model="other", requests_per_day=0),
+        LimitSetSnapshot(4, "key", model="alias", requests_per_day=2),
+    )
+    await admit(key)
+    assert "the model 'm'" in (await refused(admit, key)).message
+    assert "the model 'm'" in (await refused(admit, key, name="alias")).message
+
+
+async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
+    dry = LimitSetSnapshot(5, "project", dry_run=True, requests_per_day=2, max_prompt_tokens=50, tokens_per_day=10_000)
+    key = make_key(key_set(requests_per_day=5), dry)
+    for _ in range(4):
+        await admit(key)
+    await admit(key, prompt=60)
+    await refused(admit, key)
+    counted = await broker.hgetall(counters_key(7, datetime.now(UTC)))
+    assert counted == {
+        b"dry:5:requests_per_day": b"3",
+        b"dry:5:max_prompt_tokens": b"1",
+        b"refused:1:requests_per_day": b"1",
+    }
+    # All or none: the three that were over took no tokens from the dry set either.
+    assert await level(broker, "millrace:limit_state:{7}:5:td") == 2 * 30 * 86_400
+
+
+async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
+    fault = await refused(admit, make_key(key_set(tokens_per_minute=25)))
+    assert (fault.status, fault.param) == (400, "max_tokens")
+    fault = await refused(admit, make_key(key_set(max_prompt_tokens=9)))
+    assert (fault.status, fault.param) == (400, "messages")
+    fault = await refused(admit, make_key(key_set(max_output_tokens=19)))
+    assert (fault.status, fault.param) == (400, "max_tokens")
+    fault = await refused(admit, make_key(key_set(requests_per_day=0)))
+    assert (fault.status, fault.retry_after) == (429, None)
+    assert (b"x-should-retry", b"false") in fault.headers()
+
+
+async def test_a_length_nobody_asked_for_is_what_the_limits_leave(admit: Any) -> None:
+    key = make_key(key_set(tokens_per_minute=100), tenant_set(output_tokens_per_day=300, max_output_tokens=200))
+    assert (await admit(key, max_tokens=None)).terms.max_tokens == 90
+    assert (await admit(make_key(), max_tokens=None)).terms.max_tokens == MODEL.default_max_output
+
+
+async def test_a_lower_limit_is_kept_from_now_on(admit: Any) -> None:
+    for _ in range(50):
+        await admit(make_key(key_set(requests_per_day=100)))
+    fault = await refused(admit, make_key(key_set(requests_per_day=2)))
+    assert fault.retry_after
+    assert fault.retry_after <= 86_400
+
+
+async def test_standing_takes_nothing(broker: redis.Redis) -> None:
+    gate, key = RateLimitAdmission(broker), make_key(key_set(requests_per_day=2, concurrency=1))
+    await gate.admit(make_demand(key))
+    for _ in range(3):
+        assert dict(rates.headers(await gate.standing(key)))[b"x-ratelimit-remaining-requests"] == b"1"
+    assert await gate.standing(make_key()) == []
+
+
+async def test_without_the_broker_nothing_passes() -> None:
+    nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    gate = RateLimitAdmission(nobody)
+    with pytest.raises(ApiError) as caught:
+        await gate.admit(make_demand(make_key(key_set(concurrency=1))))
+    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    await nobody.aclose()
+
+
+def test_durations() -> None:
+    told = {0: "0ms", 120: "120ms", 1000: "1s", 1001: "2s", 360_000: "6m0s", 86_399_999: "24h0m0s"}
+    assert {given: rates.duration(given) for given in told} == told
+
+
+def test_every_limit_of_a_set_is_kept_somewhere() -> None:
+    """A limit added to the snapshot and forgotten here would be none."""
+    plain = {"id", "scope", "model", "dry_run"}
+    named = {field.name for field in msgspec.structs.fields(LimitSetSnapshot)} - plain
+    full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_queue"}, 5)
+    full = msgspec.structs.replace(full, long_queue=1)
+    checked = {check.name for check in limits.checks_of(1, [full], limits.LimitCost(1, 1, 1))}
+    assert checked == named - {"long_queue"}
+
+
+def replace_all(set_: LimitSetSnapshot, names: set[str], value: int) -> LimitSetSnapshot:
+    return msgspec.structs.replace(set_, **dict.fromkeys(names, value))
+
+
+# Two processes and one limit. Each process is a gateway's admission with connections of its own.
+
+ROUNDS, LIMIT, TRIED, AT_ONCE = 100, 7, 12, 2
+
+
+def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
+    """Try `TRIED` requests in each round, a few at once, so that the two take turns; how many passed."""
+
+    async def rounds() -> list[int]:
+        client: redis.Redis = redis.Redis.from_url(url)
+        gate = RateLimitAdmission(client)
+        passed = []
+        for number in range(ROUNDS):
+            set_ = LimitSetSnapshot(
+                number, "tenant", requests_per_day=LIMIT, tokens_per_day=LIMIT * 30, concurrency=LIMIT
+            )
+            key = make_key(set_, LimitSetSnapshot(1000 + number, "key", requests_per_day=1000))
+            barrier.wait(30)
+            results: list[object] = []
+            for start in range(0, TRIED, AT_ONCE):
+                names = [f"{name}-{number}-{n}" for n in range(start, start + AT_ONCE)]
+                tried = (gate.admit(make_demand(key, name)) for name in names)
+                results += await asyncio.gather(*tried, return_exceptions=True)
+            assert all(isinstance(r, RateLimitLease) or (isinstance(r, ApiError) and r.status == 429) for r in results)
+            passed.append(sum(isinstance(result, RateLimitLease) for result in results))
+        await client.aclose()
+        return passed
+
+    return asyncio.run(rounds())
+
+
+async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis.Redis) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as pool:
+        barrier = manager.Barrier(2)
+        url = os.environ["MILLRACE_VALKEY_URL"]
+        futures = [pool.submit(_one_gateway, url, name, barrier) for name in ("gw-a", "gw-b")]
+        first, second = [await asyncio.wrap_future(future) for future in futures]
+    assert [a + b for a, b in zip(first, second, strict=True)] == [LIMIT] * ROUNDS
+    assert sum(first) and sum(second)
+    # All or none: what was refused took nothing of the limit it would have kept.
+    for number in (0, ROUNDS - 1):
+        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
+        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400

@@ -1,0 +1,436 @@
+"""What a doubter would try on budgets: lapses of time, slow and lost answers, changes under way, everybody at once."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from asgiref.sync import sync_to_async
+
+from billing.budgets import budget_leases, reservations
+from billing.budgets.budget_leases import ReservedAmount
+from billing.models import Budget, Slice, Window
+from billing.pricing.pricing import Component, Rate, RateCard, Tier
+from millrace.gateway.admission import budget_admission
+from millrace.gateway.admission.admission import AdmissionRequest
+from millrace.gateway.admission.cost_estimate import CostEstimate
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.routing.router import Candidate
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.outbox.change_feed import ChangeEvent
+from tests.support.gateway.budget_gateways import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
+from tests.support.gateway.budgets import (
+    DOLLAR,
+    HOLD,
+    change,
+    check_invariants,
+    deafen,
+    reap_all,
+    see,
+    take_up,
+    tell,
+    window,
+)
+from tests.support.rows import Everybody, only_project
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
+
+
+async def told_of_changes(*gateways: Purse) -> None:
+    for each in gateways:
+        each.budget_admission.drop([ChangeEvent(1, "limits", each.key.tenant_id, None)])
+        await each.all_is_back()
+
+
+def held(budget_id: int) -> int:
+    return window(budget_id).held
+
+
+async def eventually_held(budget_id: int, amount: int) -> None:
+    async with asyncio.timeout(60):
+        while await sync_to_async(held)(budget_id) != amount:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
+    """Whichever of them answers: it costs no more than what was held."""
+    prices = tuple(
+        RateCard(
+            version,
+            None,
+            "m",
+            Tier.STANDARD,
+            0,
+            tuple(Rate(1, each, usd if each != Component.OUTPUT else 5 * usd) for each in Component),
+        )
+        for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
+    )
+    demand = AdmissionRequest("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
+    assert CostEstimate(demand, prices[::order]).amount(4096).money == 10 * HOLD
+
+
+# Periods.
+
+
+def noon(days: int) -> int:
+    """An instant so many days from now, as requests have it."""
+    at = (datetime.now(UTC) + timedelta(days=days)).replace(hour=12, minute=0, second=0, microsecond=0)
+    return int(at.timestamp()) * 1_000_000
+
+
+def windows(budget_id: int) -> list[Window]:
+    found = [each for each in Everybody(Window).all() if each.budget_id == budget_id]
+    return sorted(found, key=lambda each: each.period_start)
+
+
+@pytest.mark.parametrize(("days", "cap", "passed"), [(3, 10, 7), (3, 2, 4), (1, 10, 3), (2, 10, 5)])
+async def test_a_period_without_requests_leaves_all_of_it_to_the_next(
+    gateway: Any, budget: Any, days: int, cap: int, passed: int
+) -> None:
+    """Two a day, one of them used today; then nothing for some days."""
+    made = await sync_to_async(budget)(period="day", amount=2 * HOLD, rollover_cap=cap * HOLD)
+    mine = await gateway()
+    await take_up(mine, 1)
+    found = [await mine.admit(at=noon(days)) for _ in range(passed + 1)]
+    assert [isinstance(each, Admitted) for each in found] == [True] * passed + [False]
+    assert len(await sync_to_async(windows)(made)) == days + 1
+    await see()
+
+
+async def test_a_budget_that_was_never_needed_rolls_over_from_when_it_was_made(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(period="day", amount=HOLD, rollover_cap=10 * HOLD)
+    await sync_to_async(change)(made, created_at=datetime.now(UTC) - timedelta(days=2))
+    mine = await gateway()
+    found = [await mine.admit() for _ in range(4)]
+    assert [isinstance(each, Admitted) for each in found] == [True] * 3 + [False]
+    await see()
+
+
+async def test_what_was_rolled_over_cannot_be_spent_where_it_came_from_too(gateway: Any, budget: Any) -> None:
+    """A request admitted before midnight may take its hold after it, when the new day has what the old one left."""
+    made = await sync_to_async(budget)(period="day", amount=3 * HOLD, rollover_cap=2 * HOLD)
+    mine = await gateway()
+    await take_up(mine, 1)
+    mine.budget_admission.forget()
+    found = [await mine.admit(at=noon(1)) for _ in range(6)]
+    assert [isinstance(each, Admitted) for each in found] == [True] * 5 + [False]
+    mine.budget_admission.forget()
+    assert (await mine.admit()).code == "budget_exceeded"
+    assert [each.carried for each in await sync_to_async(windows)(made)] == [-2 * HOLD, 2 * HOLD]
+    await see()
+
+
+def test_many_open_a_new_period_at_once(key: Any, budget: Any, url: str) -> None:
+    """Each on a connection of its own: what was left is taken over once."""
+    made = [budget(period="day", amount=2 * HOLD, rollover_cap=HOLD, name=f"{n}") for n in range(3)]
+    query = "SELECT count(*) FROM billing_open_windows(%s, %s, %s, %s)"
+
+    async def open_all(at: datetime) -> None:
+        async def one() -> None:
+            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as own:
+                row = await (await own.execute(query, [key.tenant_id, key.project_id, key.key_id, at])).fetchone()
+                assert row == (3,)
+
+        await asyncio.gather(*(one() for _ in range(12)))
+
+    for days in range(3):
+        asyncio.run(open_all(datetime.now(UTC) + timedelta(days=days)))
+        for each in made:
+            found = windows(each)
+            assert sum(row.carried for row in found) == 0  # nothing comes of nothing
+            assert len(found) == days + 1
+            assert found[-1].carried == (HOLD if days else 0)
+    check_invariants()
+
+
+# Changes under way.
+
+
+async def test_a_budget_that_was_lowered_holds_for_what_is_leased_already(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    await take_up(mine, 2)
+    await sync_to_async(change)(made, amount=3 * HOLD)
+    await told_of_changes(mine)
+    assert isinstance(await mine.admit(), Admitted)
+    assert (await mine.admit()).code == "budget_exceeded"
+    await see()
+
+
+# Everybody at once.
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, budget: Any) -> None:
+    """It needs most of what is left while three others lease as fast as they can."""
+    await sync_to_async(budget)(amount=1000 * DOLLAR)
+    others = [await gateway(f"gw-{n}") for n in range(3)]
+    going = True
+
+    async def keep_on(other: Purse) -> None:
+        while going:
+            assert isinstance(await other.admit(max_tokens=10), Admitted)
+            await asyncio.sleep(0.002)
+
+    running = [asyncio.create_task(keep_on(other)) for other in others]
+    await asyncio.sleep(0.3)
+    mine = await gateway("gw-mine")
+    found = await mine.admit(max_tokens=int(900 * DOLLAR) // 15_000)
+    going = False
+    await asyncio.gather(*running)
+    assert isinstance(found, Admitted), found
+    await see()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(gateway: Any, budget: Any) -> None:
+    """Or it would take again what it just gave back, before the one who asked is there."""
+    await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    await take_up(mine, 1)
+    (path,) = mine.budget_admission._paths.values()
+    await mine.budget_admission._recalled(set(path.ids))
+    await take_up(mine, 2)
+    newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
+    assert [(each.money, each.requests) for each in newest[-2:]] == [(HOLD, 1)] * 2
+    path.scarce_until = time.monotonic()  # the moment is over
+    await take_up(mine, 1)
+    newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
+    assert newest[-1].requests > 1
+    await see()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_an_answer_of_any_length_gets_what_others_hold_too(gateway: Any, budget: Any) -> None:
+    """Worked example 8, while another gateway holds the money in a slice."""
+    await sync_to_async(budget)(amount=50_000_000)
+    other, mine = await gateway("gw-other"), await gateway("gw-mine")
+    assert isinstance(await other.admit(prompt=10, max_tokens=1), Admitted)
+    assert await sync_to_async(lambda: sum(each.money for each in Everybody(Slice).all()))() > 1_000_000
+    found = await mine.admit(max_tokens=None)
+    assert isinstance(found, Admitted), found
+    assert found.terms.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # less what the other admitted
+    await see()
+
+
+def test_with_slices_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url: str) -> None:
+    """A limit of 200 requests is leased in slices first; three processes with 330 requests use all of it up."""
+    made = budget(amount=200 * HOLD)
+    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
+        meeting = Meeting(3)
+        runs = [pool.submit(admit_elsewhere, url, key, f"gw-{n}", 110, meeting) for n in range(3)]
+        found = [each for run in runs for each in run.result()]
+    events = [each for each in found if isinstance(each, bytes)]
+    assert len(events) == 200
+    check_invariants()
+    tell(*events)
+    assert held(made) == 0
+    check_invariants()
+
+
+# Time.
+
+
+async def test_a_lease_that_is_told_after_its_end_admits_nothing(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a gateway that was stopped while the answer was on its way."""
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 1.0)  # so the second before its end has come at once
+    assert (await mine.admit()).code == "server_is_overloaded"
+    await eventually_held(made, 0)
+    await see()
+
+
+async def test_the_reaper_keeps_to_the_clock_that_leases_are_given_by(gateway: Any, budget: Any) -> None:
+    """The broker's clock, by which it is told what is settled, may be hours ahead."""
+    made = await sync_to_async(budget)()
+    mine = await gateway()
+    await take_up(mine, 1)
+    assert await sync_to_async(reservations.reap)(datetime.now(UTC) + timedelta(hours=3)) == 0
+    assert await sync_to_async(held)(made) >= HOLD
+
+
+# Slow and lost answers.
+
+
+async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    await take_up(mine, 1)
+    mine.budget_admission.forget()  # the next one must lease
+    store = mine.budget_admission._store
+    ask = store._ask
+    goes_on = asyncio.Event()
+
+    async def hang(query: Any, parameters: Any) -> Any:
+        if "billing_lease" in query:
+            await goes_on.wait()
+        return await ask(query, parameters)
+
+    store._ask = hang  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        refused = await mine.admit()
+    assert (refused.status, refused.code) == (503, "server_is_overloaded")
+    store._ask = ask  # type: ignore[method-assign]
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
+    assert isinstance(await mine.admit(), Admitted)
+    goes_on.set()
+    mine.budget_admission.forget()
+    await mine.all_is_back()
+    assert await sync_to_async(held)(made) == 2 * HOLD
+    await see()
+
+
+def another_with_a_cent() -> ApiKeySnapshot:
+    """A key of another tenant, whose budget has no room for a request."""
+    project = only_project(actions.do_create_tenant("other", "Other"))
+    made, _ = actions.do_create_api_key(project, "k")
+    with all_tenants_scope(BypassReason.COMMAND):
+        Budget.objects.create(tenant_id=project.tenant_id, name="b", unit="money", period="month", amount=10**7)
+    return key_of(project.tenant_id, project.pk, made.pk)
+
+
+async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer comes too late. Until what it holds is back, who comes again is told to come later, and not "no"."""
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
+    made = await sync_to_async(budget)(amount=HOLD)
+    mine = await gateway()
+    store = mine.budget_admission._store
+    ask = store._ask
+    may_answer = asyncio.Event()
+
+    async def answer_late(query: Any, parameters: Any) -> Any:
+        answer = await ask(query, parameters)
+        if "billing_lease" in query:
+            store._ask = ask  # type: ignore[method-assign]
+            await may_answer.wait()
+        return answer
+
+    store._ask = answer_late  # type: ignore[method-assign]
+    for _ in range(3):
+        refused = await mine.admit()
+        assert (refused.status, refused.code) == (503, "server_is_overloaded")
+    await eventually_held(made, HOLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(mine, "key", await sync_to_async(another_with_a_cent)())
+        assert (await mine.admit()).code == "budget_exceeded"  # theirs it is not, that is out
+    may_answer.set()
+    await eventually_held(made, 0)
+    monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
+    assert isinstance(await mine.admit(), Admitted)
+    assert (await mine.admit()).code == "budget_exceeded"
+    await see()
+
+
+async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget: Any) -> None:
+    """However long the database is away."""
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    await take_up(mine, 1)
+    store = mine.budget_admission._store
+    ask = store._ask
+
+    async def fail(query: Any, parameters: Any) -> Any:
+        raise psycopg.OperationalError("away")
+
+    store._ask = fail  # type: ignore[method-assign]
+    mine.budget_admission._paths[next(iter(mine.budget_admission._paths))].slice.until = time.monotonic() - 10
+    mine.budget_admission.forget()
+    await asyncio.sleep(1.2)
+    assert await sync_to_async(held)(made) > HOLD
+    store._ask = ask  # type: ignore[method-assign]
+    await eventually_held(made, HOLD)
+
+
+async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    (first,) = await take_up(mine, 1)
+    store = mine.budget_admission._store
+    ask = store._ask
+    begun = asyncio.Event()
+
+    async def slow(query: Any, parameters: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(0.3)
+        return await ask(query, parameters)
+
+    store._ask = slow  # type: ignore[method-assign]
+    mine.budget_admission.forget()
+    await begun.wait()
+    await mine.budget_admission.stop()
+    assert await sync_to_async(held)(made) == HOLD
+    await sync_to_async(tell)(first.event())
+    assert await sync_to_async(held)(made) == 0
+
+
+async def test_a_period_that_is_forgotten_meanwhile_keeps_no_slice(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    store = mine.budget_admission._store
+    lease = store.lease
+
+    async def forget_first(*given: Any) -> Any:
+        mine.budget_admission._paths.clear()
+        return await lease(*given)
+
+    store.lease = forget_first  # type: ignore[method-assign]
+    await take_up(mine, 1)
+    await eventually_held(made, HOLD)
+
+
+async def test_each_slice_goes_back_once_however_often_it_is_said(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(amount=100 * DOLLAR)
+    mine = await gateway()
+    await take_up(mine, 1)
+    (path,) = mine.budget_admission._paths.values()
+    leased, store = path.slice, mine.budget_admission._store
+    assert leased is not None
+    for _ in range(3):
+        await store.give_back([leased])
+        assert await sync_to_async(held)(made) == HOLD
+    untouched = await store.lease(path, ReservedAmount(HOLD, 1, 1), ReservedAmount(HOLD, 1, 1), None)
+    assert isinstance(untouched, budget_leases.BudgetLease)
+    for _ in range(3):
+        await store.give_back([untouched])
+        assert await sync_to_async(held)(made) == HOLD
+    # Nor after the reaper took it back, whose fence moved on.
+    again = await store.lease(path, ReservedAmount(HOLD, 1, 1), ReservedAmount(HOLD, 1, 1), None)
+    assert isinstance(again, budget_leases.BudgetLease)
+    await sync_to_async(reap_all)()
+    await store.give_back([again])
+    assert await sync_to_async(held)(made) == 0
+    await see()
+
+
+async def test_a_gateway_that_was_stopped_and_goes_on_changes_nothing(gateway: Any, budget: Any) -> None:
+    """It admitted before it stopped; all of it was reaped; then it dispatches and settles after all."""
+    made = await sync_to_async(budget)(amount=3 * HOLD)
+    stopped, mine = await gateway("gw-stopped"), await gateway("gw-mine")
+    before = await take_up(stopped, 3)
+    await deafen(stopped)
+    await sync_to_async(reap_all)()
+    after = await take_up(mine, 3)
+    await sync_to_async(tell)(*(each.event() for each in before))
+    assert isinstance(await stopped.admit(), ApiError)
+    now = await sync_to_async(window)(made)
+    assert (now.used, now.held) == (0, 3 * HOLD)
+    await sync_to_async(tell)(*(each.event() for each in after))
+    await see()

@@ -1,0 +1,192 @@
+"""Whatever happens, in any order, and wherever a gateway or the settler is killed: the invariants of budgets hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+import pytest
+from asgiref.sync import sync_to_async
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing.budgets import reservations
+from billing.models import Budget, Window
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.keys.snapshot import ApiKeySnapshot
+from tests.support.gateway.budget_gateways import Admitted, Purse, purse
+from tests.support.gateway.budgets import HOLD, check_invariants, reap_all, run, tell, tell_in_a_thread
+from tests.support.rows import Everybody
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
+LIMIT = 30 * HOLD
+see = sync_to_async(check_invariants)
+
+
+class Killed(BaseException):
+    """The settler's process ends here."""
+
+
+class World:
+    """Gateways that come and go, requests that end in any order, and a settler."""
+
+    def __init__(self, url: str, key: ApiKeySnapshot, chance: random.Random, running: AsyncExitStack) -> None:
+        self.url, self.key, self.chance, self.running = url, key, chance, running
+        self.gateways: list[Purse] = []
+        self.flying: list[Admitted] = []
+        self.told: list[Any] = []
+
+    async def start(self) -> None:
+        name = f"gw-{self.chance.getrandbits(64):x}"
+        self.gateways.append(await self.running.enter_async_context(purse(self.url, self.key, name)))
+
+    async def admit(self) -> None:
+        many = [self.chance.choice(self.gateways).admit(max_tokens=self._length()) for _ in range(4)]
+        self.flying += [each for each in await asyncio.gather(*many) if isinstance(each, Admitted)]
+
+    def _length(self) -> int | None:
+        return self.chance.choice([None, 1, 500, 4096, 20_000])
+
+    async def settle(self) -> None:
+        """Some end, and are told once or twice, with what was told before."""
+        self.chance.shuffle(self.flying)
+        ended = [self.flying.pop() for _ in range(min(len(self.flying), self.chance.randint(1, 6)))]
+        events = [self._end(each) for each in ended]
+        for each, event in zip(ended, events, strict=True):
+            if self.chance.random() < 0.7:
+                await self._release(each, event)
+        again = self.chance.sample(self.told, min(2, len(self.told)))
+        self.told += events
+        messages = [*events, *again, *self.chance.sample(events, len(events) // 2)]
+        self.chance.shuffle(messages)
+        await sync_to_async(tell)(*messages)
+
+    def _end(self, admitted: Admitted) -> Any:
+        output = min(admitted.terms.max_tokens, 500)
+        if self.chance.random() < 0.2:
+            self.told.append(admitted.event(uncached=10_000, output=output))  # a completed one that loses
+            return admitted.event("failed", uncached=0)
+        return admitted.event(uncached=10_000, output=output)
+
+    async def _release(self, admitted: Admitted, event: Any) -> None:
+        """Its gateway, or one that has forgotten a lost answer, sees the end and releases what is not used."""
+        gateway = self.chance.choice(self.gateways)
+        if event.verdict == "failed":  # it had ended well, and then its caller got an error
+            event = admitted.event(uncached=10_000, output=min(admitted.terms.max_tokens, 500))
+        if self.chance.random() < 0.5:
+            gateway.budget_admission.early.contend(admitted.terms.windows)
+        await gateway.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)
+
+    async def end(self) -> None:
+        """Some end, are released and not settled, some of them twice; then their messages come in any order."""
+        self.chance.shuffle(self.flying)
+        ended = [self.flying.pop() for _ in range(min(len(self.flying), self.chance.randint(1, 6)))]
+        events = [self._end(each) for each in ended]
+        pairs = list(zip(ended, events, strict=True))
+        for each, event in [*pairs, *self.chance.sample(pairs, len(pairs) // 2)]:
+            await self._release(each, event)
+        await see()
+        self.told += events
+        if self.chance.random() < 0.5:  # the settlement and the release of the same, at the same time
+            windows = {window for each in ended for window in each.terms.windows}
+            releases = [gateway.budget_admission.early.release(windows) for gateway in self.gateways]
+            await asyncio.gather(sync_to_async(tell_in_a_thread, thread_sensitive=False)(*events), *releases)
+
+    async def settle_what_was_told(self) -> None:
+        await sync_to_async(tell)(*self.chance.sample(self.told, len(self.told)))
+
+    async def lose(self) -> None:
+        """A gateway dies with what it holds; another takes its place."""
+        self.gateways.pop(self.chance.randrange(len(self.gateways)))
+        await self.start()
+
+    async def forget_requests(self) -> None:
+        """Admitted, never dispatched."""
+        self.flying = self.flying[: len(self.flying) // 2]
+
+    async def break_database(self) -> None:
+        """One step's answer is lost, or the step itself."""
+        gateway = self.chance.choice(self.gateways)
+        store = gateway.budget_admission._store
+        ask, before = store._ask, self.chance.random() < 0.5
+
+        async def broken(query: Any, parameters: Any) -> Any:
+            store._ask = ask  # type: ignore[method-assign]
+            if not before:
+                await ask(query, parameters)
+            raise psycopg.OperationalError("the connection is lost")
+
+        store._ask = broken  # type: ignore[method-assign]
+
+    async def kill_settler(self) -> None:
+        """After it has moved the windows, before it commits."""
+        if not self.flying:
+            return
+        event = self._end(self.flying.pop())
+        self.told.append(event)
+
+        def settle(*arguments: Any) -> set[int]:
+            real(*arguments)
+            raise Killed
+
+        real = reservations.settle
+        with patch.object(reservations, "settle", settle), contextlib.suppress(Killed):
+            await sync_to_async(tell)(event)
+        await see()
+        await sync_to_async(tell)(event)
+
+    async def reap(self) -> None:
+        """Even what is still leased: fences must do."""
+        await sync_to_async(reap_all)()
+
+
+OFTEN = ("admit", "admit", "admit", "settle", "settle", "end", "end", "settle_what_was_told")
+STEPS = (*OFTEN, "lose", "forget_requests", "break_database", "kill_settler", "reap")
+
+
+async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], seed: int) -> None:
+    async with AsyncExitStack() as running:
+        world = World(url, key, random.Random(seed), running)
+        for _ in range(3):
+            await world.start()
+        for step in steps:
+            await getattr(world, step)()
+            await see()
+        while world.flying:
+            await world.settle()
+        await sync_to_async(tell)(*world.told, *reversed(world.told))
+        await world.reap()
+        await see()
+        after = [each for each in await sync_to_async(Everybody(Window).all)() if each.budget_id == made]
+        assert all(each.held == 0 for each in after)
+        # Nothing that fits is refused: all that is left can be had at once.
+        await world.start()
+        gateway = world.gateways[-1]
+        rest = int(LIMIT - sum(each.used for each in after) // 10**6)
+        if rest > 18_000:
+            found = await gateway.admit(prompt=1, max_tokens=(rest - 3000) // 15_000)
+            assert isinstance(found, Admitted), found
+        await see()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_long_life(url: str, key: ApiKeySnapshot, budget: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    made = budget(amount=LIMIT)
+    budget(name="quota", unit="tokens", period="day", amount=10**9)
+    run(live(url, key, made, [chance.choice(STEPS) for _ in range(50)], seed))
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.sampled_from(STEPS), min_size=5, max_size=25), seed=st.integers(0, 2**32))
+def test_any_life(url: str, key: ApiKeySnapshot, budget: Any, steps: list[str], seed: int) -> None:
+    with all_tenants_scope(BypassReason.COMMAND):  # every life has a budget of its own
+        Budget.objects.all_tenants().update(active=False)
+    run(live(url, key, budget(amount=LIMIT), steps, seed))

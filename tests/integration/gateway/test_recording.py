@@ -1,0 +1,265 @@
+"""Records of requests: what they say, and that they come to the database, or are counted as lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from inference_worker.contract.request import SamplingParams
+from millrace.apps.records.models import RequestContent, RequestRecord
+from millrace.gateway.admission.admission import AdmissionGrant, RateLimitAdmission
+from millrace.gateway.admission.limits import LimitCost, checks_of
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.limit_status import LimitStatus
+from millrace.gateway.core.request_db import TenantConnectionPool
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.lifecycle import request_log
+from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tests.support.gateway.keys import KEY
+from tests.support.rows import Everybody
+
+LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)
+TRIAL = LimitSetSnapshot(8, "tenant", dry_run=True, max_prompt_tokens=5)
+
+
+def request(model: str = "m", **changes: Any) -> InferenceRequest:
+    return InferenceRequest(model, "Hello", SamplingParams(), **changes)
+
+
+def limit_statuses(refused: str = "") -> list[LimitStatus]:
+    checks = checks_of(1, [LIMIT, TRIAL], LimitCost(1, 10, 20))
+    return [LimitStatus(check, 400 * (check.name == refused), check.cost * check.period[0]) for check in checks]
+
+
+def call(said: Sequence[str] = (), **terms: Any) -> Any:
+    """What the service makes of an admitted request."""
+    legs = [{"leg": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}]
+    why = {"tenant": 1, "asked": "m", "policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["m1", "m2"]}
+    why |= {"metadata": {"secret": "word"}, "user": "somebody", "legs": legs, "skipped": [{"model": "m2", "why": "x"}]}
+    return SimpleNamespace(
+        why=why,
+        prompt=SimpleNamespace(ids=[1] * 10),
+        candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
+        ticket=SimpleNamespace(
+            limit_statuses=limit_statuses(), terms=AdmissionGrant(20, 5, hold=300, windows=[4, 9], **terms)
+        ),
+        first_at=time.monotonic() + 1,
+        said={index: [text] for index, text in enumerate(said)},
+    )
+
+
+def told(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(trace.record("gw-1", status, complete=complete)))
+
+
+def test_an_answered_request_tells_its_story() -> None:
+    trace = RequestTrace(KEY, "req_1", "completions")
+    trace.asked(request(stream=True), b"{}")
+    trace.calls.append(call())
+    record = told(trace)
+    assert (record["asked"], record["served"], record["stream"], record["verdict"]) == ("m", "m1", True, "completed")
+    assert [(each["name"], each["limit"], each["left"]) for each in record["limits"]] == [
+        ("requests_per_minute", 3, 2),
+        ("tokens_per_day", 1000, 970),
+        ("max_prompt_tokens", 5, 0),
+    ]
+    assert [each.get("dry") for each in record["limits"]] == [None, None, True]
+    assert record["placements"][0]["by"] == "prefix"
+    assert record["route"].keys() == {"policy", "targets", "skipped"}  # and nothing of what its caller noted
+    assert (record["hold_nano"], record["price_version"], record["windows"]) == (300, 5, [4, 9])
+    assert (record["prompt_tokens"], record["max_tokens"]) == (10, 20)
+    assert 900 < record["ttft_ms"] <= 1100
+    assert trace.content() is None
+
+
+def test_several_prompts_are_one_record() -> None:
+    trace = RequestTrace(KEY, "req_1", "completions")
+    trace.calls += [call(), call()]
+    record = told(trace)
+    assert (record["prompts"], record["prompt_tokens"], record["hold_nano"]) == (2, 20, 600)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "complete", "verdict"),
+    [
+        ("200", "", True, "completed"),
+        ("200", "", False, "cancelled"),
+        ("nothing", "", False, "cancelled"),
+        ("499", "cancelled", True, "cancelled"),
+        ("stream_cancelled", "cancelled", True, "cancelled"),
+        ("stream_worker_lost", "worker_lost", True, "failed"),
+        ("503", "server_is_overloaded", True, "failed"),
+        ("529", "server_is_overloaded", True, "failed"),
+        ("429", "rate_limit_exceeded", True, "limited"),
+        ("402", "budget_exceeded", True, "limited"),
+        ("400", "invalid_value", True, "refused"),
+    ],
+)
+def test_how_it_ended(status: str, code: str, complete: bool, verdict: str) -> None:
+    trace = RequestTrace(KEY, "req_1", "messages")
+    trace.fault = ApiError(code, "") if code else None
+    assert told(trace, status, complete=complete)["verdict"] == verdict
+
+
+async def test_the_limit_that_bound_is_named(broker: Any) -> None:
+    admission = RateLimitAdmission(broker)
+    tight = LimitSetSnapshot(9, "project", model="m", requests_per_minute=1)
+    key = msgspec.structs.replace(KEY, limits=LimitSnapshot((tight,)))
+    demand: Any = SimpleNamespace(
+        key=key,
+        request_id="req_1",
+        prompt_tokens=10,
+        max_tokens=5,
+        sequences=1,
+        prompt_param="prompt",
+        limit_sets=[tight],
+        charged=False,
+        candidates=[SimpleNamespace(model=SimpleNamespace(context_length=100, default_max_output=10))],
+    )
+    await admission.admit(demand)
+    with pytest.raises(ApiError) as refused:
+        await admission.admit(demand)
+    trace = RequestTrace(key, "req_1", "completions")
+    trace.fault = refused.value
+    record = told(trace, "429")
+    assert record["bound"].pop("reset_ms") > 50_000
+    assert record["bound"] == {
+        **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},
+        **{"limit": 1, "left": 0, "needed": 1},
+    }
+    assert [each["refused"] for each in record["limits"]] == [True]
+
+
+# On their way to the database.
+
+
+@pytest_asyncio.fixture
+async def rows(transactional_db: None) -> AsyncIterator[TenantConnectionPool]:
+    rows = TenantConnectionPool(await sync_to_async(_url)())
+    await rows.open()
+    yield rows
+    await rows.close()
+    await sync_to_async(lambda: connection.close())()
+
+
+def _url() -> str:
+    from psycopg.conninfo import make_conninfo
+
+    from millrace.conf.environment import platform_settings
+
+    return make_conninfo(platform_settings().database_url, dbname=connection.settings_dict["NAME"])
+
+
+class Lost:
+    """Stands for the metrics."""
+
+    def __init__(self) -> None:
+        self.records_lost = self
+        self.count = 0
+
+    def labels(self, kind: str) -> Lost:
+        return self
+
+    def inc(self, number: int = 1) -> None:
+        self.count += number
+
+
+everything = sync_to_async(lambda model: list(Everybody(model).order_by("request_id")))
+
+
+async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> None:
+    lost: Any = Lost()
+    recorder = RequestLogWriter(rows, "gw-1", lost)
+    for number in range(3):
+        trace = RequestTrace(KEY, f"req_{number}", "completions")
+        trace.asked(request("mine\0"), None)
+        trace.calls.append(call())
+        recorder.end(trace, "200")
+        if number == 2:
+            recorder.end(trace, "200")  # as if the database had taken it, and could not say so
+    before = datetime.now(UTC)
+    await recorder.flush()
+    found: list[RequestRecord] = await everything(RequestRecord)
+    assert [row.request_id for row in found] == ["req_0", "req_1", "req_2"]
+    row = found[0]
+    assert (row.asked, row.served, row.gateway_id, row.limits[0]["left"]) == ("mine", "m1", "gw-1", 2)
+    assert 0 <= (before - row.at).total_seconds() < 10
+    assert (row.windows, row.placements[0]["replica"], row.bound) == ([4, 9], "r", None)
+    assert lost.count == 0
+    await recorder.flush()
+    assert len(await everything(RequestRecord)) == 3
+
+
+async def test_contents_are_kept_only_where_that_is_wished(
+    rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_CONTENT_CHARACTERS", 20)
+    lost: Any = Lost()
+    recorder = RequestLogWriter(rows, "gw-1", lost)
+    keeps: ApiKeySnapshot = msgspec.structs.replace(KEY, keep_content_days=2)
+    for key, name in ((KEY, "req_0"), (keeps, "req_1"), (keeps, "req_2")):
+        trace = RequestTrace(key, name, "completions")
+        trace.asked(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))
+        trace.calls.append(call(["four", "\0an answer that is too long"]))
+        recorder.end(trace, "200")
+    await recorder.flush()
+    first, second = await everything(RequestContent)
+    assert (first.request_id, first.body, first.truncated) == ("req_1", '{"prompt": "\\u0000"}', True)
+    assert first.answers == ["four", "an answer that i"[:15]]
+    assert len(second.body) == 20
+    assert lost.count == 0
+
+
+async def test_while_the_database_is_away_the_newest_are_kept(
+    rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_PENDING_RECORDS", 3)
+    lost: Any = Lost()
+    nowhere = TenantConnectionPool("postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr("millrace.gateway.core.request_db.WAIT_SECONDS", 0.1)
+    await nowhere.open()
+    recorder = RequestLogWriter(nowhere, "gw-1", lost)
+    for number in range(5):
+        recorder.end(RequestTrace(KEY, f"req_{number}", "completions"), "200")
+    await recorder.flush()
+    assert lost.count == 2
+    await nowhere.close()
+    recorder._rows = rows
+    await recorder.flush()
+    assert [row.request_id for row in await everything(RequestRecord)] == ["req_2", "req_3", "req_4"]
+
+
+async def test_what_the_database_refuses_is_no_reason_to_stop(rows: TenantConnectionPool) -> None:
+    lost: Any = Lost()
+    recorder = RequestLogWriter(rows, "gw-1", lost)
+    recorder.end(RequestTrace(KEY, "x" * 65, "completions"), "200")  # longer than any request's name
+    await recorder.flush()
+    recorder.end(RequestTrace(KEY, "req_1", "completions"), "200")
+    await recorder.flush()
+    assert [row.request_id for row in await everything(RequestRecord)] == ["req_1"]
+    assert lost.count == 1
+
+
+async def test_it_writes_by_itself_and_at_its_end(rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.05)
+    lost: Any = Lost()
+    recorder = RequestLogWriter(rows, "gw-1", lost)
+    await recorder.start()
+    recorder.end(RequestTrace(KEY, "req_1", "completions"), "200")
+    async with asyncio.timeout(60):
+        while not await everything(RequestRecord):
+            await asyncio.sleep(0.02)
+    recorder.end(RequestTrace(KEY, "req_2", "completions"), "200")
+    await recorder.stop()
+    assert len(await everything(RequestRecord)) == 2

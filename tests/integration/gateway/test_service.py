@@ -1,0 +1,519 @@
+"""A request's life against a real Valkey, with the test in the workers' place: ways, fallbacks, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis.asyncio as redis
+
+from inference_worker.contract.messages import (
+    USAGE_STREAM,
+    End,
+    Failed,
+    Tokens,
+    claim_key,
+    decode_job,
+    decode_usage,
+    gateway_stream,
+    pins_key,
+)
+from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.worker.shared_pins import PIN
+from millrace.conf.environment import platform_settings
+from millrace.gateway.admission import rates
+from millrace.gateway.admission.admission import RateLimitAdmission
+from millrace.gateway.admission.disk import DiskWatch
+from millrace.gateway.auth.active_requests import ActiveRequests
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
+from millrace.gateway.dispatch.jobs import InferenceJobBuilder
+from millrace.gateway.dispatch.metrics import GatewayMetrics
+from millrace.gateway.dispatch.monitor import DispatchMonitor
+from millrace.gateway.dispatch.stream_follower import StreamFollower
+from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.http.endpoints.inference import ChatCompletions
+from millrace.gateway.lifecycle import service as service_module
+from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.protocols.openai import completions
+from millrace.gateway.routing.router import Router
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tenants.routing_policies.policy import parse
+from tests.support.gateway.replica import GATEWAY, Replica, eventually
+
+MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
+LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
+
+
+def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
+    parsed = {name: parse(body, version=3) for name, body in policies.items()}
+    return ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
+
+
+class Gate:
+    """One gateway's service, its replicas, and what the tests ask of both."""
+
+    def __init__(self, broker: redis.Redis) -> None:
+        self.broker = broker
+        self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60)
+        self.admission = RateLimitAdmission(broker)
+        self.disk = DiskWatch(platform_settings())
+        self.service = InferenceService(
+            Router(MODELS),
+            self.admission,
+            self.dispatcher,
+            GatewayMetrics(self.dispatcher.replicas),
+            ActiveRequests(),
+            StreamSubscribers(broker),
+            InferenceJobBuilder(GATEWAY, "secret", 60),
+            self.disk,
+        )
+        self.count = 0
+
+    async def begin(self, key: ApiKeySnapshot, model: str, prompt: int = 10, max_tokens: int = 20) -> ActiveRequest:
+        self.count += 1
+        request = InferenceRequest(model, [1] * prompt, SamplingParams(), max_tokens)
+        call = await self.service.begin(key, request, completions.DIALECT, f"req_{self.count}")
+        await eventually(partial(self.written, call))
+        return call
+
+    async def written(self, call: ActiveRequest) -> bool:
+        return call.generation.written
+
+    async def left(self, key: ApiKeySnapshot) -> tuple[str, str]:
+        """Requests and tokens that the key's limits leave."""
+        left = dict(rates.headers(await self.admission.standing(key)))
+        return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
+
+    async def why(self, call: ActiveRequest) -> dict[str, Any]:
+        return dict(msgspec.json.decode(await self.broker.get(why_key(call.request_id))))
+
+
+@pytest_asyncio.fixture
+async def gate(broker: redis.Redis) -> AsyncIterator[Gate]:
+    gate = Gate(broker)
+    watching = DispatchMonitor(gate.dispatcher)
+    await gate.dispatcher.start()
+    await watching.start()
+    yield gate
+    await gate.service.drain()
+    await watching.stop()
+    await gate.dispatcher.stop()
+
+
+@pytest_asyncio.fixture
+async def a(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
+    replica = Replica(broker, "ra", model="a")
+    await eventually(partial(serving, gate, "a"))
+    yield replica
+    replica.stall()
+
+
+@pytest_asyncio.fixture
+async def b(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
+    replica = Replica(broker, "rb", model="b")
+    await eventually(partial(serving, gate, "b"))
+    yield replica
+    replica.stall()
+
+
+async def serving(gate: Gate, model: str) -> bool:
+    return bool(gate.dispatcher.replicas.serving(model))
+
+
+async def whole(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
+    async with asyncio.timeout(60):
+        return [event async for event in gate.service.events(call)]
+
+
+def end(call: ActiveRequest, usage: TokenUsage, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
+    return End(call.request_id, attempt, seq, reason, None, usage)
+
+
+EITHER = {"models": ["a", "b"]}
+
+
+async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
+    assert call.model == "a"
+    assert await a.claim(call.request_id)
+    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
+    assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
+    gate.service.let_go(call)
+    why = await gate.why(call)
+    assert (why["asked"], why["policy"]["version"], why["targets"]) == ("mine", 3, ["a", "b"])
+    assert [leg["replica"] for leg in why["legs"]] == ["ra"]
+    assert "skipped" not in why
+
+
+async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replica, b: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
+    assert await a.claim(call.request_id)
+    reading = asyncio.create_task(whole(gate, call))
+    await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
+
+    async def second_leg() -> bool:
+        return call.generation.leg == 1 and call.generation.written
+
+    await eventually(second_leg)
+    job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
+    assert (job.billing_context.leg, job.billing_context.model) == (1, "b")
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "leg") == b"1"  # type: ignore[misc]
+    assert await b.claim(call.request_id, 2, leg=1)
+    # Its attempts go on counting, so that the first leg's log is not mixed up with it.
+    await b.send(end(call, TokenUsage(10, output=3), attempt=2))
+    events = await reading
+    assert [type(event) for event in events] == [End]
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(make_key(LIMIT)) == ("99", "987")
+    why = await gate.why(call)
+    assert why["skipped"] == [{"model": "a", "why": "internal_error"}]
+    assert [leg["replica"] for leg in why["legs"]] == ["ra", "rb"]
+
+
+@pytest.mark.usefixtures("b")
+async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_another(gate: Gate, a: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
+    assert await a.claim(call.request_id)
+    reading = asyncio.create_task(whole(gate, call))
+    await a.send(Failed(call.request_id, 1, 0, "not_served", "3 workers were lost"))
+    with pytest.raises(ApiError) as caught:
+        await reading
+    assert caught.value.code == "not_served"
+    assert call.generation.leg == 0
+    gate.service.let_go(call)
+    await gate.service.drain()
+
+
+async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
+    gate.disk._space.is_low = True
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(LIMIT), "a")
+    assert (caught.value.status, caught.value.retry_after) == (503, 10)
+    assert gate.dispatcher.generations == {}
+    gate.disk._space.is_low = False
+    call = await gate.begin(make_key(LIMIT), "a")
+    assert await a.claim(call.request_id)
+    await a.send(end(call, TokenUsage(10, output=1)))
+    gate.service.let_go(call)
+
+
+async def test_nobody_serving_and_a_prompt_too_long_fall_back(gate: Gate, b: Replica) -> None:
+    call = await gate.begin(make_key(mine=EITHER), "mine")
+    assert call.model == "b"
+    assert (await gate.why(call))["skipped"] == [{"model": "a", "why": "model_loading"}]
+
+
+@pytest.mark.usefixtures("a", "b")
+async def test_a_prompt_too_long_falls_back(gate: Gate) -> None:
+    assert (await gate.begin(make_key(mine=EITHER), "mine", prompt=200)).model == "b"
+
+
+@pytest.mark.usefixtures("b")
+async def test_what_a_policy_does_not_fall_back_on_is_an_error(gate: Gate) -> None:
+    body = {"rules": [{"targets": [{"model": "a"}, {"model": "b", "weight": 0}]}], "fallback_on": ["error"]}
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(mine=body), "mine")
+    assert caught.value.code == "model_loading"
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(), "a")  # no policy, no fallback
+    assert caught.value.code == "model_loading"
+
+
+async def test_names_nobody_knows_and_keys_that_may_not(gate: Gate) -> None:
+    for name, code in (("nobody", "model_not_found"), ("ghosts", "model_not_found")):
+        with pytest.raises(ApiError) as caught:
+            await gate.begin(make_key(ghosts={"models": ["gone"]}), name)
+        assert caught.value.code == code
+    only = msgspec.structs.replace(make_key(mine=EITHER), models=("mine",))
+    assert list(Router(MODELS).visible(only)) == ["mine"]
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(only, "a")
+    assert caught.value.code == "model_not_allowed"
+
+
+async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    for _ in range(2):
+        await gate.begin(key, "a")
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(key, "a")
+    assert "concurrency" in caught.value.message
+    assert await gate.left(key) == ("98", "940")
+
+
+async def test_a_fault_of_ours_after_admission_takes_nothing(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> bytes:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(service_module, "encode_response_spec", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        await gate.begin(make_key(LIMIT), "a")
+    assert await gate.left(make_key(LIMIT)) == ("100", "1000")
+    ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
+    told = decode_usage(fields[b"e"])
+    assert (told.billing_context.request_id, told.verdict, told.finish_reason) == ("req_1", "cancelled", "never_ran")
+
+
+SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
+
+
+async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    call = await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_1")
+    (part,) = call.more
+    for each, prompt in ((call, [1] * 10), (part, [2] * 5)):
+        await eventually(partial(gate.written, each))
+        assert await a.claim(each.request_id)
+        job = each.generation.job
+        assert (job.prompt_token_ids, job.params.n, job.params.max_tokens) == (prompt, 2, 20)
+    assert (call.form.prompts, call.form.answers, call.form.echo) == (2, 4, [[1] * 10, [2] * 5])
+    assert await gate.left(key) == ("98", str(1000 - 10 - 5 - 4 * 20))
+    await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenUsage(5, output=3), seq=1))
+    await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenUsage(10, output=4), seq=1))
+    told = [event async for event in gate.service.events(call)]
+    assert [(event.index, event.text) for event in told if isinstance(event, Tokens)] == [(1, "one"), (3, "two")]
+    assert isinstance(told[-1], End)
+    assert told[-1].usage == TokenUsage(15, output=7)
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(key) == ("98", str(1000 - 22))
+
+
+async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    first = await gate.begin(key, "a")
+    with pytest.raises(ApiError) as caught:
+        await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
+    assert "concurrency" in caught.value.message
+    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [(each.billing_context.request_id, each.verdict) for each in told] == [("req_several", "failed")]
+    gate.service.let_go(first)
+    await gate.service.drain()
+    assert await gate.left(key) == ("100", "1000")
+    assert gate.dispatcher.in_flight == 0
+
+
+@pytest.mark.parametrize(("fields", "name"), [({}, "prompt"), ({"inputs": ("x",)}, "input")])
+def test_a_fault_of_the_prompt_is_named_as_its_callers_know_it(fields: dict[str, Any], name: str) -> None:
+    assert InferenceRequest("a", [1], SamplingParams(), **fields).prompt_param == name
+    assert InferenceRequest("a", [{"role": "user", "content": ""}], SamplingParams()).prompt_param == "messages"
+
+
+async def test_a_prompt_too_long_is_named(gate: Gate, a: Replica) -> None:
+    with pytest.raises(ApiError) as caught:
+        await gate.begin(make_key(LIMIT), "a", prompt=100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    form = StructuredSpec("regex", "a+", "guided_regex")
+    request = InferenceRequest(
+        "a",
+        [1] * 10,
+        SamplingParams(logprobs=3),
+        20,
+        structured=form,
+        service_class=ServiceClass.FLEX,
+        priority=-4,
+        metadata={"order": "7"},
+        user="u",
+    )
+    call = await gate.service.begin(key, request, completions.DIALECT, "req_1")
+    await eventually(partial(gate.written, call))
+    assert await a.claim("req_1")
+    job = decode_job(await gate.broker.hget(claim_key("req_1", 0), "job"))  # type: ignore[misc, arg-type]
+    assert (job.service_class, job.priority, job.weight) == (ServiceClass.FLEX, -4, key.weight)
+    assert (job.structured, job.params.logprobs, call.form.service_class) == (form, 3, ServiceClass.FLEX)
+    why = await gate.why(call)
+    assert (why["metadata"], why["user"]) == ({"order": "7"}, "u")
+
+
+async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    assert await a.claim(call.request_id)
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
+    async with asyncio.timeout(60):
+        await anext(gate.service.events(call))
+    gate.service.let_go(call)
+
+    async def cancelling() -> bool:
+        return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
+
+    await eventually(cancelling)
+    assert (
+        await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 1
+    )  # its place is its own until the engine has stopped
+    await a.send(end(call, TokenUsage(10, output=7), seq=1, reason="cancelled"))
+    await gate.service.drain()
+    assert await gate.left(key) == ("99", "983")
+    assert await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 0
+    assert gate.dispatcher.in_flight == 0
+
+
+async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "END_SECONDS", 0.2)
+    key = make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    await a.claim(call.request_id)
+    await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
+    async with asyncio.timeout(60):
+        await anext(gate.service.events(call))
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(key) == ("99", "988")
+
+
+@pytest.mark.parametrize("state", ["running", "done", ""])
+async def test_a_fault_of_ours_is_never_billed(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Whether the leg runs on, has ended well, or its claim is gone already when the answer cannot be written."""
+    consumer: Any = ChatCompletions()
+    consumer.scope, consumer.headers, consumer.trace, consumer.once, consumer.key_died = {}, {}, None, None, None
+    consumer.request_id, name = "req_1", claim_key("req_1", 0)
+    monkeypatch.setattr(ChatCompletions, "gateway", SimpleNamespace(service=gate.service))
+
+    async def fail(*_: object) -> None:
+        if state:
+            await gate.broker.hset(name, "state", state)  # type: ignore[misc]
+        else:
+            await gate.broker.delete(name)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(consumer, "_write", fail)
+    request = InferenceRequest("a", [1] * 10, SamplingParams(), 20)
+    answering = asyncio.create_task(consumer._begin(make_key(LIMIT), request))
+    await eventually(partial(a.claim, "req_1"))
+    await a.send(Tokens("req_1", 1, 0, [5], "Hi"))
+    with pytest.raises(RuntimeError, match="broken"):
+        await answering
+    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [(each.billing_context.request_id, each.attempt, each.verdict, each.finish_reason) for each in told] == [
+        ("req_1", 1, "failed", "internal_error")
+    ]
+    await gate.service.drain()
+    assert gate.dispatcher.in_flight == 0
+
+
+@pytest.mark.parametrize("code", ["stream_lost", "timeout"])
+async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: Gate, a: Replica, code: str) -> None:
+    call = await gate.begin(make_key(LIMIT), "a")
+    assert await a.claim(call.request_id)
+    claim, pins = claim_key(call.request_id, 0), pins_key(call.generation.tenant)
+    await gate.broker.eval(PIN, 2, claim, pins, 1, 1, b"block")  # type: ignore[misc]
+    assert await gate.broker.exists(pins)
+    await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
+    gate.dispatcher.fail_here(call.generation, code, "lost")
+    with pytest.raises(ApiError, match="lost"):
+        await whole(gate, call)
+    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (told.attempt, told.verdict, told.finish_reason) == (1, "failed", code)
+    assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
+    gate.service.let_go(call)
+
+
+@pytest.mark.usefixtures("a")
+async def test_who_resumes_what_nobody_would_ring_for_gives_its_hold_back(gate: Gate) -> None:
+    call = await gate.begin(make_key(LIMIT), "a")
+    await gate.broker.delete(gateway_stream(GATEWAY))  # as that of a gateway that died
+    with pytest.raises(ApiError) as caught:
+        await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
+    assert caught.value.code == "worker_lost"
+    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (told.verdict, told.finish_reason) == ("cancelled", "never_ran")
+    gate.service.let_go(call)
+
+
+async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:
+    key = make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    gate.service.let_go(call)
+    await gate.service.drain()
+    assert await gate.left(key) == ("100", "1000")
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "state") == b"cancelled"  # type: ignore[misc]
+
+
+async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "READERLESS_SECONDS", 0.5)
+    readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
+    call = await gate.begin(key, "a")
+    await a.claim(call.request_id)
+    gate.service.let_go(call, means_to_return=True)
+    for _ in range(8):
+        await readers.mark(call.request_id, "somebody")
+        await asyncio.sleep(0.1)
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "cancel") is None  # type: ignore[misc]
+    assert await readers.leave(call.request_id, "somebody")  # the last one
+
+    async def cancelled() -> bool:
+        return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
+
+    await eventually(cancelled)
+    await a.send(end(call, TokenUsage(10, output=1), reason="cancelled"))
+
+
+async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis) -> None:
+    readers = StreamSubscribers(broker)
+    await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
+    await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway lives, and its client reads
+    await readers.mark("req_1", "one")
+    await readers.mark("req_1", "two")
+    assert not await readers.leave("req_1", "one")
+    assert not await readers.leave("req_1", "two")
+    await readers.mark("req_1", "one")
+    await broker.delete(gateway_stream("gw-x"))
+    assert await readers.leave("req_1", "one")
+
+
+async def test_the_event_loop_runs_between_two_prompts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of many connections, tokenized without a pause, would delay the streams of all tenants."""
+    loop, turn, turns = asyncio.get_running_loop(), 0, []
+
+    def count_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if len(turns) < 8:
+            loop.call_soon(count_turn)
+
+    async def tokenize(*_: object) -> list[int]:
+        turns.append(turn)
+        return []
+
+    monkeypatch.setattr(service_module, "tokenize", tokenize)
+    count_turn()
+    request = InferenceRequest("a", [1], SamplingParams(), 20)
+    await asyncio.gather(*(gate.service._tokenize(MODELS["a"], request) for _ in range(8)))
+    assert len(set(turns)) == 8
+
+
+async def test_an_error_does_not_keep_the_body_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request's trace refers to the error, whose traceback refers to the frames that hold the body."""
+    consumer: Any = ChatCompletions()
+    consumer.http_method = consumer.method
+    reported = []
+
+    async def refuse() -> None:
+        raise ApiError("rate_limit_exceeded", "too much")
+
+    async def respond(error: ApiError) -> None:
+        reported.append(error)
+
+    monkeypatch.setattr(consumer, "handle", refuse)
+    monkeypatch.setattr(consumer, "respond_error", respond)
+    await consumer._answer()
+    assert [error.__traceback__ for error in reported] == [None]

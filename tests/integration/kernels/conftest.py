@@ -1,0 +1,16 @@
+"""The interpreter, started once, for the numeric tests of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.kernels.interpreter import Interpreter
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    child = Interpreter()
+    yield child
+    child.close()

@@ -1,0 +1,32 @@
+"""The engine's Triton backend against its reference, step by step, with the kernels in the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference_worker.engine.attention import triton
+from inference_worker.engine.attention.base import ReferenceBackend
+from inference_worker.engine.attention.registry import make_backend
+from tests.support.engine import attention
+from tests.support.kernels.interpreter import Interpreter
+
+HEADS, KV_HEADS, DIM = attention.HEADS, attention.KV_HEADS, 16
+
+
+def test_the_triton_backend_computes_what_the_reference_does(
+    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "kernels", interpreter)
+    monkeypatch.setattr(attention, "DIM", DIM)  # Triton's least
+    monkeypatch.setattr(attention, "BLOCK", 16)
+    shape = attention.shape(torch.float32)
+    ours, oracle = make_backend("triton", shape, HEADS, 0.3), ReferenceBackend(shape, HEADS, 0.3)
+    batch = attention.Batch(4, 0)
+    # Chunks alone, decodes alone, and both in one batch.
+    for news in ({0: 5, 1: 19}, {0: 1, 1: 1}, {0: 1, 2: 7, 1: 1, 3: 3}):
+        metadata = batch.grow(news)
+        qkv = [torch.randn(metadata.num_tokens, (HEADS + 2 * KV_HEADS) * DIM) for _ in range(2)]
+        wanted = attention.step(oracle, qkv, metadata)
+        for got, want in zip(attention.step(ours, qkv, metadata), wanted, strict=True):
+            torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

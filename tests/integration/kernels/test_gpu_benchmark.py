@@ -1,0 +1,69 @@
+"""benchmarks/gpu.py, as far as it can be tried without a GPU: every section runs, and no fault loses the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # the same everywhere
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_help() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "--dry-run" in result.stdout
+
+
+def test_a_dry_run_goes_through_every_section(tmp_path: Path) -> None:
+    result = run("--out", str(tmp_path), "--dry-run")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (path,) = tmp_path.iterdir()
+    assert path.name.endswith("-dry-run.json")
+    sections = json.loads(path.read_text())["sections"]
+    assert tuple(sections) == gpu.SECTIONS
+    assert all(section["result"] for section in sections.values())
+    assert all(check["ok"] for check in sections["checks"]["result"])
+    assert sections["engine"]["result"][-1]["whole"]
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    result = run("--out", str(tmp_path))
+    assert result.returncode == 2
+    assert "no CUDA device" in result.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_in_one_section_does_not_lose_the_others(tmp_path: Path) -> None:
+    report = gpu.Report(tmp_path / "results.json", limit_seconds=60)
+    report.run("good", lambda: [1])
+    report.run("bad", lambda: 1 / 0)
+    report.run("after", lambda: [2])
+    sections = json.loads((tmp_path / "results.json").read_text())["sections"]
+    assert [sections["good"]["result"], sections["after"]["result"]] == [[1], [2]]
+    assert "ZeroDivisionError" in sections["bad"]["error"]
+    assert report.failed
+
+
+def test_no_section_begins_after_the_limit(tmp_path: Path) -> None:
+    report = gpu.Report(tmp_path / "results.json", limit_seconds=0)
+    report.run("late", lambda: pytest.fail("it began"))
+    assert "the time was up" in json.loads((tmp_path / "results.json").read_text())["sections"]["late"]["error"]
+
+
+def test_a_wrong_result_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_section", lambda name: lambda bench: [{"name": "decode", "ok": False}])
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # main sets it; take it back afterwards
+    assert gpu.main(["--out", str(tmp_path), "--dry-run", "--sections", "checks"]) == 1

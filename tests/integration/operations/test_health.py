@@ -1,0 +1,263 @@
+"""What needs a person: each question finds what it is about, and nothing when there is nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from billing.actions.budgets import do_make_budget
+from billing.metering import status
+from billing.models import Reconciliation, UsageQuarantine, Window
+from inference_worker.contract.messages import encode
+from millrace.apps.operations import health, tasks
+from millrace.apps.operations.fleet_status import read_fleet_status
+from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, GatewayHeartbeat, QueueDepth, gateway_heartbeat_key
+from millrace.apps.operations.health import HealthIssue, Kind
+from millrace.apps.operations.models import Cordon, HealthEvent
+from millrace.apps.records.models import RequestRecord
+from millrace.conf.environment import platform_settings
+from millrace.devserver.processes import ProcessFile, ProcessState
+from tenants.actions import do_create_tenant, do_suspend_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Mail, Tenant, WebhookEndpoint
+from tests.support.billing.books import sheet
+from tests.support.rows import Everybody
+
+pytestmark = pytest.mark.django_db
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
+    """Nothing needs anybody."""
+    for spec in platform_settings().models:
+        speak(f"{spec.name}-0.aa", model=spec.name)
+        sheet(spec.name)
+    settled(broker)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Reconciliation.objects.create(at=NOW, windows=3)
+
+
+def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
+    seconds, micros = broker.time()
+    at = seconds * 1_000_000 + micros - age_ms * 1000
+    said = status.SettlerStatus(at, "a", 1, 0, 0, None, 7, lag_ms)
+    broker.set(status.STATUS_KEY, status.encode(said))
+
+
+def found() -> list[HealthIssue]:
+    _, concerns = health.look()
+    return concerns
+
+
+def only() -> HealthIssue:
+    (one,) = found()
+    return one
+
+
+@pytest.mark.usefixtures("well")
+def test_nothing_needs_anybody() -> None:
+    assert found() == []
+
+
+@pytest.mark.usefixtures("well")
+def test_the_settler(broker: redis.Redis) -> None:
+    settled(broker, age_ms=11_000)
+    assert (only().kind, only().urgent) == (Kind.SETTLER, True)
+    settled(broker, lag_ms=61_000)
+    assert (only().kind, only().urgent) == (Kind.SETTLER, False)
+    assert only().title.startswith("7 usage records to settle")
+
+
+@pytest.mark.usefixtures("well")
+def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -> None:
+    speak("smollm2-135m-0.aa", age_ms=30_000)
+    assert [(one.kind, one.subject) for one in found()] == [
+        (Kind.MODEL, "smollm2-135m"),
+        (Kind.REPLICA, "smollm2-135m-0.aa"),
+    ]
+
+
+@pytest.mark.usefixtures("well")
+def test_who_waits_long(broker: redis.Redis) -> None:
+    broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
+    longest = platform_settings().queue_timeout_seconds * 1000
+    batch = QueueDepth("m", True, 900, 10 * longest)
+    for waited, kinds in ((longest // 3, []), (longest // 2, [Kind.QUEUE])):
+        told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
+        broker.set(gateway_heartbeat_key("gw-1"), encode(told), ex=5)
+        assert [one.kind for one in found()] == kinds
+    assert only().title == "4 requests waiting for m, oldest 15 s"
+    assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}
+
+
+@pytest.mark.usefixtures("well")
+def test_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> None:
+        raise redis.ConnectionError
+
+    monkeypatch.setattr("millrace.apps.operations.health.read_fleet_status", away)
+    assert (only().kind, only().urgent) == (Kind.BROKER, True)
+
+
+@pytest.mark.usefixtures("well")
+@pytest.mark.parametrize(("used", "mode", "urgent"), [(90, "hard", False), (100, "hard", True), (120, "soft", False)])
+def test_a_tenant_near_its_budget(used: int, mode: str, urgent: bool) -> None:
+    tenant = spender(used, mode)
+    assert (only().kind, only().urgent, only().tenant) == (Kind.BUDGET, urgent, tenant)
+    assert only().title == f"Acme: budget “month” is {used}% used, and 1 more"
+    do_suspend_tenant(tenant)
+    assert found() == []
+
+
+@pytest.mark.usefixtures("well")
+@pytest.mark.parametrize(("used", "mode"), [(89, "hard"), (120, "dry_run")])
+def test_a_tenant_with_room(used: int, mode: str) -> None:
+    spender(used, mode)
+    assert found() == []
+
+
+def spender(used: int, mode: str) -> Tenant:
+    """A tenant with a budget used by so many percent, and another one a little less."""
+    tenant = do_create_tenant("acme", "Acme")
+    for name, percent in (("month", used), ("day", max(used - 1, 90) if used >= 90 else used)):
+        budget = do_make_budget(tenant, name=name, unit="money", period="month", amount=10**9, mode=mode)
+        with all_tenants_scope(BypassReason.COMMAND):
+            Window.objects.create(
+                tenant_id=tenant.pk,
+                budget_id=budget.pk,
+                unit="money",
+                period_start=NOW - timedelta(days=1),
+                period_end=NOW + timedelta(days=1),
+                used=percent * 10**13 - 10**6 * 1000,
+                held=1000,
+            )
+    return tenant
+
+
+@pytest.mark.usefixtures("well")
+def test_quarantine_and_reconciliation() -> None:
+    with all_tenants_scope(BypassReason.COMMAND):
+        for number in range(3):
+            UsageQuarantine.objects.create(
+                received_at=NOW,
+                stream_id=f"{number}-0",
+                reason="refused" if number else "conflict",
+                detail="no",
+                payload=b"x",
+                payload_hash=hashlib.sha256(bytes([number])).digest(),
+                resolved_at=None,
+            )
+        Reconciliation.objects.create(at=NOW, windows=3, differences=[{"window": 1}], corrected=1)
+    kinds = [(one.kind, one.subject) for one in found()]
+    assert kinds == [
+        (Kind.QUARANTINE, "conflict"),
+        (Kind.QUARANTINE, "refused"),
+        (Kind.RECONCILIATION, "differences"),
+    ]
+    assert found()[1].title.startswith("2 usage records are in quarantine (refused)")
+
+
+@pytest.mark.usefixtures("well")
+def test_reconciliation_that_does_not_run() -> None:
+    with all_tenants_scope(BypassReason.COMMAND):
+        Reconciliation.objects.update(at=NOW - timedelta(minutes=21))
+    assert (only().kind, only().subject) == (Kind.RECONCILIATION, "late")
+
+
+@pytest.mark.usefixtures("well")
+def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ProcessFile(platform_settings().data_dir)
+    monkeypatch.setattr(os, "getppid", os.getpid)  # so that this process is its own supervisor
+    down = ProcessState("worker-m", False, 4, "killed by SIGKILL", time.monotonic() + 8)
+    file.publish([down, ProcessState("web", True, 3, "ended with status 1"), ProcessState("beat", True, 2, "x")])
+    assert [(one.kind, one.subject, one.urgent) for one in found()] == [
+        (Kind.PROCESS, "worker-m", True),
+        (Kind.PROCESS, "web", False),
+    ]
+    assert found()[0].title == "worker-m: restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
+    file.close()
+    assert found() == []
+
+
+@pytest.mark.usefixtures("well")
+def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Callable[..., None]) -> None:
+    free = platform_settings().min_free_disk
+    monkeypatch.setattr("inference_worker.contract.disk.free_bytes", lambda _: free)
+    for change, urgent in ((0, False), (-1, True)):
+        free = platform_settings().min_free_disk + change
+        assert (only().kind, only().subject, only().urgent) == (Kind.DISK, "", urgent)
+    monkeypatch.undo()
+    speak("smollm2-135m-0.aa", ready=False, disk_low=True)
+    assert [(one.kind, one.subject, one.urgent) for one in found()] == [
+        (Kind.MODEL, "smollm2-135m", True),
+        (Kind.DISK, "smollm2-135m-0.aa", True),
+    ]
+
+
+@pytest.mark.usefixtures("well")
+def test_slow_and_failing_models() -> None:
+    objective = platform_settings().ttft_slo_ms
+    with all_tenants_scope(BypassReason.COMMAND):
+        rows = [record(number, ttft_ms=objective + 1, verdict="completed") for number in range(19)]
+        RequestRecord.objects.all_tenants().bulk_create(rows)
+        assert health.concerns(read_fleet_status()) == []  # too few to say anything
+        RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, verdict="failed")])
+    assert [(one.kind, one.subject) for one in found()] == [(Kind.FAILURES, "m"), (Kind.OBJECTIVE, "m")]
+
+
+def record(number: int, **fields: Any) -> RequestRecord:
+    given = {"tenant_id": 1, "project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions"}
+    given |= {"asked": "m", "served": "m", "stream": True, "status": "200", "code": "", "total_ms": 5000}
+    return RequestRecord(at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
+
+
+@pytest.mark.usefixtures("well")
+def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    with all_tenants_scope(BypassReason.COMMAND):
+        Mail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", text="…")
+        Cordon.objects.create(worker="m-0", by="ops@example.com")
+        assert health.concerns(read_fleet_status()) == []
+        Mail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
+        Cordon.objects.update(since=NOW - timedelta(hours=2))
+    assert [(one.kind, one.subject) for one in found()] == [(Kind.CORDON, "m-0"), (Kind.MAIL, "")]
+
+
+@pytest.mark.usefixtures("well")
+def test_a_webhook_that_fails() -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    with all_tenants_scope(BypassReason.COMMAND):
+        endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=NOW)
+        endpoint.save(force_insert=True)
+        assert health.concerns(read_fleet_status()) == []
+        endpoint.failing_since = NOW - timedelta(hours=3)
+        endpoint.save()
+    assert (only().kind, only().tenant) == (Kind.WEBHOOK, tenant)
+    assert only().title == "Acme: the webhook https://example.com/hook has failed for 3\xa0hours"
+
+
+@pytest.mark.usefixtures("well")
+def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> None:
+    settled(broker, lag_ms=61_000)
+    assert tasks.run_health_checks() == 1
+    settled(broker, age_ms=11_000)
+    assert tasks.run_health_checks() == 1
+    (event,) = Everybody(HealthEvent).all()
+    assert (event.kind, event.urgent, event.title, event.closed_at) == ("settler", True, "No settler running", None)
+    settled(broker)
+    assert tasks.run_health_checks() == 0
+    settled(broker, age_ms=11_000)
+    tasks.run_health_checks()
+    again, first = Everybody(HealthEvent).all()
+    assert first.opened_at < first.closed_at <= again.opened_at
+    assert again.closed_at is None
+    assert health.sweep(NOW + timedelta(days=91)) == 1

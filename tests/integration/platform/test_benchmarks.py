@@ -1,0 +1,78 @@
+"""`make bench-quick`: it finds every benchmark, each has a quick form, and one that fails fails the run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from benchmarks import run_quick
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse((run_quick.FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def calls(module: ast.Module, name: str) -> list[ast.Call]:
+    """The calls of a function, or of a method, of this name."""
+    found = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    return [call for call in found if getattr(call.func, "attr", getattr(call.func, "id", None)) == name]
+
+
+def test_every_module_that_runs_is_a_benchmark_or_a_known_program() -> None:
+    runs = {path.stem for path in run_quick.FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")}
+    assert set(run_quick.discover()) == runs - run_quick.NOT_BENCHMARKS
+    assert runs >= run_quick.NOT_BENCHMARKS
+    assert {"gateway", "gpu", "serve", "settler"} <= runs
+
+
+@pytest.mark.parametrize("name", run_quick.discover())
+def test_each_has_a_quick_form_and_explains_its_options(name: str) -> None:
+    module = tree(name)
+    options = calls(module, "add_argument")
+    own = any(isinstance(arg, ast.Constant) and arg.value == "--quick" for call in options for arg in call.args)
+    assert own or calls(module, "parse"), "no --quick: parse the arguments with benchmarks.options.parse"
+    assert ast.get_docstring(module)
+    assert any(word.arg == "description" for call in calls(module, "ArgumentParser") for word in call.keywords)
+    without = [ast.unparse(call) for call in options if "help" not in {word.arg for word in call.keywords}]
+    assert without == []
+
+
+GOOD = """
+if __name__ == "__main__":
+    import sys
+    assert sys.argv[1:] == ["--quick"]
+"""
+BAD = """
+if __name__ == "__main__":
+    print("the reason")
+    raise SystemExit(3)
+"""
+
+
+def test_one_that_fails_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, text in {"good": GOOD, "bad": BAD, "helper": "X = 1\n"}.items():
+        (folder / f"{name}.py").write_text(text)
+    assert run_quick.main([], folder) == 1
+    said = capsys.readouterr().out
+    assert "the reason" in said and "exit status 3" in said and "failed: bad\n" in said
+    assert "helper" not in said
+    assert run_quick.main(["good"], folder) == 0
+    with pytest.raises(SystemExit):
+        run_quick.main(["helper"], folder)
+
+
+def test_one_that_hangs_is_stopped_and_fails(tmp_path: Path) -> None:
+    script = 'if __name__ == "__main__":\n    import time\n    print("begun", flush=True)\n    time.sleep(600)\n'
+    (tmp_path / "slow.py").write_text(script)
+    failure = run_quick.run("slow", limit_seconds=5, folder=tmp_path)
+    assert failure is not None and "not finished after 5 s" in failure
+
+
+def test_ci_runs_them() -> None:
+    assert "make bench-quick" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()

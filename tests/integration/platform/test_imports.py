@@ -1,0 +1,64 @@
+"""Rules about imports that import-linter cannot say; the others are in pyproject.toml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.imports import ROOT, imports, within
+
+ENGINE_MAY = {
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "llguidance",
+    "kernels",
+    "inference_worker.contract",
+    "inference_worker.engine",
+    "inference_worker.models",
+}
+BILLING_MAY = {"inference_worker.contract.messages", "inference_worker.contract.journal"}
+GATEWAY_MAY = {
+    *(
+        "inference_worker.contract",
+        "inference_worker.models.model_source",
+        "inference_worker.engine.scheduling.ordered",
+    ),
+    *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
+    *("tenants.permissions", "tenants.routing_policies.policy"),
+    *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
+}
+
+
+@pytest.mark.parametrize("folder", ["kernels", "inference_worker/engine"])
+def test_engine_and_kernels_run_on_a_bare_gpu_machine(folder: str) -> None:
+    allowed = ENGINE_MAY | set(sys.stdlib_module_names)
+    assert [found for found in imports(ROOT / folder) if not within(found[1], allowed)] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "of", "allowed"),
+    [
+        ("billing", {"inference_worker"}, BILLING_MAY),
+        ("tenants", {"inference_worker"}, BILLING_MAY),
+        ("platform/millrace/gateway", {"inference_worker", "tenants", "billing"}, GATEWAY_MAY),
+    ],
+)
+def test_the_platform_uses_only_the_open_parts_of_its_neighbors(folder: str, of: set[str], allowed: set[str]) -> None:
+    found = [(where, name) for where, name in imports(ROOT / folder) if within(name, of)]
+    assert [one for one in found if not within(one[1], allowed)] == []
+
+
+def test_the_gateway_keeps_off_djangos_database_layer() -> None:
+    banned = {"django.db", "django.contrib", "channels.db", "torch"}
+    assert [found for found in imports(ROOT / "platform/millrace/gateway") if within(found[1], banned)] == []
+
+
+def test_the_gateway_loads_no_torch() -> None:
+    code = "import sys, millrace.gateway.routes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -1,0 +1,288 @@
+"""`millrace up`: what it checks first; how it starts, watches and stops (tiny programs stand in for the real ones)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference_worker.contract.env import load
+from millrace.cli.startup_message import greeting
+from millrace.cli.up import _Run
+from millrace.conf import environment
+from millrace.devserver import checks
+from millrace.devserver import supervisor as supervising
+from millrace.devserver.program import Program, free_port
+from millrace.devserver.stack import NOT_FOR_WORKERS, Stack
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def check(state: Path, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Run `millrace up --check`; returns its status and what it said."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    environ |= {"MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(free_port())} | variables
+    done = subprocess.run(
+        [sys.executable, "-m", "millrace.cli", "up", "--check", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=environ,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    assert check(tmp_path / "state") == (0, "All checks pass.\n")
+    assert (tmp_path / "state").stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
+    assert (tmp_path / "state" / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_busy_port_is_named_with_a_way_out(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        status, said = check(tmp_path, "--port", str(port))
+    assert status == 1
+    assert f"port {port} on 127.0.0.1 is in use" in said
+    assert f"make up PORT={port + 1}" in said
+
+
+def test_wrong_and_unknown_settings_are_named(tmp_path: Path) -> None:
+    status, said = check(tmp_path, MILLRACE_PORT="http", MILLRACE_DEVICE="tpu")
+    assert status == 1
+    assert "MILLRACE_PORT: 'http' is not valid: want a whole number" in said
+    assert "MILLRACE_DEVICE: 'tpu' is not valid" in said
+    assert "did you mean MILLRACE_PORT?" in check(tmp_path, MILLRACE_PROT="1")[1]
+
+
+def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, said = check(tmp_path / "file" / "state")
+    assert status == 1
+    assert f"the data directory {tmp_path / 'file' / 'state'} cannot be used" in said
+    assert "--data-dir or MILLRACE_DATA_DIR" in said
+
+
+def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_FREE_BYTES", 1 << 60)
+    with pytest.raises(checks.CheckFailed, match="MiB are needed"):
+        checks.data_directory(tmp_path, 2**20)
+    (tmp_path / "env").touch()
+    checks.data_directory(tmp_path, 2**20)
+    with pytest.raises(checks.CheckFailed, match="MiB are needed: free some"):
+        checks.data_directory(tmp_path, 1 << 60)
+
+
+def test_a_second_up_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
+    with checks.only_one(tmp_path):
+        status, said = check(tmp_path)
+    assert status == 1
+    assert f"another `millrace up` (process {os.getpid()}) runs on {tmp_path}" in said
+    assert check(tmp_path)[0] == 0  # the lock goes with whoever held it
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    status, said = check(tmp_path, MILLRACE_MODELS="a=embedded,b=/nowhere/model.gguf")
+    assert status == 1
+    assert "MILLRACE_MODELS: b: /nowhere/model.gguf: No such file or directory" in said
+
+
+def test_servers_that_do_not_answer_are_named_and_their_passwords_are_not(tmp_path: Path) -> None:
+    nobody = free_port()
+    status, said = check(tmp_path, MILLRACE_DATABASE_URL=f"postgresql://u:hush@127.0.0.1:{nobody}/d")
+    assert status == 1
+    assert "MILLRACE_DATABASE_URL: no connection" in said
+    assert "hush" not in said
+    status, said = check(tmp_path, MILLRACE_VALKEY_URL=f"redis://:hush@127.0.0.1:{nobody}/0")
+    assert status == 1
+    assert "MILLRACE_VALKEY_URL: no connection" in said
+    assert "hush" not in said
+
+
+def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> None:
+    given = {name: os.environ[name] for name in ("MILLRACE_DATABASE_URL", "MILLRACE_VALKEY_URL")}
+    assert check(tmp_path, **given)[0] == 0
+    stack = Stack(given | {"MILLRACE_DATA_DIR": str(tmp_path)})
+    assert stack.prepare_services() == []
+    assert stack.environ()["MILLRACE_DATABASE_URL"] == given["MILLRACE_DATABASE_URL"]
+    assert "MILLRACE_DATABASE_URL" not in environment.read_env_file(tmp_path / "env")
+
+
+def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
+    kept = []
+    for _ in range(2):
+        Stack({"MILLRACE_DATA_DIR": str(tmp_path)}).keep_secrets()
+        kept.append(environment.read_env_file(tmp_path / "env"))
+    first, second = kept
+    assert first == second
+    assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS"}
+    assert len(set(first.values())) == 3
+    assert (tmp_path / "env").stat().st_mode & 0o777 == 0o600
+    mine = Stack({"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_SECRET_KEY": "m" * 40})
+    mine.keep_secrets()
+    assert mine.environ()["MILLRACE_SECRET_KEY"] == "m" * 40
+
+
+def test_migrations_alone_are_told_the_owner_of_the_tables(tmp_path: Path) -> None:
+    owner = "postgresql://owner:secret@db.example.com/millrace"
+    stack = Stack(dict(os.environ) | {"MILLRACE_MIGRATION_DATABASE_URL": owner})
+    assert stack.command("django", "migrate").environ["MILLRACE_MIGRATION_DATABASE_URL"] == owner
+    for program in (*stack.programs(), stack.command("django", "bootstrap")):
+        assert owner not in program.environ.values(), program.name
+
+
+def test_workers_see_neither_database_nor_secrets(tmp_path: Path) -> None:
+    secret_file = tmp_path / "key"
+    secret_file.write_text("k" * 40)
+    stack = Stack(dict(os.environ) | {"MILLRACE_PREFIX_CACHE_SECRET_FILE": str(secret_file)})
+    worker = next(program for program in stack.programs() if program.name.startswith("worker-"))
+    assert not [name for name in worker.environ if name.removesuffix("_FILE") in NOT_FOR_WORKERS]
+    assert worker.environ["MILLRACE_VALKEY_URL"] == os.environ["MILLRACE_VALKEY_URL"]
+    assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_WORKER_MODEL']}-0"
+
+
+FOUND = (
+    '{"operator_email": "o@example.com", "operator_password": "pw", "owner_email": "t@example.com",'
+    ' "owner_password": "pw2", "demo_key": "sk-mr-x", "tenant": "demo"}'
+)
+
+
+class TinyStack:
+    """Stands in for `Stack`: the same steps, each a shell script."""
+
+    embedded: dict[str, Any] = {"PostgreSQL": True}  # noqa: RUF012  (read alone)
+    worker_names = ("worker-m",)
+
+    def __init__(self, state: Path, **scripts: str) -> None:
+        (state / "logs").mkdir()
+        self.data_dir = state
+        self.settings = load(environment.PlatformSettings)
+        self._scripts = scripts
+
+    def _program(self, name: str, default: str) -> Program:
+        script = self._scripts.get(name, default).format(state=self.data_dir)
+        return Program(name, ("/bin/sh", "-c", script, "-"), environ={"PATH": os.defpath})
+
+    def prepare_services(self) -> list[Program]:
+        return [self._program("postgres", "exec sleep 60")]
+
+    def make_roles(self) -> None:
+        (self.data_dir / "roles").touch()
+
+    def programs(self) -> list[Program]:
+        names = ("settler", "worker-m", "web", "beat", "gateway")
+        return [self._program(name, f"echo {name} >> {{state}}/started; exec sleep 60") for name in names]
+
+    def command(self, module: str, *arguments: str) -> Program:
+        name = arguments[0] if arguments else "convert"
+        says = {"convert": "m 5 10", "bootstrap": FOUND.replace("{", "{{").replace("}", "}}")}
+        keep = "> {state}/credentials.json; cat {state}/credentials.json" if name == "bootstrap" else ""
+        program = self._program(name, f"echo '{says.get(name, '')}'{keep}")
+        return Program(module, (*program.argv[:3], name), environ=program.environ)
+
+
+async def run(stack: Any, when: str | None, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run it, and press Ctrl-C when it has said `when`; returns its status and all it said."""
+    said = ""
+    task = asyncio.create_task(_Run(stack).until_told())
+    while not task.done():
+        await asyncio.sleep(0.02)
+        captured = capsys.readouterr()
+        said += captured.out + captured.err
+        if when and when in said:
+            os.kill(os.getpid(), signal.SIGINT)
+            when = None
+    captured = capsys.readouterr()
+    return await task, said + captured.out + captured.err
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "STEADY_SECONDS", 0.3)
+
+
+async def test_it_starts_says_how_to_use_it_and_stops_on_ctrl_c(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = await run(TinyStack(tmp_path), "Ctrl-C stops everything", capsys)
+    assert status == 0
+    assert said.rstrip().endswith("Stopped.")
+    for told in ("o@example.com", "t@example.com", "credentials.json", "curl -s http://127.0.0.1:", "python3 - <<"):
+        assert told in said
+    assert re.search(r"✓ database schema +\d+\.\d s", said)
+    assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
+
+
+SECRETS = ("pw", "pw2", "sk-mr-x")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "known", "shown"),
+    [(True, "", True), (True, "{}", True), (True, FOUND, False), (False, "", False)],
+)
+async def test_secrets_are_printed_only_to_a_terminal_and_only_when_they_are_new(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    known: str,
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("MILLRACE_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    if known:
+        (tmp_path / "credentials.json").write_text(f"{known}\n")
+    status, said = await run(TinyStack(tmp_path), "Ctrl-C stops everything", capsys)
+    assert status == 0
+    assert [secret for secret in SECRETS if re.search(rf"\b{secret}\b", said)] == (list(SECRETS) if shown else [])
+    assert f"{tmp_path}/credentials.json" in said
+    assert json.loads((tmp_path / "credentials.json").read_text()) == json.loads(FOUND)
+
+
+def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "credentials.json").write_text(FOUND)
+    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(folder)})
+    text = greeting(settings, json.loads(FOUND), folder, show_secrets=False)
+    (line,) = [line for line in text.splitlines() if line.startswith("export MILLRACE_API_KEY=")]
+    done = subprocess.run(["sh", "-c", f"{line}; echo $MILLRACE_API_KEY"], capture_output=True, text=True, check=True)
+    assert done.stdout == "sk-mr-x\n"
+
+
+async def test_ctrl_c_works_while_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = await run(TinyStack(tmp_path, migrate="exec sleep 60"), "✓ PostgreSQL", capsys)
+    assert status == 0
+    assert said.rstrip().endswith("Stopped.")
+
+
+async def test_a_step_that_fails_ends_all_with_its_logs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = await run(TinyStack(tmp_path, migrate="echo no such table >&2; exit 4"), None, capsys)
+    assert status == 1
+    assert "millrace up: migrate ended with status 4" in said
+    assert "no such table" in said
+
+
+async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_end_of_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "FIRST_PAUSE_SECONDS", 0.01)
+    status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
+    assert status == 1
+    assert "! beat ended with status 5; starting it again" in said
+    assert "millrace up: beat ended with status 5, 5 times before all was ready. Fix what its log names" in said
+    assert "the reason" in said
+    assert "Ctrl-C stops everything" not in said

@@ -1,0 +1,275 @@
+"""The log of requests: pages of it, the story of one down to the arithmetic, rates, and how long it is kept."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from billing.models import Budget, UsageEvent, Window
+from millrace.apps.records import selectors
+from millrace.apps.records.models import RequestContent, RequestRecord
+from millrace.apps.records.selectors import BadCursor, Filters
+from millrace.apps.records.tasks import purge_expired
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import Tenant
+from tests.support.billing.books import make_months, price, take_back, use
+from tests.support.rows import Everybody, of
+from tests.support.tenants.management_api import by_key
+
+pytestmark = pytest.mark.django_db
+NOW = datetime(2026, 11, 10, 12, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
+    """A request of so many minutes ago."""
+    fields: dict[str, Any] = {"request_id": f"req_{number:03}", "at": NOW - timedelta(minutes=number)}
+    fields |= {"project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions", "asked": "mine"}
+    fields |= {"served": "alpha", "stream": True, "status": "200", "code": "", "verdict": "completed", "total_ms": 9}
+    with tenant_scope(tenant):
+        return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
+
+
+def names(page: selectors.RequestPage) -> list[str]:
+    return [row.record.request_id for row in page.rows]
+
+
+def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.RequestPage:
+    with tenant_scope(tenant):
+        return selectors.requests_page(Filters(tenant.pk, **filters), cursor, size)
+
+
+def test_pages_go_back_and_forth(acme):
+    for number in range(5):
+        record(acme, number)
+    record(acme, 5, at=NOW - timedelta(minutes=4), request_id="req_0035")  # at the same instant as another
+    first = asked(acme, size=2)
+    assert (names(first), first.newer) == (["req_000", "req_001"], None)
+    second = asked(acme, first.older, 2)
+    third = asked(acme, second.older, 2)
+    assert names(second) + names(third) == ["req_002", "req_003", "req_004", "req_0035"]
+    assert third.older is None
+    back = asked(acme, third.newer, 2)
+    assert names(back) == names(second)
+    assert names(asked(acme, back.newer, 2)) == names(first)
+    assert asked(acme, back.newer, 2).newer is None
+    for cursor in ("", "x", "eA", "Zg==", "ÿ"):
+        with pytest.raises(BadCursor):
+            asked(acme, cursor)
+
+
+def test_what_pages_are_filtered_by(acme):
+    record(acme, 0, key_id=7, status="429", code="rate_limit_exceeded", verdict="limited", served="")
+    record(acme, 1, project_id=8, asked="other")
+    record(acme, 2, endpoint="batch")
+    for filters, found in (
+        ({"key_id": 7}, [0]),
+        ({"project_id": 8}, [1]),
+        ({"verdict": "limited"}, [0]),
+        ({"verdict": "completed"}, [1, 2]),
+        ({"status": "429"}, [0]),
+        ({"code": "rate_limit_exceeded"}, [0]),
+        ({"endpoint": "batch"}, [2]),
+        ({"model": "mine"}, [0, 2]),
+        ({"model": "alpha"}, [1, 2]),
+        ({"start": NOW - timedelta(minutes=1)}, [0, 1]),
+        ({"end": NOW - timedelta(minutes=1)}, [2]),
+    ):
+        assert names(asked(acme, **filters)) == [f"req_{number:03}" for number in found], filters
+
+
+def test_pages_tell_what_was_used_whatever_their_length(acme):
+    line = price("3"), 1000
+    for number in range(9):
+        use(acme, NOW - timedelta(minutes=number), line)
+        record(acme, number, request_id=of(UsageEvent, acme)[-1].request_id)
+    with CaptureQueriesContext(connection) as few:
+        assert len(asked(acme, size=2).rows) == 2
+    with CaptureQueriesContext(connection) as many:
+        page = asked(acme)
+    assert len(few) == len(many)
+    events = {event.request_id: event for event in of(UsageEvent, acme)}
+    for row in page.rows:
+        assert row.usage is not None
+        assert row.usage.cost_femto == events[row.record.request_id].cost_femto == 1000 * 3 * 10**9
+        assert (row.usage.tokens["uncached"], row.usage.legs) == (1000, 1)
+
+
+def test_the_story_goes_down_to_the_arithmetic(acme):
+    prices = [(price("3"), 1000), (price("0.30", "cache_read"), 9000), (price("15", "output"), 500)]
+    use(acme, NOW, *prices)
+    (event,) = of(UsageEvent, acme)
+    with tenant_scope(acme):
+        budget = Budget.objects.create(tenant=acme, name="All", unit="money", period="month", amount=10**9)
+    with all_tenants_scope(BypassReason.COMMAND):
+        window = Window.objects.create(tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=NOW)
+    record(acme, 0, request_id=event.request_id, windows=[window.pk], hold_nano=91_440_000)
+    replay = record(acme, -1, replay_of=event.request_id)
+    take_back(event, NOW)
+    with tenant_scope(acme):
+        story = selectors.story(acme.pk, event.request_id)
+    assert story is not None
+    (leg,) = story.legs
+    assert [(line.component, line.tokens, line.femto) for line in leg.lines] == [
+        ("uncached", 1000, 3000 * 10**9),
+        ("cache_read", 9000, 2700 * 10**9),
+        ("output", 500, 7500 * 10**9),
+    ]
+    assert sum(line.femto for line in leg.lines) == event.cost_femto
+    assert (len(leg.adjustments), story.cost_femto) == (1, 0)  # and it was taken back
+    assert [(each.name, each.scope, each.amount) for each in story.budgets] == [("All", "tenant", 10**9)]
+    assert (story.hold_nano, story.others) == (91_440_000, (replay,))
+
+
+def test_a_request_of_several_prompts_is_told_whole(acme):
+    line = price("3"), 10
+    for name in ("req_a", "req_a.1", "req_a.2", "req_a.3"):  # the last is nobody's
+        use(acme, NOW, line, request_id=name)
+    record(acme, 0, request_id="req_a", prompts=3)
+    with tenant_scope(acme):
+        story = selectors.story(acme.pk, "req_a")
+    assert story is not None
+    assert [leg.event.request_id for leg in story.legs] == ["req_a", "req_a.1", "req_a.2"]
+    (row,) = asked(acme).rows
+    assert row.usage is not None
+    assert (row.usage.cost_femto, row.usage.legs) == (story.cost_femto, 3) == (3 * 30 * 10**9, 3)
+
+
+def test_what_was_never_recorded_is_told_from_its_usage(acme):
+    use(acme, NOW, (price("3"), 10))
+    (event,) = of(UsageEvent, acme)
+    with tenant_scope(acme):
+        story = selectors.story(acme.pk, event.request_id)
+        assert story is not None
+        assert (story.record, len(story.legs), story.settled) == (None, 1, True)
+        assert selectors.story(acme.pk, "req_nobody") is None
+
+
+def test_another_tenants_requests_are_not_there(acme):
+    other = actions.do_create_tenant("other", "Other")
+    use(other, NOW, (price("3"), 10))
+    (event,) = of(UsageEvent, other)
+    record(other, 0, request_id=event.request_id)
+    record(other, 1)
+    with tenant_scope(acme):
+        assert selectors.story(acme.pk, event.request_id) is None
+        assert selectors.rates(acme.pk, NOW - timedelta(days=9), NOW + timedelta(days=1)).total.requests == 0
+    assert names(asked(acme)) == []
+    client = by_key(acme)
+    for name in (event.request_id, "req_001", "req_nobody"):
+        assert client.get(f"/api/requests/{name}").status_code == 404
+    assert client.get("/api/requests").json()["results"] == []
+
+
+def test_rates_by_hour(acme):
+    bound = {"kind": "limit", "scope": "key", "id": 3, "name": "requests_per_minute", "model": "", "limit": 1}
+    for number, ttft in enumerate((100, 200, 300, 400)):
+        record(acme, number, ttft_ms=ttft)
+    record(acme, 4, verdict="failed", status="503")
+    for number in (5, 6):
+        record(acme, number, verdict="limited", status="429", bound=bound)
+    record(acme, 40, verdict="limited", status="429", bound={"kind": "budget", "id": 9, "name": "All"})
+    record(acme, 41, verdict="refused", status="400")
+    with tenant_scope(acme):
+        rates = selectors.rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
+    before, last = rates.buckets
+    assert (before.start.hour, before.requests, before.limited, before.refused, before.ttft_p95_ms) == (
+        11,
+        2,
+        1,
+        1,
+        None,
+    )
+    assert (last.start.hour, last.requests, last.completed, last.failed, last.limited) == (12, 7, 4, 1, 2)
+    assert (last.ttft_p50_ms, last.ttft_p95_ms) == (200, 400)
+    assert (rates.total.requests, rates.total.ttft_p50_ms) == (9, 200)
+    assert [(each.kind, each.id, each.name, each.requests) for each in rates.bounds] == [
+        ("limit", 3, "requests_per_minute", 2),
+        ("budget", 9, "All", 1),
+    ]
+
+
+# By API
+
+
+def test_the_api(acme):
+    client = by_key(acme)
+    use(acme, NOW, (price("3"), 1000))
+    (event,) = of(UsageEvent, acme)
+    record(acme, 0, request_id=event.request_id, limits=[{"set": 1, "name": "requests_per_minute", "left": 4}])
+    record(acme, 1, verdict="limited", status="429")
+    page = client.get("/api/requests?limit=1").json()
+    assert [row["request_id"] for row in page["results"]] == [event.request_id]
+    assert page["results"][0]["usage"]["usd"] == "0.003"
+    assert page["previous"] is None
+    older = client.get(page["next"]).json()
+    assert ([row["status"] for row in older["results"]], older["results"][0]["usage"]) == (["429"], None)
+    assert client.get(older["previous"]).json()["results"] == page["results"]
+    told = client.get(f"/api/requests/{event.request_id}").json()
+    assert told["usd"] == "0.003"
+    assert told["record"]["limits"][0]["left"] == 4
+    (line,) = told["legs"][0]["lines"]
+    arithmetic = (line["component"], line["tokens"], line["usd_per_million"], line["usd"])
+    assert arithmetic == ("uncached", 1000, "3.00", "0.003")
+    times = {"from": (NOW - timedelta(hours=1)).isoformat(), "to": (NOW + timedelta(hours=1)).isoformat()}
+    rates = client.get("/api/requests/rates", times).json()
+    assert (rates["total"]["requests"], rates["total"]["limited"], rates["ttft_slo_ms"]) == (2, 1, 1000)
+    for query in ("cursor=x", "verdict=odd", "frm=1", "from=2026-11-02&to=2026-11-01", "key=0"):
+        assert client.get(f"/api/requests?{query}").status_code == 400, query
+    assert client.get("/api/requests/rates?from=2020-01-01&to=2026-01-01").status_code == 400
+    assert client.get("/api/requests?verdict=limited").json()["results"][0]["request_id"] == "req_001"
+
+
+# What is kept
+
+
+def content(tenant: Tenant, name: str, at: datetime) -> None:
+    with tenant_scope(tenant):
+        RequestContent.objects.create(
+            tenant_id=tenant.pk, request_id=name, at=at, body="{}", answers=["yes"], truncated=False
+        )
+
+
+def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
+    now = datetime.now(UTC)
+    client = by_key(acme)
+    assert client.patch("/api/tenant", {"keep_content_days": 3}).json()["keep_content_days"] == 3
+    for days in (1, 2, 5):
+        record(acme, days)
+        content(acme, f"req_{days:03}", now - timedelta(days=days))
+    assert client.get("/api/requests/req_001").json()["content"] == {
+        **{"body": "{}", "answers": ["yes"], "truncated": False}
+    }
+    assert client.get("/api/requests/req_005").json()["content"] is None
+    purge_expired(now)
+    assert {row.request_id for row in of(RequestContent, acme)} == {"req_001", "req_002"}
+    assert client.patch("/api/tenant", {"keep_content_days": 0}).status_code == 200
+    assert client.get("/api/requests/req_001").json()["content"] is None
+    purge_expired(now)
+    assert of(RequestContent, acme) == []
+    assert client.patch("/api/tenant", {"keep_content_days": 91}).status_code == 400
+
+
+def test_records_are_removed_when_they_are_old_or_their_tenant_is_gone(acme, monkeypatch):
+    monkeypatch.setattr("millrace.apps.records.tasks.DELETE_BATCH_SIZE", 2)
+    for number in range(5):
+        record(acme, number, at=NOW - timedelta(days=29 + number / 2))
+    gone = actions.do_create_tenant("gone", "Gone")
+    record(gone, 9)
+    content(gone, "req_009", NOW)
+    actions.do_delete_tenant(gone)
+    actions.do_purge_tenant(gone, now=datetime.now(UTC) + timedelta(days=400))
+    assert purge_expired(NOW) == 4
+    assert {row.request_id for row in Everybody(RequestRecord).all()} == {"req_000", "req_001", "req_002"}
+    assert Everybody(RequestContent).count() == 0

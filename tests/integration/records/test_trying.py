@@ -1,0 +1,234 @@
+"""What drafts of budgets and limits would have refused, and what binds a key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from billing.models import Budget, Window
+from millrace.apps.records.dry_runs import (
+    MAX_REQUESTS,
+    DryRunScope,
+    budget_would_refuse,
+    limits_would_refuse,
+    refused_counts,
+)
+from millrace.apps.records.limiting_factor import LimitingFactor, binding, effective
+from millrace.gateway.admission.limits import LimitCost, LimitStore, checks_of, counters_key
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.keys.snapshot import LimitSetSnapshot as Compiled
+from tenants.models import ApiKey, LimitSet, Project, Tenant, User
+from tests.support.billing.books import make_months, price, use
+from tests.support.rows import of
+
+pytestmark = pytest.mark.django_db
+NOW = datetime(2026, 11, 10, 12, tzinfo=UTC)
+DOLLAR = 10**9
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return actions.do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def broker() -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as client:
+        client.flushdb()
+        yield client
+
+
+@pytest.fixture
+def week(acme) -> Tenant:
+    """Twenty requests of a dollar, one each six hours, then one of ten cents."""
+    line = price("1"), 10**6
+    for number in range(20):
+        use(acme, NOW - timedelta(hours=6 * number + 1), line)
+    use(acme, NOW - timedelta(minutes=1), (line[0], 10**5))
+    return acme
+
+
+@pytest.mark.parametrize(
+    ("unit", "period", "amount", "refused"),
+    [
+        ("money", "day", DOLLAR, 15),  # six days let one each pass, and then a tenth does not fit
+        ("money", "day", 11 * DOLLAR // 10, 20 - 6),
+        ("money", "day", 100 * DOLLAR, 0),
+        ("money", "month", 5 * DOLLAR, 16),
+        ("money", "lifetime", 20 * DOLLAR, 1),
+        ("requests", "day", 2, 9),
+        ("tokens", "month", 10**6, 20),
+        ("tokens", "month", 0, 21),
+    ],
+)
+def test_what_a_budget_would_have_refused(week, unit, period, amount, refused):
+    with tenant_scope(week):
+        tried = budget_would_refuse(DryRunScope(week.pk), unit, period, amount, now=NOW)
+    assert (tried.requests, tried.complete) == (21, True)
+    assert tried.refused == expected(unit, period, amount) == refused
+
+
+def expected(unit: str, period: str, amount: int) -> int:
+    """The same, the simple way."""
+    times = [(NOW - timedelta(hours=6 * number + 1), 10**6) for number in reversed(range(20))]
+    times.append((NOW - timedelta(minutes=1), 10**5))
+    used: dict[Any, int] = {}
+    count = 0
+    for at, tokens in times:
+        window = {"day": at.date(), "month": (at.year, at.month), "lifetime": None}[period]
+        needed = {"money": tokens * 1000, "tokens": tokens, "requests": 1}[unit]
+        if used.get(window, 0) + needed > amount:
+            count += 1
+        else:
+            used[window] = used.get(window, 0) + needed
+    return count
+
+
+def test_what_the_month_had_used_before_counts(week):
+    with tenant_scope(week):
+        tried = budget_would_refuse(DryRunScope(week.pk), "money", "month", 19 * DOLLAR, days=1, now=NOW)
+    assert (tried.requests, tried.refused) == (5, 2)  # sixteen before, then three fit
+
+
+def test_only_whose_it_would_be(week):
+    with tenant_scope(week):
+        assert budget_would_refuse(DryRunScope(week.pk, key_id=1), "money", "day", 0, now=NOW).refused == 21
+        for scope in (
+            DryRunScope(week.pk, key_id=2),
+            DryRunScope(week.pk, project_id=2),
+            DryRunScope(week.pk, member_id=9),
+        ):
+            assert budget_would_refuse(scope, "money", "day", 0, now=NOW).requests == 0
+        assert budget_would_refuse(DryRunScope(week.pk), "money", "day", 0, days=1, now=NOW).requests == 5
+
+
+def test_no_more_is_looked_at_than_is_bounded(week, monkeypatch):
+    monkeypatch.setattr("millrace.apps.records.dry_runs.MAX_REQUESTS", 4)
+    assert MAX_REQUESTS > 4
+    with tenant_scope(week):
+        tried = budget_would_refuse(DryRunScope(week.pk), "requests", "day", 0, now=NOW)
+        assert (tried.requests, tried.refused, tried.complete) == (4, 4, False)
+        (tried,) = limits_would_refuse(DryRunScope(week.pk), {"requests_per_minute": 0}, now=NOW).values()
+        assert (tried.requests, tried.refused, tried.complete) == (4, 4, False)
+
+
+def test_what_limits_would_have_refused(acme):
+    line, answer = price("1"), price("1", "output")
+    for seconds in (0, 0, 0, 20, 40, 3600):
+        use(acme, NOW - timedelta(hours=2) + timedelta(seconds=seconds), (line, 100), (answer, 50))
+    limits = {
+        **{"requests_per_minute": 3, "tokens_per_minute": 300, "requests_per_day": 5, "concurrency": 1},
+        **{"max_prompt_tokens": 99, "max_output_tokens": 50, "input_tokens_per_day": 250},
+    }
+    with tenant_scope(acme):
+        tried = limits_would_refuse(DryRunScope(acme.pk), limits, now=NOW)
+    assert {name: each.refused for name, each in tried.items()} == {
+        **{"requests_per_minute": 0, "tokens_per_minute": 2, "requests_per_day": 1, "concurrency": 0},
+        **{"max_prompt_tokens": 6, "max_output_tokens": 0, "input_tokens_per_day": 4},
+    }
+    with tenant_scope(acme), pytest.raises(KeyError):
+        limits_would_refuse(DryRunScope(acme.pk), {"long_queue": 1}, now=NOW)
+
+
+def test_what_was_counted(acme, broker):
+    broker.hset(counters_key(acme.pk, NOW), mapping={"refused:7:concurrency": 2, "dry:7:concurrency": 3})
+    broker.hset(counters_key(acme.pk, NOW - timedelta(days=6)), mapping={"dry:7:concurrency": 4})
+    broker.hset(counters_key(acme.pk, NOW - timedelta(days=8)), mapping={"dry:7:concurrency": 50})
+    with all_tenants_scope(BypassReason.COMMAND):
+        for day, refused in ((0, 5), (1, 6), (30, 70)):
+            at = NOW - timedelta(days=day)
+            Window.objects.create(tenant_id=acme.pk, budget_id=9, unit="money", period_start=at, refused=refused)
+    with tenant_scope(acme):
+        limit, budget = refused_counts(acme.pk, now=NOW)
+    assert (limit.kind, limit.id, limit.name, limit.refused, limit.dry) == ("limit", 7, "concurrency", 2, 7)
+    assert (budget.kind, budget.id, budget.refused, budget.dry) == ("budget", 9, 0, 11)
+
+
+# What binds a key.
+
+
+@pytest.fixture
+def key(acme) -> ApiKey:
+    (project,) = of(Project, acme)
+    made, _ = actions.do_create_api_key(project, "k", created_by=User.objects.create_user("a@example.com"))
+    return made
+
+
+def of_key(tenant: Tenant, key: ApiKey) -> tuple[LimitingFactor, ...]:
+    with tenant_scope(tenant):
+        return binding(tenant.pk, [key])[key.pk]
+
+
+def test_a_key_is_bound_by_its_parents(acme, key, broker):
+    assert of_key(acme, key) == ()
+    actions.do_set_limits(acme, {"requests_per_minute": 10, "max_output_tokens": 99})
+    actions.do_set_limits(acme, {"requests_per_minute": 60}, key=key)
+    actions.do_set_limits(acme, {"requests_per_minute": 1}, dry_run=True)
+    (other,) = of(Project, acme)
+    spare = actions.do_create_project(acme, "spare", "Spare")
+    actions.do_set_limits(acme, {"requests_per_minute": 2}, project=spare)
+    bounds = of_key(acme, key)
+    assert other.pk == key.project_id
+    assert [(each.scope, each.name, each.limit, each.left) for each in effective(bounds)] == [
+        ("tenant", "requests_per_minute", 10, 10),
+        ("tenant", "max_output_tokens", 99, 99),
+    ]
+
+
+async def take(set_: Compiled, tenant_id: int, times: int) -> None:
+    import redis.asyncio as asynchronous
+
+    client = asynchronous.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
+    store = LimitStore(client)
+    for number in range(times):
+        checks = checks_of(tenant_id, [set_], LimitCost(1, 10, 20))
+        await store.take(tenant_id, f"req_{number}", checks)
+    await client.aclose()
+
+
+def test_what_gateways_took_is_not_left(acme, key, broker):
+    from asgiref.sync import async_to_sync
+
+    fields = {"requests_per_day": 100, "concurrency": 8, "tokens_per_day": 1000}
+    row: LimitSet = actions.do_set_limits(acme, fields)
+    async_to_sync(take)(Compiled(row.pk, "tenant", **fields), acme.pk, 3)
+    assert {each.name: each.left for each in of_key(acme, key)} == {
+        **{"requests_per_day": 97, "concurrency": 5, "tokens_per_day": 910}
+    }
+
+
+def test_budgets_bind_too_with_what_their_period_leaves(acme, key, broker):
+    now = datetime.now(UTC)
+    with tenant_scope(acme):
+        common = {"tenant": acme, "unit": "money", "period": "month"}
+        spent = Budget.objects.create(**common, name="Spent", amount=100, raise_amount=5, raise_until=now)
+        Budget.objects.create(**common, name="Soft", amount=1, mode="soft")
+        Budget.objects.create(**common, name="Whole", amount=10, member=key.created_by)
+    with all_tenants_scope(BypassReason.COMMAND):
+        fields = {"tenant_id": acme.pk, "budget_id": spent.pk, "unit": "money", "carried": 20}
+        ends = now + timedelta(days=1)
+        Window.objects.create(
+            **fields, period_start=now - timedelta(days=1), period_end=ends, used=80 * 10**6 + 1, held=9
+        )
+        Window.objects.create(**fields, period_start=now - timedelta(days=9), period_end=now - timedelta(days=1))
+    first, second = of_key(acme, key)
+    assert (first.name, first.scope, first.limit, first.left, first.resets_at) == ("Spent", "tenant", 120, 30, ends)
+    assert (second.name, second.scope, second.limit, second.left) == ("Whole", "member", 10, 10)
+
+
+def test_without_the_broker_nobody_knows_what_is_left(acme, key, broker, monkeypatch):
+    actions.do_set_limits(acme, {"requests_per_minute": 10})
+
+    def gone(*_: object, **__: object) -> None:
+        raise redis.ConnectionError
+
+    monkeypatch.setattr("millrace.apps.records.limiting_factor.redis.Redis.from_url", gone)
+    assert [(each.limit, each.left) for each in of_key(acme, key)] == [(10, None)]

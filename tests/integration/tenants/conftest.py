@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from millrace.conf.environment import platform_settings
+from tenants.isolation.db_roles import BypassReason
+from tenants.keys import snapshot
+
+
+def stored_hash(secret: str) -> bytes:
+    return snapshot.hash_key(secret, platform_settings().key_peppers[0])
+
+
+@pytest.fixture
+def hashed():
+    """What is stored of a key."""
+    return stored_hash
+
+
+@pytest.fixture
+def row():
+    """What the data plane would read of a key."""
+
+    def row(secret: str) -> snapshot.ApiKeySnapshot:
+        from tenants.isolation.scopes import all_tenants_scope
+        from tenants.models import KeySnapshot  # here: this file is read before Django is set up
+
+        with all_tenants_scope(BypassReason.KEY_LOOKUP):
+            return KeySnapshot.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
+
+    return row

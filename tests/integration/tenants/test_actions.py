@@ -1,0 +1,208 @@
+"""The verbs: what they change, what the data plane then reads, and that they may meet themselves."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+from django.db import connection, transaction
+
+from tenants import actions
+from tenants.keys import snapshot
+from tenants.keys.key_snapshots import tell_gateways
+from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, User
+from tests.support.rows import Everybody, of, only_project
+
+
+@pytest.fixture
+def tenant(db) -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def project(tenant) -> Project:
+    return only_project(tenant)
+
+
+def test_create_tenant_works(db):
+    owner = User.objects.create_user("Owner@Example.com")
+    tenant = actions.do_create_tenant("acme", "Acme", owner=owner)
+    assert owner.email == "owner@example.com"
+    assert [row.role for row in of(Membership, tenant)] == ["owner"]
+    assert only_project(tenant).slug == "default"
+    with pytest.raises(actions.ActionRefused, match="already"):
+        actions.do_create_tenant("acme", "Acme again")
+
+
+@pytest.mark.parametrize("slug", ["", "two words", "a/b", "s" * 51])
+def test_create_tenant_refuses_what_is_no_slug(db, slug):
+    with pytest.raises(actions.ActionRefused, match="slug: "):
+        actions.do_create_tenant(slug, "Acme")
+    assert not Everybody(Tenant).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_tenants_of_one_name_at_once_one_is_made():
+    start = threading.Barrier(4)
+
+    def make(_: int) -> bool:
+        try:
+            start.wait()
+            actions.do_create_tenant("acme", "Acme")
+        except actions.ActionRefused:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(make, range(4))) == 1
+    assert only_project(Everybody(Tenant).get())
+
+
+def test_create_project_works(tenant):
+    assert actions.do_create_project(tenant, "lab", "Lab").tenant == tenant
+    with pytest.raises(actions.ActionRefused, match="already"):
+        actions.do_create_project(tenant, "lab", "Lab")
+
+
+def test_add_member_works(tenant):
+    user = User.objects.create_user("dev@example.com")
+    actions.do_add_member(tenant, user, "developer")
+    actions.do_add_member(tenant, user, "admin")
+    assert [row.role for row in of(Membership, tenant)] == ["admin"]
+    with pytest.raises(actions.ActionRefused, match="Unknown role 'emperor'"):
+        actions.do_add_member(tenant, user, "emperor")
+
+
+def test_create_api_key_works(project, row):
+    expires = datetime(2100, 1, 1, 0, 0, 0, 123456, tzinfo=UTC)
+    key, secret = actions.do_create_api_key(project, "k", allowed_models=["m"], expires_at=expires)
+    assert len(secret) == len("sk-mr-") + 43
+    assert key.prefix == secret[:12]
+    assert secret not in repr(Everybody(ApiKey).values())
+    assert row(secret) == snapshot.ApiKeySnapshot(
+        key_id=key.pk,
+        tenant_id=project.tenant_id,
+        project_id=project.pk,
+        tenant_slug="acme",
+        scopes=("inference", "models"),
+        models=("m",),
+        expires_at=4102444800123456,
+        revoked=False,
+        suspended=False,
+        limits=snapshot.LimitSnapshot(),
+        version=1,
+    )
+
+
+def test_create_api_key_refuses(project):
+    with pytest.raises(actions.ActionRefused, match="Unknown scope omnipotence"):
+        actions.do_create_api_key(project, "k", scopes=["omnipotence"])
+    with pytest.raises(actions.ActionRefused, match="past"):
+        actions.do_create_api_key(project, "k", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    assert not Everybody(ApiKey).exists()
+
+
+def test_revoke_works(project, row):
+    key, secret = actions.do_create_api_key(project, "k")
+    assert actions.do_revoke_api_key(key)
+    assert not actions.do_revoke_api_key(key)
+    key = Everybody(ApiKey).get(pk=key.pk)
+    assert not key.is_live
+    assert (row(secret).revoked, row(secret).version) == (True, 2)
+
+
+def test_suspend_works_and_spares_other_tenants(tenant, project, row):
+    other = only_project(actions.do_create_tenant("other", "Other"))
+    secrets = [actions.do_create_api_key(project, str(number))[1] for number in range(2)]
+    _, theirs = actions.do_create_api_key(other, "theirs")
+    assert actions.do_suspend_tenant(tenant)
+    assert not actions.do_suspend_tenant(tenant)
+    assert [row(secret).suspended for secret in (*secrets, theirs)] == [True, True, False]
+    assert actions.do_resume_tenant(tenant)
+    assert not actions.do_resume_tenant(tenant)
+    assert [(row(secret).suspended, row(secret).version) for secret in secrets] == [(False, 3)] * 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_revoking_removes_what_the_gateways_share(broker, row, hashed):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
+    key, secret = actions.do_create_api_key(project, "k")
+    name = snapshot.valkey_name(hashed(secret))
+    broker.set(name, snapshot.encode(row(secret)))
+    with pytest.raises(RuntimeError), transaction.atomic():
+        actions.do_revoke_api_key(key)
+        raise RuntimeError("undone")
+    assert not snapshot.decode(broker.get(name)).revoked
+    actions.do_revoke_api_key(key)
+    assert snapshot.decode(broker.get(name)).revoked
+    assert 0 < broker.ttl(name) <= snapshot.VALKEY_SECONDS
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_late_message_does_not_bring_an_older_snapshot_back(broker, row, hashed):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
+    key, secret = actions.do_create_api_key(project, "k")
+    old = row(secret)
+    actions.do_revoke_api_key(key)
+    tell_gateways([(hashed(secret), old)], old.tenant_id)
+    assert snapshot.decode(broker.get(snapshot.valkey_name(hashed(secret)))).revoked
+
+
+@pytest.mark.django_db(transaction=True)
+def test_revoking_works_without_the_broker(monkeypatch, row):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
+    key, secret = actions.do_create_api_key(project, "k")
+    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_, **__: nowhere)
+    assert actions.do_revoke_api_key(key)
+    assert row(secret).revoked
+
+
+@pytest.mark.django_db(transaction=True)
+def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
+    tenant = actions.do_create_tenant("acme", "Acme")
+    project = only_project(tenant)
+    made = [actions.do_create_api_key(project, str(number)) for number in range(4)]
+    start = threading.Barrier(6)
+
+    def run(act, thing):
+        try:
+            start.wait()
+            return act(thing)
+        finally:
+            connection.close()
+
+    work = [(actions.do_revoke_api_key, key) for key, _ in made] + [(actions.do_suspend_tenant, tenant)] * 2
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(run, *zip(*work, strict=True)))
+    assert answers[:4] == [True] * 4
+    assert sorted(answers[4:]) == [False, True]
+    assert all(row(secret).revoked and row(secret).suspended for _, secret in made)
+    assert Everybody(KeySnapshot).count() == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_key_slips_past_a_suspension(row):
+    """A key is half made when the suspension begins: it must wait, or the key would stay open."""
+    tenant = actions.do_create_tenant("acme", "Acme")
+    project = only_project(tenant)
+
+    def suspend():
+        try:
+            return actions.do_suspend_tenant(tenant)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            _, secret = actions.do_create_api_key(project, "k")
+            suspending = pool.submit(suspend)
+            with pytest.raises(TimeoutError):
+                suspending.result(timeout=0.5)
+        assert suspending.result(timeout=10)
+    assert row(secret).suspended

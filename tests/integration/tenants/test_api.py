@@ -1,0 +1,524 @@
+"""The management API: what it does, for whom, and that what is another tenant's is not there."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.urls import get_resolver
+from rest_framework.test import APIClient
+
+from tenants import actions
+from tenants.api.operators import OperatorView
+from tenants.models import (
+    ApiKey,
+    AuditEntry,
+    IdempotentAnswer,
+    Invitation,
+    LimitSet,
+    Membership,
+    Project,
+    User,
+)
+from tenants.permissions import KEY, ROLES, STEP_UP, Permission
+from tenants.views import TenantView
+from tests.support.rows import Everybody
+from tests.support.tenants.management_api import (
+    BODY,
+    Row,
+    by_key,
+    by_person,
+    by_role,
+    fresh,
+    furnished,
+    only_default,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def acme() -> Row:
+    return furnished("acme")
+
+
+@pytest.fixture
+def client(acme) -> APIClient:
+    return by_key(acme.tenant)
+
+
+# What it does
+
+
+def test_the_tenant(client, acme):
+    assert client.get("/api/tenant").json()["slug"] == "acme"
+    assert client.patch("/api/tenant", {"name": "Acme Ltd"}).json()["name"] == "Acme Ltd"
+    assert client.delete("/api/tenant").status_code == 403
+    owner = by_role(acme.tenant, "owner")
+    assert owner.delete("/api/tenant").status_code == 204
+    assert owner.get("/api/tenant").json()["purge_after"]
+    assert client.get("/api/tenant").status_code == 403  # its keys are served no more
+    assert owner.post("/api/tenant/restore").json()["purge_after"] is None
+
+
+def test_projects(client, acme):
+    made = client.post("/api/projects", {"slug": "lab", "name": "Lab"})
+    assert made.status_code == 201, made.content
+    url = f"/api/projects/{made.json()['id']}"
+    assert client.patch(url, {"name": "Laboratory"}).json()["name"] == "Laboratory"
+    assert [row["slug"] for row in client.get("/api/projects").json()["results"]] == ["lab", "spare", "default"]
+    assert [row["slug"] for row in client.get("/api/projects?slug=lab").json()["results"]] == ["lab"]
+    assert client.post("/api/projects", {"slug": "lab", "name": "Again"}).status_code == 409
+    assert client.delete(url).status_code == 204
+    assert client.get(url).status_code == 404
+    assert client.delete(f"/api/projects/{only_default(acme.tenant).pk}").status_code == 409
+
+
+def test_keys(client, acme, row):
+    sent = {"name": "web", "scopes": ["inference"], "allowed_addresses": ["10.0.0.1"], "allowed_models": ["m"]}
+    made = client.post("/api/keys", sent)
+    assert made.status_code == 201, made.content
+    secret, key = made.json().pop("secret"), made.json()
+    assert row(secret).allowed_addresses == ("10.0.0.1/32",)
+    assert (key["live"], key["last_used_at"], key["project_id"]) == (True, None, only_default(acme.tenant).pk)
+    url = f"/api/keys/{key['id']}"
+    assert "secret" not in client.get(url).json()
+    assert client.patch(url, {"allowed_models": None}).json()["allowed_models"] is None
+    new = client.post(f"{url}/rotate", {"overlap_hours": 1}).json()
+    assert new["replaces_id"] == key["id"]
+    assert row(new["secret"]).models is None
+    assert client.delete(url).status_code == 204
+    assert row(secret).revoked
+    assert not client.get(url).json()["live"]
+    ids = [found["id"] for found in client.get("/api/keys", {"live": "false"}).json()["results"]]
+    assert ids == [key["id"]]
+    assert key["id"] not in [found["id"] for found in client.get("/api/keys?live=true").json()["results"]]
+    assert client.patch(url, {"name": "x"}).status_code == 409
+
+
+def test_members_and_invitations(client, acme):
+    found = client.get("/api/members?role=developer").json()["results"]
+    assert [(member["email"], member["role"]) for member in found] == [("dev@acme.example", "developer")]
+    url = f"/api/members/{acme.ids['api-member']}"
+    assert client.patch(url, {"role": "billing"}).json()["role"] == "billing"
+    assert client.patch(url, {"role": "owner"}).status_code == 403
+    assert client.delete(url).status_code == 204
+    made = client.post("/api/invitations", {"email": "dev@acme.example", "role": "admin"})
+    assert made.status_code == 201, made.content
+    assert set(made.json()) == {
+        *("id", "email", "role", "created_at", "expires_at", "accepted_at", "revoked_at", "open")
+    }  # and never the link: who reads the mail is who is invited
+    assert client.post("/api/invitations", {"email": "x@acme.example", "role": "owner"}).status_code == 403
+    assert client.delete(f"/api/invitations/{made.json()['id']}").status_code == 204
+    assert not client.get(f"/api/invitations/{made.json()['id']}").json()["open"]
+
+
+def test_an_owner_makes_owners(acme):
+    owner = by_role(acme.tenant, "owner")
+    url = f"/api/members/{acme.ids['api-member']}"
+    assert owner.patch(url, {"role": "owner"}).json()["role"] == "owner"
+    admin = by_role(acme.tenant, "admin")
+    assert admin.patch(url, {"role": "billing"}).status_code == 403
+    assert admin.delete(url).status_code == 403
+    assert owner.delete(url).status_code == 204
+
+
+def test_limits(client, acme):
+    sent = {"key_id": acme.ids["api-key"], "requests_per_minute": 5, "model": "m"}
+    row = client.post("/api/limits", sent)
+    assert row.status_code == 200, row.content
+    assert (row.json()["scope"], row.json()["requests_per_minute"]) == ("key", 5)
+    assert client.post("/api/limits", sent | {"requests_per_minute": 6}).json()["id"] == row.json()["id"]
+    assert len(client.get("/api/limits?model=m").json()["results"]) == 1
+    assert client.delete(f"/api/limits/{row.json()['id']}").status_code == 204
+    assert client.post("/api/limits", {"project_id": 10**9, "concurrency": 1}).status_code == 400
+    imposed = actions.do_set_limits(acme.tenant, {"requests_per_day": 9}, by_operator=True)
+    assert client.get(f"/api/limits/{imposed.pk}").json()["by_operator"]
+    assert client.delete(f"/api/limits/{imposed.pk}").status_code == 403
+    assert client.post("/api/limits", {"requests_per_day": 10**6, "by_operator": True}).status_code == 403
+    operator = by_person(User.objects.create_superuser("op@example.com"))
+    assert operator.post("/api/limits?tenant=acme", {"requests_per_day": 7, "by_operator": True}).status_code == 200
+    assert operator.delete(f"/api/limits/{imposed.pk}?tenant=acme").status_code == 204
+
+
+def test_policies(client, acme):
+    made = client.post("/api/policies", {"name": "fast", "body": BODY})
+    assert (made.status_code, made.json()["version"]) == (201, 2)
+    back = client.post(f"/api/policies/{acme.ids['api-policy-revert']}/revert")
+    assert (back.status_code, back.json()["version"]) == (201, 3)
+    assert [row["version"] for row in client.get("/api/policies?active=true").json()["results"]] == [3]
+    assert client.post("/api/policies", {"name": "fast", "body": {"wrong": 1}}).status_code == 400
+    assert client.delete(f"/api/policies/{acme.ids['api-policy']}").status_code == 409
+    assert client.delete(f"/api/policies/{back.json()['id']}").status_code == 204
+
+
+def test_the_audit_log(client, acme):
+    key_id = acme.ids["api-key"]
+    changed = client.patch(f"/api/keys/{key_id}", {"name": "other"})
+    (entry,) = client.get("/api/audit", {"verb": "key.updated", "object_id": key_id}).json()["results"]
+    assert (entry["before"], entry["after"]) == ({"name": "k"}, {"name": "other"})
+    assert entry["actor"].startswith("key sk-mr-")
+    assert entry["address"] == "127.0.0.1"
+    assert entry["request_id"] == changed.headers["x-request-id"]
+    assert client.get(f"/api/audit/{entry['id']}").json() == entry
+    person = by_role(acme.tenant, "admin")
+    person.patch(f"/api/keys/{key_id}", {"name": "third"})
+    assert client.get("/api/audit").json()["results"][0]["actor"] == "admin-acme@example.com"
+
+
+def test_operators(acme):
+    client = by_person(User.objects.create_superuser("op@example.com"))
+    made = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
+    assert made.status_code == 201, made.content
+    url = f"/api/operator/tenants/{made.json()['id']}"
+    assert [row.email for row in Everybody(Invitation).filter(tenant_id=made.json()["id"])] == ["o@lab.example"]
+    assert client.patch(url, {"name": "Labs"}).json()["name"] == "Labs"
+    assert client.post(f"{url}/suspend").json()["status"] == "suspended"
+    assert client.post(f"{url}/resume").json()["status"] == "active"
+    assert client.post(f"{url}/delete").json()["purge_after"]
+    assert client.post(f"{url}/restore").json()["purge_after"] is None
+    assert [row["slug"] for row in client.get("/api/operator/tenants").json()["results"]] == ["lab", "acme"]
+    assert client.get("/api/operator/tenants?search=labs").json()["results"][0]["slug"] == "lab"
+    assert client.get("/api/operator/models").json()[0]["name"] == "smollm2-135m"
+    assert client.get("/api/operator/workers").status_code == 200
+
+
+def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, monkeypatch):
+    """The console shows them a tenant only after they said why; here the tenant sees at least who, when and what."""
+    operator = User.objects.create_superuser("op@example.com")
+    client, member = by_person(operator), by_role(acme.tenant, "admin")
+    actions.do_create_tenant("lab", "Lab")
+
+    def noted() -> list[tuple[str, str, str]]:
+        found = member.get("/api/audit?verb=tenant.api_accessed").json()["results"]
+        return [(row["actor"], row["object_name"], row["after"]["request"]) for row in found]
+
+    assert client.get("/api/usage?tenant=lab").status_code == 200
+    assert noted() == []  # neither theirs, nor another tenant's
+    assert client.get("/api/keys?tenant=acme").status_code == 200
+    assert client.get("/api/usage?tenant=acme").status_code == 200
+    assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
+    assert len(Everybody(AuditEntry).filter(verb="tenant.api_accessed")) == 2
+    monkeypatch.setattr("tenants.actions.tenancy.NOTED_EVERY", timedelta(0))  # an hour later
+    client.get("/api/usage?tenant=acme")
+    assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]
+
+
+# Who may
+
+
+def routes(base: type) -> dict[str, Any]:
+    found = {}
+    for pattern in get_resolver().url_patterns:
+        for inner in getattr(pattern, "url_patterns", [pattern]):
+            view = getattr(getattr(inner, "callback", None), "cls", None) or getattr(
+                getattr(inner, "callback", None), "view_class", None
+            )
+            if isinstance(view, type) and issubclass(view, base):
+                found[str(inner.name)] = (f"/{pattern.pattern}{inner.pattern}", view)
+    return found
+
+
+def url_of(route: str, ids: dict[str, int | str]) -> str:
+    path, _ = routes(TenantView)[route]
+    return re.sub("<[^>]*>", str(ids.get(route, 0)), path)
+
+
+SENT = {
+    "api-tenant": {"name": "x"},
+    "api-projects": {"slug": "lab", "name": "Lab"},
+    "api-project": {"name": "x"},
+    "api-keys": {"name": "x"},
+    "api-key": {"name": "x"},
+    "api-member": {"role": "billing"},
+    "api-invitations": {"email": "y@example.com", "role": "billing"},
+    "api-limits": {"concurrency": 1},
+    "api-budgets": {"name": "x", "unit": "money", "period": "month", "amount": 1},
+    "api-budget": {"amount": 2},
+    "api-policies": {"name": "x", "body": BODY},
+    "api-webhooks": {"url": "https://hooks.example/"},
+    "api-webhook": {"description": "x"},
+}
+TRIED = [
+    (route, method, needed)
+    for route, (_, view) in routes(TenantView).items()
+    for method, needed in view.permissions.items()
+]
+
+
+def test_every_route_says_who_may():
+    """A handler without a permission would be open to every member."""
+    for route, (_, view) in routes(TenantView).items():
+        handlers = {name.upper() for name in ("get", "post", "put", "patch", "delete") if hasattr(view, name)}
+        assert handlers == set(view.permissions), route
+    assert len(TRIED) > 25
+    assert {needed for _, _, needed in TRIED} >= set(Permission) - {*(Permission.OWNERS_WRITE, Permission.KEYS_MANAGE)}
+
+
+@pytest.mark.parametrize("role", [*ROLES, "key"])
+def test_roles_may_what_the_table_says(role, acme):
+    client = by_key(acme.tenant) if role == "key" else by_role(acme.tenant, role)
+    permissions = KEY if role == "key" else ROLES[role]
+    for route, method, needed in TRIED:
+        if method == "DELETE":
+            continue  # tried below: what is gone could not be tried by the next
+        response = client.generic(method, url_of(route, acme.ids), **_body(SENT.get(route)))
+        assert (response.status_code == 403) is (needed not in permissions), (route, method, response.content)
+        assert response.status_code in (200, 201, 403, 409), (route, method, response.content)
+    for route, method, needed in TRIED:
+        if method == "DELETE" and needed not in permissions:
+            assert client.delete(url_of(route, acme.ids)).status_code == 403, route
+
+
+def _body(data: object) -> dict[str, Any]:
+    return {"data": json.dumps(data or {}), "content_type": "application/json"}
+
+
+WITH_ID = [route for route, (path, _) in routes(TenantView).items() if "<" in path]
+
+
+@pytest.mark.parametrize("route", WITH_ID)
+def test_what_is_another_tenants_is_not_there(route, acme):
+    """By any id, with any method, for keys, members and owners: 404, as for what nobody has."""
+    other = furnished("other")
+    callers = [by_key(acme.tenant), by_role(acme.tenant, "owner")]
+    before = {model: sorted(map(repr, Everybody(model).values())) for model in (ApiKey, Membership, LimitSet, Project)}
+    for client in callers:
+        for method in routes(TenantView)[route][1].permissions:
+            answers = []
+            for pk in (other.ids[route], 2**62):
+                url = url_of(route, {route: pk})
+                answers.append(client.generic(method, url, **_body(SENT.get(route))))
+                assert client.generic(method, f"{url}?tenant=other", **_body(SENT.get(route))).status_code == 404
+            assert [answer.status_code for answer in answers] == [404, 404], (method, answers[0].content)
+            assert answers[0].content == answers[1].content
+    assert before == {model: sorted(map(repr, Everybody(model).values())) for model in before}
+
+
+def test_foreign_rows_are_in_no_list(acme):
+    other = furnished("other")
+    client = by_key(acme.tenant)
+    for route, (path, view) in routes(TenantView).items():
+        if "<" not in path and "GET" in view.permissions:
+            assert "other" not in client.get(path).content.decode(), route
+            assert client.get(f"{path}?tenant=other").status_code == 404, route
+    assert client.get("/api/keys", {"project": only_default(other.tenant).pk}).json()["results"] == []
+
+
+def test_foreign_ids_in_a_body_are_not_there(acme):
+    other = furnished("other")
+    client = by_key(acme.tenant)
+    assert client.post("/api/keys", {"name": "x", "project_id": only_default(other.tenant).pk}).status_code == 400
+    assert client.post("/api/limits", {"key_id": other.ids["api-key"], "concurrency": 1}).status_code == 400
+    assert client.post("/api/limits", {"project_id": other.ids["api-project"], "concurrency": 1}).status_code == 400
+
+
+def test_operators_routes_are_not_there_for_others(acme):
+    owner = by_role(acme.tenant, "owner")
+    found = routes(OperatorView)
+    assert len(found) >= 20
+    for path, view in found.values():
+        url = path.replace("<int:pk>", str(acme.tenant.pk))
+        for method in ("get", "post", "patch"):
+            if hasattr(view, method):
+                assert owner.generic(method.upper(), url, **_body({"name": "x"})).status_code == 404, url
+                assert by_key(acme.tenant).generic(method.upper(), url, **_body({})).status_code in (401, 403)
+                assert APIClient().generic(method.upper(), url).status_code in (401, 403)
+
+
+def test_without_a_key_or_session_there_is_nothing(acme):
+    for path, _ in routes(TenantView).values():
+        assert APIClient().get(re.sub("<[^>]*>", "1", path)).status_code == 401
+
+
+# Step-up
+
+
+def test_keys_want_the_password_once_more(acme):
+    client = by_role(acme.tenant, "admin")
+    assert client.post("/api/keys", {"name": "x"}).status_code == 201
+    fresh(client, at=time.time() - 301)
+    refused = client.post("/api/keys", {"name": "y"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "reauthentication_required")
+    assert client.get("/api/keys").status_code == 200
+    assert client.post("/api/projects", {"slug": "free", "name": "Free"}).status_code == 201
+    assert Permission.PROJECTS_WRITE not in STEP_UP
+
+
+def test_once_there_is_totp_the_password_is_not_enough(acme):
+    from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
+
+    client = by_role(acme.tenant, "admin")
+    totp = TOTP.activate(User.objects.get(email="admin-acme@example.com"), generate_totp_secret())
+    assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
+    fresh(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
+    assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
+    fresh(client, method="mfa", id=totp.instance.pk)
+    assert client.post("/api/keys", {"name": "x"}).status_code == 201
+
+
+def test_logging_in_is_such_a_proof(acme):
+    user = User.objects.create_user("real@example.com", "correct horse battery staple")
+    actions.do_add_member(acme.tenant, user, "admin")
+    client = APIClient()
+    assert client.post("/login", {"login": user.email, "password": "wrong"}, format="multipart").status_code == 200
+    client.post("/login", {"login": user.email, "password": "correct horse battery staple"}, format="multipart")
+    assert client.post("/api/keys", {"name": "x"}).status_code == 201
+
+
+def test_a_key_does_not_breed(client, acme):
+    """A leaked key with the scope `manage` must end when it is revoked: it makes no others of its kind."""
+    sent = {"name": "x", "scopes": ["manage"]}
+    assert client.post("/api/keys", sent).status_code == 403
+    assert client.patch(f"/api/keys/{acme.ids['api-key']}", {"scopes": ["manage"]}).status_code == 403
+    (mine,) = [row for row in client.get("/api/keys").json()["results"] if row["scopes"] == ["manage"]]
+    assert client.post(f"/api/keys/{mine['id']}/rotate", {}).status_code == 201
+    other, _ = actions.do_create_api_key(only_default(acme.tenant), "m2", scopes=["manage"])
+    assert client.post(f"/api/keys/{other.pk}/rotate", {}).status_code == 403
+    assert by_role(acme.tenant, "developer").post("/api/keys", sent).status_code == 403
+    assert by_role(acme.tenant, "admin").post("/api/keys", sent).status_code == 201
+
+
+# Idempotency-Key
+
+
+def again(client: APIClient, name: str = "once", url: str = "/api/keys", data: object = None):
+    return client.post(url, data or {"name": "x"}, headers={"Idempotency-Key": name})
+
+
+def test_the_same_post_twice_is_done_once(client, acme):
+    before = Everybody(ApiKey).count()
+    first, second = again(client), again(client)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.content == second.content
+    assert second.headers["idempotent-replayed"] == "true"
+    assert "idempotent-replayed" not in first.headers
+    assert Everybody(ApiKey).count() == before + 1
+    secret = first.json()["secret"].encode()
+    assert all(secret not in bytes(row.body) for row in Everybody(IdempotentAnswer).all())
+
+
+def test_another_body_conflicts(client):
+    again(client)
+    for response in (again(client, data={"name": "y"}), again(client, url="/api/projects", data={"slug": "a"})):
+        assert (response.status_code, response.json()["code"]) == (409, "idempotency_conflict")
+
+
+def test_names_are_each_callers_own(client, acme):
+    first = again(client).json()
+    assert again(by_key(acme.tenant)).json()["id"] != first["id"]
+    assert again(by_key(furnished("other").tenant)).status_code == 201
+
+
+def test_a_refusal_is_not_kept(client, acme):
+    refused = again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"})
+    assert refused.status_code == 409
+    assert refused.json()["code"] == "conflict"
+    actions.do_delete_project(Everybody(Project).get(pk=acme.ids["api-project"]))
+    assert again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"}).status_code == 201
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256])
+def test_what_is_no_name_is_refused(client, name):
+    assert again(client, name=name).status_code == 400
+
+
+@pytest.mark.django_db(transaction=True)
+def test_at_once_it_is_done_once():
+    tenant = actions.do_create_tenant("acme", "Acme")
+    _, secret = actions.do_create_api_key(only_default(tenant), "manage", scopes=["manage"])
+    start = threading.Barrier(4)
+
+    def post(_: int):
+        client = APIClient()
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+        start.wait()
+        try:
+            return again(client)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(post, range(4)))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    for answer in answers:
+        if answer.status_code == 409:
+            assert answer.headers["Retry-After"] == "1"
+    assert Everybody(ApiKey).count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_that_died_may_be_made_again(monkeypatch):
+    tenant = actions.do_create_tenant("acme", "Acme")
+    client = by_key(tenant)
+    client.raise_request_exception = False
+    real: Callable[..., Any] = actions.do_create_api_key
+
+    def dies(*args: Any, **fields: Any) -> Any:
+        real(*args, **fields)
+        raise KeyboardInterrupt  # as a kill would, after the work and before the commit
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(actions, "do_create_api_key", dies)
+        patch.setattr("tenants.api.idempotency._IdempotentRequest.forget", lambda self: None)
+        again(client)
+    assert Everybody(ApiKey).count() == 1
+    assert again(client).status_code == 409
+    monkeypatch.setattr("tenants.api.idempotency.STALE", timedelta(0))
+    assert again(client).status_code == 201
+    assert Everybody(ApiKey).count() == 2
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("url", "data"),
+    [
+        ("/api/projects", {"slug": "a b", "name": "x"}),
+        ("/api/projects", {"slug": "a"}),
+        ("/api/projects", {"slug": "a", "name": "x", "color": "red"}),
+        ("/api/projects", {"slug": "a", "name": "x\x00"}),
+        ("/api/projects", {"slug": "a", "name": "\ud800"}),
+        ("/api/projects", []),
+        ("/api/keys", {"name": "x", "scopes": ["root"]}),
+        ("/api/keys", {"name": "x", "expires_at": "2020-01-01T00:00:00Z"}),
+        ("/api/keys", {"name": "x", "project_id": 2**70}),
+        ("/api/limits", {}),
+        ("/api/limits", {"concurrency": -1}),
+        ("/api/policies", {"name": "x", "body": {"models": ["\x00"]}}),
+        ("/api/invitations", {"email": "nobody", "role": "admin"}),
+    ],
+)
+def test_bad_bodies_are_problems(client, url, data):
+    response = client.generic("POST", url, json.dumps(data), "application/json")
+    assert response.status_code == 400, response.content
+    assert response["content-type"] == "application/problem+json"
+    assert response.json()["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "query", ["cursor=x", "cursor=cD1hYmM=", "limit=0", "limit=x", "color=red", "tenant=%00", "slug=%00"]
+)
+def test_bad_queries_are_problems(client, query):
+    assert client.get(f"/api/projects?{query}").status_code in (400, 404)
+
+
+def test_lists_come_in_pages(client, acme):
+    for number in range(5):
+        actions.do_create_project(acme.tenant, f"p{number}", "P")
+    found, url = [], "/api/projects?limit=3"
+    while url:
+        page = client.get(url).json()
+        found += [row["slug"] for row in page["results"]]
+        url = page["next"]
+    assert found == ["p4", "p3", "p2", "p1", "p0", "spare", "default"]

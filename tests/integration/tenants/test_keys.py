@@ -1,0 +1,233 @@
+"""Keys: peppers, rotation, ip_allowlist, last use; each also at the same time as itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.core.management import call_command
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.conf import environment
+from tenants import actions, authentication
+from tenants.actions import ActionRefused, Conflict
+from tenants.actions import keys as key_verbs
+from tenants.keys import ip_allowlist, snapshot
+from tenants.management.commands import rehash_api_keys
+from tenants.models import ApiKey, KeySnapshot, KeyUse, LimitSet, Project
+from tests.support.rows import Everybody, of, only_project
+from tests.support.tenants.concurrency import at_once
+
+OLD, NEW = "o" * 40, "n" * 40
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def peppers(monkeypatch) -> Callable[..., None]:
+    """Sets MILLRACE_KEY_PEPPERS for this process, newest first."""
+    real = environment.platform_settings()
+
+    def set_to(*values: str) -> None:
+        for module in (key_verbs, authentication, rehash_api_keys):
+            monkeypatch.setattr(module, "platform_settings", lambda: dataclasses.replace(real, key_peppers=values))
+
+    return set_to
+
+
+@pytest.fixture
+def project(db) -> Project:
+    return only_project(actions.do_create_tenant("acme", "Acme"))
+
+
+def test_what_is_stored_is_not_the_keys_hash(project):
+    key, secret = actions.do_create_api_key(project, "k")
+    assert bytes(key.key_hash) != hashlib.sha256(secret.encode()).digest()
+    assert len(key.key_hash) == 32
+    assert snapshot.pepper_id(OLD) != snapshot.pepper_id(NEW)
+    assert len({*snapshot.possible_hashes(secret, (NEW, OLD))}) == 3
+
+
+def test_peppers_rotate(project, peppers):
+    peppers(OLD)
+    key, secret = actions.do_create_api_key(project, "k")
+    peppers(NEW, OLD)
+    assert Everybody(ApiKey).get(pk=key.pk).pepper == snapshot.pepper_id(OLD)
+    assert authentication.find_key(secret).pk == key.pk  # found by the old one, and stored under the new one
+    row = Everybody(ApiKey).get(pk=key.pk)
+    assert (row.pepper, bytes(row.key_hash)) == (snapshot.pepper_id(NEW), snapshot.hash_key(secret, NEW))
+    assert bytes(Everybody(KeySnapshot).get().key_hash) == bytes(row.key_hash)
+    peppers(NEW)
+    assert authentication.find_key(secret).pk == key.pk
+    peppers(OLD)
+    assert authentication.find_key(secret) is None
+
+
+def test_a_dead_key_is_not_stored_anew(project, peppers):
+    peppers(OLD)
+    key, secret = actions.do_create_api_key(project, "k")
+    actions.do_revoke_api_key(key)
+    peppers(NEW, OLD)
+    assert authentication.find_key(secret).revoked_at is not None
+    assert Everybody(ApiKey).get(pk=key.pk).pepper == snapshot.pepper_id(OLD)
+
+
+def test_keys_from_before_peppers_still_work(project, peppers):
+    """As the first release stored them: SHA-256 alone."""
+    key, secret = actions.do_create_api_key(project, "k")
+    plain = hashlib.sha256(secret.encode()).digest()
+    Everybody(ApiKey).update(key_hash=plain, pepper="")
+    Everybody(KeySnapshot).update(key_hash=plain)
+    peppers(NEW)
+    out = io.StringIO()
+    call_command("rehash_api_keys", stdout=out)
+    assert "1 keys stored again" in out.getvalue()
+    assert f"pepper 1 ({snapshot.pepper_id(NEW)}): 1 live keys" in out.getvalue()
+    assert bytes(Everybody(ApiKey).get().key_hash) == snapshot.hash_key(secret, NEW)
+    assert bytes(Everybody(KeySnapshot).get().key_hash) == snapshot.hash_key(secret, NEW)
+    assert authentication.find_key(secret).pk == key.pk
+    assert actions.do_rehash_unpeppered() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_uses_at_once_store_a_key_anew_once(peppers, broker):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
+    peppers(OLD)
+    key, secret = actions.do_create_api_key(project, "k")
+    peppers(NEW, OLD)
+    assert [found.pk for found in at_once(*[lambda: authentication.find_key(secret)] * 4)] == [key.pk] * 4
+    assert bytes(Everybody(KeySnapshot).get().key_hash) == snapshot.hash_key(secret, NEW)
+    copy = broker.get(snapshot.valkey_name(snapshot.hash_key(secret, NEW)))
+    assert snapshot.decode(copy) == Everybody(KeySnapshot).get().decoded()
+
+
+def test_rotation_works(project, row):
+    expires = datetime.now(UTC) + timedelta(days=90)
+    old, old_secret = actions.do_create_api_key(
+        project, "k", scopes=["inference"], allowed_models=["m"], allowed_addresses=["10.0.0.0/8"], expires_at=expires
+    )
+    actions.do_set_limits(project.tenant, {"concurrency": 2}, key=old)
+    new, secret = actions.do_rotate_api_key(old, HOUR)
+    assert new.pk != old.pk
+    assert secret != old_secret
+    before, after = row(old_secret), row(secret)
+    assert (after.scopes, after.models, after.allowed_addresses) == (("inference",), ("m",), ("10.0.0.0/8",))
+    now = datetime.now(UTC).timestamp() * 1e6
+    assert now + 3.5e9 < before.expires_at < now + 3.7e9
+    assert not before.revoked
+    assert abs(after.expires_at - expires.timestamp() * 1e6) < 60e6
+    assert [limits.concurrency for limits in after.limits.sets] == [2]
+    assert {limits.key_id for limits in of(LimitSet, project.tenant)} == {old.pk, new.pk}
+    assert Everybody(ApiKey).get(pk=new.pk).replaces_id == old.pk
+    with pytest.raises(Conflict, match="already rotated"):
+        actions.do_rotate_api_key(old, HOUR)
+
+
+def test_rotation_never_lengthens_a_life(project):
+    soon = datetime.now(UTC) + timedelta(minutes=5)
+    key, _ = actions.do_create_api_key(project, "k", expires_at=soon)
+    actions.do_rotate_api_key(key, timedelta(days=1))
+    assert Everybody(ApiKey).get(pk=key.pk).expires_at == soon
+
+
+@pytest.mark.parametrize("overlap", [timedelta(seconds=-1), timedelta(days=31)])
+def test_rotation_refuses(project, overlap):
+    key, _ = actions.do_create_api_key(project, "k")
+    with pytest.raises(ActionRefused, match="overlap"):
+        actions.do_rotate_api_key(key, overlap)
+    actions.do_revoke_api_key(key)
+    with pytest.raises(Conflict, match="revoked or expired"):
+        actions.do_rotate_api_key(key, HOUR)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_rotations_at_once_one_is_made():
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
+    key, _ = actions.do_create_api_key(project, "k")
+    found = at_once(*[lambda: actions.do_rotate_api_key(key, HOUR)] * 4)
+    assert sorted(isinstance(each, Conflict) for each in found) == [False, True, True, True]
+    assert Everybody(ApiKey).count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rotation_and_revocation_at_once_leave_no_key_half_done(row):
+    project = only_project(actions.do_create_tenant("acme", "Acme"))
+    for _ in range(4):
+        key, old_secret = actions.do_create_api_key(project, "k")
+        rotated, revoked = at_once(
+            lambda key=key: actions.do_rotate_api_key(key, HOUR), lambda key=key: actions.do_revoke_api_key(key)
+        )
+        assert revoked is True
+        assert row(old_secret).revoked
+        if not isinstance(rotated, Conflict):  # it came first, and its new key lives
+            assert not row(rotated[1]).revoked
+
+
+def test_update_works(project, row):
+    key, secret = actions.do_create_api_key(project, "k")
+    actions.do_update_api_key(key, name="other", allowed_addresses=["192.0.2.7", "2001:db8::/32", "192.0.2.7"])
+    assert row(secret).allowed_addresses == ("192.0.2.7/32", "2001:db8::/32")
+    assert row(secret).version == 2
+    actions.do_update_api_key(key, allowed_addresses=None)
+    assert row(secret).allowed_addresses is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scopes": []},
+        {"scopes": ["omnipotence"]},
+        {"expires_at": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"allowed_addresses": ["10.0.0.0/33"]},
+        {"name": ""},
+        {"name": "x" * 201},
+        {"project_id": 1},
+        {"revoked_at": None},
+    ],
+)
+def test_update_refuses(project, fields, row):
+    key, secret = actions.do_create_api_key(project, "k")
+    with pytest.raises(ActionRefused):
+        actions.do_update_api_key(key, **fields)
+    assert row(secret).version == 1
+    actions.do_revoke_api_key(key)
+    with pytest.raises(Conflict):
+        actions.do_update_api_key(key, name="other")
+
+
+@given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))
+def test_an_address_lies_in_its_own_network(found, prefix):
+    networks = ip_allowlist.normalized(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
+    assert all(ip_allowlist.allowed(str(each), networks) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("address", "networks", "expected"),
+    [
+        ("10.1.2.3", None, True),
+        (None, None, True),
+        ("10.1.2.3", ["10.0.0.0/8"], True),
+        ("::ffff:10.1.2.3", ["10.0.0.0/8"], True),
+        ("11.1.2.3", ["10.0.0.0/8", "2001:db8::/32"], False),
+        ("2001:db8::1", ["2001:db8::/32"], True),
+        ("10.1.2.3", [], False),
+        (None, ["0.0.0.0/0"], False),
+        ("nonsense", ["0.0.0.0/0"], False),
+    ],
+)
+def test_addresses(address, networks, expected):
+    assert ip_allowlist.allowed(address, networks) is expected
+
+
+def test_last_use_only_goes_forward(project):
+    key, _ = actions.do_create_api_key(project, "k")
+    now = datetime.now(UTC)
+    for at in (now, now - HOUR):
+        actions.record_key_use({key.pk: at, 999_999: at})
+    assert [use.last_used_at for use in of(KeyUse, project.tenant)] == [now]
+    actions.record_key_use({key.pk: now + HOUR})
+    assert [use.last_used_at for use in of(KeyUse, project.tenant)] == [now + HOUR]

@@ -1,0 +1,262 @@
+"""Every verb, each in turn: it leaves an audit row that says who changed what into what, and tells the gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+from tenants import actions, audit
+from tenants.actions import Conflict, users
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import (
+    ApiKey,
+    AuditEntry,
+    ChangeLog,
+    Invitation,
+    KeySnapshot,
+    LimitSet,
+    Membership,
+    Project,
+    RoutingPolicy,
+    Tenant,
+    User,
+)
+from tests.support.rows import Everybody, of, only_project
+
+pytestmark = pytest.mark.django_db
+BODY = {"models": ["smollm2-135m"]}
+
+
+class World(NamedTuple):
+    tenant: Tenant
+    project: Project
+    key: ApiKey
+    secret: str
+    owner: User
+    dev: User
+    member: Membership
+    invitation: Invitation
+    limits: LimitSet
+    policy: RoutingPolicy
+
+
+@pytest.fixture
+def world() -> World:
+    owner, dev = User.objects.create_user("owner@acme.example"), User.objects.create_user("dev@acme.example")
+    tenant = actions.do_create_tenant("acme", "Acme", owner=owner)
+    project = only_project(tenant)
+    key, secret = actions.do_create_api_key(project, "k")
+    return World(
+        tenant,
+        project,
+        key,
+        secret,
+        owner,
+        dev,
+        actions.do_add_member(tenant, dev, "developer"),
+        actions.do_invite(tenant, "new@acme.example", "billing"),
+        actions.do_set_limits(tenant, {"requests_per_minute": 5}, key=key),
+        actions.do_publish_policy(tenant, "fast", BODY),
+    )
+
+
+def suspended(world: World) -> Tenant:
+    actions.do_suspend_tenant(world.tenant)
+    return world.tenant
+
+
+def deleted(world: World) -> Tenant:
+    actions.do_delete_tenant(world.tenant)
+    return world.tenant
+
+
+def old_pepper(world: World) -> ApiKey:
+    with tenant_scope(world.tenant):
+        ApiKey.objects.for_tenant(world.tenant).filter(pk=world.key.pk).update(key_hash=b"o" * 32, pepper="old")
+        return ApiKey.objects.for_tenant(world.tenant).get(pk=world.key.pk)
+
+
+def no_pepper(world: World) -> None:
+    with tenant_scope(world.tenant):
+        ApiKey.objects.for_tenant(world.tenant).update(key_hash=b"o" * 32, pepper="")
+
+
+LATER = datetime.now(UTC) + timedelta(days=400)
+# verb, what is done, the audit rows it leaves (oldest first), kinds of change the gateways are told of
+CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
+    "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.created", "project.created"], set()),
+    "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.updated"], set()),
+    "do_keep_content": (
+        lambda w: actions.do_keep_content(w.tenant, 7),
+        ["tenant.content_retention_updated"],
+        {"tenant"},
+    ),
+    "do_start_viewing": (
+        lambda w: actions.do_start_viewing(w.tenant, LATER, "ticket 12"),
+        ["tenant.view_started"],
+        set(),
+    ),
+    "do_end_viewing": (lambda w: actions.do_end_viewing(w.tenant), ["tenant.view_ended"], set()),
+    "do_note_api_access": (
+        lambda w: [actions.do_note_api_access(w.tenant, "GET /api/keys") for _ in range(2)],
+        ["tenant.api_accessed"],
+        set(),
+    ),
+    "do_suspend_tenant": (lambda w: actions.do_suspend_tenant(w.tenant), ["tenant.suspended"], {"tenant"}),
+    "do_resume_tenant": (
+        lambda w: actions.do_resume_tenant(suspended(w)),
+        ["tenant.suspended", "tenant.resumed"],
+        {"tenant"},
+    ),
+    "do_delete_tenant": (lambda w: actions.do_delete_tenant(w.tenant), ["tenant.deleted"], {"tenant"}),
+    "do_restore_tenant": (
+        lambda w: actions.do_restore_tenant(deleted(w)),
+        ["tenant.deleted", "tenant.restored"],
+        {"tenant"},
+    ),
+    "do_purge_tenant": (
+        lambda w: actions.do_purge_tenant(deleted(w), now=LATER),
+        ["tenant.deleted", "tenant.purged"],
+        {"tenant"},
+    ),
+    "do_create_project": (lambda w: actions.do_create_project(w.tenant, "lab", "Lab"), ["project.created"], set()),
+    "do_update_project": (lambda w: actions.do_update_project(w.project, name="Main"), ["project.updated"], set()),
+    "do_delete_project": (
+        lambda w: actions.do_delete_project(actions.do_create_project(w.tenant, "lab", "Lab")),
+        ["project.created", "project.deleted"],
+        set(),
+    ),
+    "do_add_member": (
+        lambda w: actions.do_add_member(w.tenant, User.objects.create_user("b@acme.example"), "billing"),
+        ["member.created"],
+        {"member"},
+    ),
+    "do_change_role": (lambda w: actions.do_change_role(w.member, "admin"), ["member.updated"], {"member"}),
+    "do_remove_member": (lambda w: actions.do_remove_member(w.member), ["member.deleted"], {"member"}),
+    "do_invite": (lambda w: actions.do_invite(w.tenant, "x@acme.example", "billing"), ["invitation.created"], set()),
+    "do_revoke_invitation": (lambda w: actions.do_revoke_invitation(w.invitation), ["invitation.revoked"], set()),
+    "do_accept_invitation": (
+        lambda w: actions.do_accept_invitation(w.invitation, User.objects.create_user("new@acme.example")),
+        ["invitation.accepted", "member.created"],
+        {"member"},
+    ),
+    "do_create_api_key": (lambda w: actions.do_create_api_key(w.project, "k2"), ["key.created"], {"key"}),
+    "do_update_api_key": (lambda w: actions.do_update_api_key(w.key, name="k3"), ["key.updated"], {"key"}),
+    "do_rotate_api_key": (
+        lambda w: actions.do_rotate_api_key(w.key, timedelta(hours=1)),
+        ["key.rotated", "key.created"],
+        {"key"},
+    ),
+    "do_revoke_api_key": (lambda w: actions.do_revoke_api_key(w.key), ["key.revoked"], {"key"}),
+    "do_give_ticket": (lambda w: actions.do_give_ticket(w.key, w.owner), ["key.playground_token_created"], set()),
+    "do_rehash_api_key": (lambda w: actions.do_rehash_api_key(old_pepper(w), w.secret), ["key.rehashed"], {"key"}),
+    "do_rehash_unpeppered": (
+        lambda w: (no_pepper(w), actions.do_rehash_unpeppered())[1],
+        ["key.rehashed"],
+        {"key"},
+    ),
+    "do_set_limits": (
+        lambda w: actions.do_set_limits(w.tenant, {"concurrency": 3}, project=w.project),
+        ["limits.updated"],
+        {"limits"},
+    ),
+    "do_remove_limits": (lambda w: actions.do_remove_limits(w.limits), ["limits.deleted"], {"limits"}),
+    "do_publish_policy": (
+        lambda w: actions.do_publish_policy(w.tenant, "fast", BODY),
+        ["policy.superseded", "policy.published"],
+        {"policy"},
+    ),
+    "do_revert_policy": (
+        lambda w: actions.do_revert_policy(w.policy),
+        ["policy.superseded", "policy.reverted"],
+        {"policy"},
+    ),
+    "do_withdraw_policy": (
+        lambda w: actions.do_withdraw_policy(w.tenant, "fast"),
+        ["policy.withdrawn"],
+        {"policy"},
+    ),
+}
+# Actions on users concern no tenant: tests/integration/tenants/test_users.py has what they leave.
+VERBS = [
+    name for name in actions.__all__ if name.startswith("do_") and getattr(actions, name).__module__ != users.__name__
+]
+
+
+def test_every_verb_is_tried():
+    assert set(CASES) == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_it_leaves_an_audit_row(verb, world):
+    act, expected, kinds = CASES[verb]
+    last = max(entry.pk for entry in Everybody(AuditEntry).all())
+    told = max(change.pk for change in Everybody(ChangeLog).all())
+    actor = audit.Actor("somebody", user_id=7, address="192.0.2.1", request_id="req_1")
+    with audit.acting(actor):
+        assert act(world) is not False
+    entries = Everybody(AuditEntry).filter(pk__gt=last)
+    entries.sort(key=lambda entry: entry.pk)
+    assert [entry.verb for entry in entries] == expected
+    for entry in entries:
+        assert (entry.actor, entry.actor_user_id, entry.address, entry.request_id) == (
+            "somebody",
+            7,
+            "192.0.2.1",
+            "req_1",
+        )
+        assert entry.before or entry.after
+        assert entry.before != entry.after
+        assert entry.object_id
+        assert entry.tenant_id
+        for shown in (entry.before or {}, entry.after or {}):
+            assert world.secret not in str(shown)
+            assert "key_hash" not in shown
+    assert {change.kind for change in Everybody(ChangeLog).filter(pk__gt=told)} == kinds
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("do_create_tenant", "do_rehash_unpeppered")])
+def test_it_leaves_nothing_when_undone(verb, world):
+    before = [(model, sorted(map(repr, Everybody(model).values()))) for model in (AuditEntry, ChangeLog, KeySnapshot)]
+    with pytest.raises(RuntimeError), transaction.atomic():
+        CASES[verb][0](world)
+        raise RuntimeError("undone")
+    assert before == [(model, sorted(map(repr, Everybody(model).values()))) for model, _ in before]
+
+
+NOT_OF_ONE = ("do_create_tenant", "do_rehash_unpeppered", "do_rehash_api_key", "do_end_viewing", "do_note_api_access")
+OF_A_TENANT = [verb for verb in VERBS if verb not in NOT_OF_ONE]
+
+
+@pytest.mark.parametrize("verb", OF_A_TENANT)
+def test_nothing_can_be_done_to_a_purged_tenant(verb, world):
+    actions.do_delete_tenant(world.tenant)
+    actions.do_purge_tenant(world.tenant, now=LATER)
+    with pytest.raises(Conflict, match="no longer exists"):
+        CASES[verb][0](world)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE {} SET verb = 'x'", "DELETE FROM {}", "TRUNCATE {}"])
+def test_the_audit_log_only_grows(statement, world, as_owner):
+    statement = statement.format("tenants_auditentry")
+    with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
+        if "TRUNCATE" in statement:  # which the tests' own role may, to clean up
+            raise DatabaseError("permission denied")
+        connection.cursor().execute(statement)
+    with pytest.raises(DatabaseError, match="append-only"), as_owner(), connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE tenants_auditentry ENABLE TRIGGER USER")
+        cursor.execute("ALTER TABLE tenants_auditentry NO FORCE ROW LEVEL SECURITY")
+        cursor.execute(statement)
+
+
+def test_what_changed_is_told_and_no_more(world):
+    actions.do_update_api_key(world.key, name="other")
+    (entry,) = of(AuditEntry, world.tenant, verb="key.updated")
+    assert (entry.before, entry.after) == ({"name": "k"}, {"name": "other"})
+    assert entry.actor == "platform"
+    assert entry.object_name.startswith("other (")

@@ -1,0 +1,482 @@
+"""Webhooks from the event to a real receiver: once noted, at least once sent, signed, retried, replayed, given up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from django.db import connection, transaction
+from django.test import Client
+
+from millrace.conf.environment import platform_settings
+from tenants import actions
+from tenants.actions.common import ActionRefused, Conflict
+from tenants.actions.webhooks import (
+    do_create_endpoint,
+    do_delete_endpoint,
+    do_replay,
+    do_rotate_webhook_secret,
+    do_send_test_event,
+    do_update_endpoint,
+)
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import (
+    AuditEntry,
+    Mail,
+    Project,
+    Tenant,
+    WebhookAttempt,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookEvent,
+)
+from tenants.tasks import EVENT_RETENTION, purge_expired, send_webhooks
+from tenants.webhooks import sending, targets
+from tenants.webhooks.event_types import KINDS
+from tenants.webhooks.outbox import enqueue
+from tenants.webhooks.queries import endpoints_with_last
+from tests.support.rows import Everybody, of
+from tests.support.tenants.webhook_receiver import Receiver, is_genuine, receiving
+
+pytestmark = pytest.mark.django_db
+PAID = {"number": "INV-2026-000001"}
+
+
+@pytest.fixture(autouse=True)
+def _private(monkeypatch) -> None:
+    """As an operator who allows webhooks to this machine."""
+    ours = replace(platform_settings(), webhook_allowed_private_hosts=("127.0.0.1",))
+    for place in ("tenants.webhooks.sending", "tenants.actions.webhooks"):
+        monkeypatch.setattr(f"{place}.platform_settings", lambda: ours)
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    return actions.do_create_tenant("acme", "Acme")
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Receiver, str]]:
+    with receiving() as (receiver, port):
+        yield receiver, f"http://127.0.0.1:{port}/hook?a=1"
+
+
+def tell(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
+    with tenant_scope(tenant):
+        return enqueue(tenant.pk, kind, key, PAID)
+
+
+def later(*, hours: float = 25) -> None:
+    """Let what waits for its next try, or for another's lease to end, be due."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        rows = WebhookDelivery.objects.all_tenants()
+        for row in rows:
+            row.next_at -= timedelta(hours=hours)
+            row.leased_until = row.leased_until and row.leased_until - timedelta(hours=hours)
+            row.save()
+
+
+def only_delivery(tenant: Tenant) -> WebhookDelivery:
+    (row,) = of(WebhookDelivery, tenant)
+    return row
+
+
+def test_an_event_arrives_signed_and_is_logged(tenant, server):
+    receiver, url = server
+    endpoint, secret = do_create_endpoint(tenant, url)
+    event = tell(tenant)
+    assert sending.send_all() == 1
+    (got,) = receiver.received
+    assert got.path == "/hook?a=1"
+    assert is_genuine(secret, got)
+    assert got.headers["webhook-id"] == event.uid
+    assert abs(int(got.headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
+    assert json.loads(got.body) == {"type": "invoice.paid", "timestamp": event.at.isoformat(), "data": PAID}
+    assert only_delivery(tenant).state == "delivered"
+    (attempt,) = of(WebhookAttempt, tenant)
+    assert (attempt.status, attempt.error, attempt.excerpt) == (200, "", "thanks")
+    with tenant_scope(tenant):
+        assert endpoints_with_last(tenant.pk).get(pk=endpoint.pk).last_status == 200
+    assert sending.send_all() == 0
+
+
+def test_the_standards_own_example():
+    """The test vector that the specification of Standard Webhooks gives to those who write libraries."""
+    from tenants.webhooks.signing import signature
+
+    secret, uid, at = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330
+    expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    assert signature([secret], uid, at, b'{"test": 2432232314}') == expected
+
+
+def test_the_same_event_is_noted_once(tenant, server):
+    do_create_endpoint(tenant, server[1])
+    assert tell(tenant) is not None
+    assert tell(tenant) is None
+    other = actions.do_create_tenant("other", "Other")
+    assert tell(other) is not None  # keys are each tenant's own
+    assert len(of(WebhookDelivery, tenant)) == 1
+    with pytest.raises(ValueError, match="no such kind"):
+        tell(tenant, "x", "invoice.lost")
+
+
+def test_what_is_rolled_back_is_not_told(tenant, server):
+    do_create_endpoint(tenant, server[1])
+    with pytest.raises(RuntimeError), tenant_scope(tenant), transaction.atomic():
+        enqueue(tenant.pk, "invoice.paid", "k", PAID)
+        raise RuntimeError
+    assert Everybody(WebhookEvent).count() == 0
+    assert sending.send_all() == 0
+
+
+def test_endpoints_get_the_kinds_they_asked_for(tenant, server):
+    _, url = server
+    do_create_endpoint(tenant, url, kinds=["invoice.finalized"])
+    every, _ = do_create_endpoint(tenant, url)
+    off, _ = do_create_endpoint(tenant, url)
+    do_update_endpoint(off, active=False)
+    tell(tenant)
+    assert only_delivery(tenant).endpoint_id == every.pk
+
+
+def test_a_failure_is_tried_again_later_under_the_same_id(tenant, server):
+    receiver, url = server
+    receiver.status = 500
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    assert [sending.send_all(), sending.send_all()] == [1, 0]
+    row = only_delivery(tenant)
+    wait = (row.next_at - datetime.now(UTC)).total_seconds()
+    assert 0.75 * sending.WAITS[0] < wait < 1.25 * sending.WAITS[0]
+    assert of(WebhookEndpoint, tenant)[0].failing_since is not None
+    receiver.status = 204
+    later()
+    assert sending.send_all() == 1
+    assert len(set(receiver.ids)) == 1
+    assert receiver.received[0].body == receiver.received[1].body
+    assert only_delivery(tenant).state == "delivered"
+    assert of(WebhookEndpoint, tenant)[0].failing_since is None
+
+
+def test_after_eight_tries_it_failed_and_can_be_replayed(tenant, server):
+    receiver, url = server
+    receiver.status, receiver.answer = 503, b"\x00\xff" + b"y" * 5000
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    for _ in range(10):
+        sending.send_all()
+        later()
+    assert len(receiver.received) == 8
+    assert only_delivery(tenant).state == "failed"
+    assert len(of(WebhookAttempt, tenant)[0].excerpt) == 1024
+    assert of(WebhookEndpoint, tenant)[0].active  # it has failed for a moment only
+    receiver.status = 200
+    do_replay(only_delivery(tenant))
+    assert sending.send_all() == 1
+    assert only_delivery(tenant).state == "delivered"
+    assert len(set(receiver.ids)) == 1
+    do_replay(only_delivery(tenant))  # also what has arrived
+    assert sending.send_all() == 1
+
+
+def test_no_redirect_is_followed(tenant, server):
+    receiver, url = server
+    receiver.status, receiver.headers = 302, {"Location": url}
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    sending.send_all()
+    assert len(receiver.received) == 1
+    assert of(WebhookAttempt, tenant)[0].error == "The response status was 302."
+
+
+def fail_for_good(tenant: Tenant) -> None:
+    for _ in range(8):
+        sending.send_all()
+        later()
+
+
+def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant, server):
+    receiver, url = server
+    receiver.status = 500
+    endpoint, _ = do_create_endpoint(tenant, url)
+    tell(tenant)
+    sending.send_all()
+    with all_tenants_scope(BypassReason.COMMAND):
+        WebhookEndpoint.objects.all_tenants().update(failing_since=datetime.now(UTC) - timedelta(days=4))
+    later()
+    tell(tenant, "another")
+    fail_for_good(tenant)
+    row = of(WebhookEndpoint, tenant)[0]
+    assert not row.active
+    assert row.disabled_because.startswith("No delivery succeeded for 3 days.")
+    assert {each.state for each in of(WebhookDelivery, tenant)} == {"failed"}
+    (mail,) = of(Mail, tenant)
+    assert url in mail.text
+    assert mail.roles == ["owner", "admin"]
+    with pytest.raises(Conflict):
+        do_replay(of(WebhookDelivery, tenant)[0])
+    with pytest.raises(Conflict):
+        do_send_test_event(endpoint)
+    assert do_update_endpoint(endpoint, active=True).disabled_because == ""
+    assert of(WebhookEndpoint, tenant)[0].failing_since is None
+
+
+def test_one_that_is_gone_is_disabled_at_once(tenant, server):
+    receiver, url = server
+    receiver.status = 410
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    sending.send_all()
+    assert not of(WebhookEndpoint, tenant)[0].active
+    assert only_delivery(tenant).state == "failed"
+
+
+def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
+    receiver, url = server
+    endpoint, old = do_create_endpoint(tenant, url)
+    new = do_rotate_webhook_secret(endpoint)
+    assert new != old
+    do_send_test_event(endpoint)
+    sending.send_all()
+    assert is_genuine(old, receiver.received[0])
+    assert is_genuine(new, receiver.received[0])
+    with all_tenants_scope(BypassReason.COMMAND):
+        WebhookEndpoint.objects.all_tenants().update(old_until=datetime.now(UTC))
+    do_send_test_event(endpoint)
+    sending.send_all()
+    assert not is_genuine(old, receiver.received[1])
+    assert is_genuine(new, receiver.received[1])
+    dumped = repr(list(Everybody(WebhookEndpoint).values()))
+    assert old not in dumped
+    assert new not in dumped
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"url": "http://example.com/"},
+        {"url": "https://user@example.com/"},
+        {"url": "https://10.0.0.1/"},
+        {"url": "https://[::1]/"},
+        {"url": "https://2130706433/"},
+        {"url": "ftp://127.0.0.1/"},
+        {"url": "https://example.com/a b"},
+        {"url": "https://example.com/", "kinds": ["nothing"]},
+    ],
+)
+def test_what_may_not_be_called_is_refused(tenant, fields):
+    with pytest.raises(ActionRefused):
+        do_create_endpoint(tenant, **fields)
+    assert of(WebhookEndpoint, tenant) == []
+
+
+@pytest.fixture
+def inside(monkeypatch) -> list[bool]:
+    """Let every name lead to an internal address. Gives, for each look-up, whether a transaction was open."""
+    open_then: list[bool] = []
+    look_up = targets.check_url
+
+    def noted(url: str, private_hosts: tuple[str, ...]) -> str:
+        open_then.append(connection.in_atomic_block)
+        return look_up(url, private_hosts)
+
+    monkeypatch.setattr("tenants.actions.webhooks.check_url", noted)
+    monkeypatch.setattr(targets, "_look_up", lambda target: ["10.0.0.1"])
+    return open_then
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_url_of_an_internal_host_is_refused_when_it_is_set(tenant, server, inside):
+    with pytest.raises(ActionRefused, match=r"hooks\.example has an internal address\. Use a host"):
+        do_create_endpoint(tenant, "https://hooks.example/")
+    endpoint, _ = do_create_endpoint(tenant, server[1])
+    with pytest.raises(ActionRefused, match=r"hooks\.example has an internal address"):
+        do_update_endpoint(endpoint, url="https://hooks.example/")
+    do_update_endpoint(endpoint, active=False)
+    assert [row.url for row in of(WebhookEndpoint, tenant)] == [server[1]]
+    assert inside == [False] * 3
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "once"}])
+def test_the_api_refuses_it_with_a_typed_400(tenant, server, inside, headers):
+    with tenant_scope(tenant):
+        project = Project.objects.for_tenant(tenant).get()
+    _, secret = actions.do_create_api_key(project, "k", scopes=("manage",))
+    client = Client(headers={"Authorization": f"Bearer {secret}"} | headers)
+    body = {"url": "https://hooks.example/", "kinds": ["invoice.paid"]}
+    answer = client.post("/api/webhooks", body, content_type="application/json")
+    assert (answer.status_code, answer.json()["code"]) == (400, "webhook_url_refused")
+    assert "Use a host with a public address" in answer.json()["errors"]["url"][0]
+    made = client.post("/api/webhooks", body | {"url": server[1]}, content_type="application/json")
+    assert made.status_code == 201
+    changed = client.patch(f"/api/webhooks/{made.json()['id']}", body, content_type="application/json")
+    assert (changed.status_code, changed.json()["code"]) == (400, "webhook_url_refused")
+    assert [row.url for row in of(WebhookEndpoint, tenant)] == [server[1]]
+    assert inside == [False] * 3
+
+
+def test_each_verb_is_audited_without_secrets(tenant, server):
+    endpoint, secret = do_create_endpoint(tenant, server[1])
+    do_update_endpoint(endpoint, description="Books")
+    do_rotate_webhook_secret(endpoint)
+    do_replay(do_send_test_event(endpoint))
+    do_delete_endpoint(endpoint)
+    entries = [each for each in of(AuditEntry, tenant) if each.verb.startswith("webhook")]
+    verbs = [
+        "webhook.created",
+        "webhook.updated",
+        "webhook.secret_rotated",
+        "webhook.tested",
+        "webhook.replayed",
+        "webhook.deleted",
+    ]
+    assert sorted(each.verb for each in entries) == sorted(verbs)
+    nonces = [row.nonce for row in Everybody(WebhookEndpoint).all()]
+    assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
+    with pytest.raises(Conflict):
+        do_rotate_webhook_secret(endpoint)
+
+
+def test_old_events_are_forgotten(tenant, server):
+    do_send_test_event(do_create_endpoint(tenant, server[1])[0])
+    sending.send_all()
+    tell(tenant)
+    with all_tenants_scope(BypassReason.COMMAND):
+        WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENT_RETENTION)
+    purge_expired()
+    assert [event.kind for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
+    assert of(WebhookAttempt, tenant) == []
+
+
+# With real commits: several senders, and those that die
+
+
+@pytest.mark.django_db(transaction=True)
+def test_senders_at_once_send_each_delivery_once(server):
+    receiver, url = server
+    tenants = [actions.do_create_tenant(f"t{number}", "T") for number in range(4)]
+    for tenant in tenants:
+        do_create_endpoint(tenant, url)
+        for number in range(5):
+            tell(tenant, f"k{number}")
+    with ThreadPoolExecutor(3) as pool:
+        tried = list(pool.map(lambda _: send_webhooks(), range(3)))
+    tried.append(send_webhooks())  # what no sender was free for
+    assert sum(tried) == len(receiver.received) == len(set(receiver.ids)) == 20
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_tenants_server_that_hangs_holds_up_no_other(server):
+    receiver, url = server
+    slow, quick = (actions.do_create_tenant(name, name) for name in ("slow", "quick"))
+    go = threading.Event()
+    with receiving() as (hanging, port):
+        hanging.before = lambda: go.wait(20)
+        for tenant, where in ((slow, f"http://127.0.0.1:{port}/"), (quick, url)):
+            do_create_endpoint(tenant, where)
+            for number in range(3):
+                tell(tenant, f"k{number}")
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(send_webhooks)
+            while len(receiver.received) < 3:
+                assert not busy.done()
+            assert len(hanging.received) == 1  # it keeps one sender busy, not all
+            go.set()
+            busy.result()
+    assert len(hanging.received) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_at_once_an_event_is_noted_once():
+    tenant = actions.do_create_tenant("acme", "Acme")
+    start = threading.Barrier(4)
+
+    def note(_: int) -> bool:
+        start.wait()
+        try:
+            return tell(tenant) is not None
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(note, range(4))) == [False, False, False, True]
+
+
+class Killed(BaseException):
+    """As a kill would end it."""
+
+
+@pytest.mark.parametrize("place", ["_try", "_note"])
+def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypatch, place):
+    receiver, url = server
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(sending, place, die)
+        sending.send_all()
+    assert sending.send_all() == 0  # its lease holds
+    later(hours=0.1)
+    assert sending.send_all() == 1
+    assert len(receiver.received) == (2 if place == "_note" else 1)
+    assert len(set(receiver.ids)) == 1
+    assert only_delivery(tenant).state == "delivered"
+
+
+def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, server):
+    """Its lease ran out and another took over: what comes of its try is logged, and the other continues."""
+    _, url = server
+    do_create_endpoint(tenant, url)
+    tell(tenant)
+    slow = sending._claim(datetime.now(UTC))
+    later(hours=0.1)
+    other = sending._claim(datetime.now(UTC))
+    sending._note(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
+    assert only_delivery(tenant).leased_until == other.delivery.leased_until
+    sending._note(other, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    sending._note(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
+    assert only_delivery(tenant).state == "delivered"
+    assert len(of(WebhookAttempt, tenant)) == 3
+
+
+def test_one_that_was_deleted_meanwhile(tenant, server):
+    endpoint, _ = do_create_endpoint(tenant, server[1])
+    tell(tenant)
+    claimed = sending._claim(datetime.now(UTC))
+    do_delete_endpoint(endpoint)
+    assert not sending._note(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    assert of(WebhookAttempt, tenant) == []
+
+
+def test_the_documents_example_verifies(tenant, server):
+    """The code in docs/webhooks.md, as it stands there."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    found: dict[str, Callable[..., bool]] = {}
+    exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
+    receiver, url = server
+    endpoint, secret = do_create_endpoint(tenant, url)
+    do_send_test_event(endpoint)
+    sending.send_all()
+    (got,) = receiver.received
+    genuine = found["is_genuine"]
+    assert genuine(secret, got.headers, got.body)
+    assert not genuine(secret, got.headers, got.body + b" ")
+    assert not genuine("whsec_" + "A" * 44, got.headers, got.body)
+    assert not genuine(secret, got.headers | {"webhook-timestamp": "1"}, got.body)
+
+
+def test_the_documents_table_of_kinds_is_current():
+    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    table = text.split("## Events")[1].split("Without `kinds`")[0]
+    assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(KINDS)

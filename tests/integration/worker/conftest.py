@@ -1,0 +1,22 @@
+"""A real Valkey, empty, and the small things a leg is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from inference_worker.contract.messages import InferenceJob, claim_key, encode
+
+
+@pytest.fixture
+def queued(broker: redis.Redis) -> Callable[[InferenceJob], str]:
+    """Write a job's claim record as a gateway does; its key."""
+
+    def write(job: InferenceJob) -> str:
+        key = claim_key(job.billing_context.request_id, job.billing_context.leg)
+        broker.hset(key, mapping={"attempt": 1, "state": "queued", "job": encode(job), "tenant": 1})
+        return key
+
+    return write

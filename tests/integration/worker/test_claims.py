@@ -1,0 +1,173 @@
+"""The claim record's scripts: each does nothing unless the record still is what the caller believes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
+    USAGE_STREAM,
+    InferenceJob,
+    claim_key,
+    decode_job,
+    decode_usage,
+    encode,
+    gateway_stream,
+    request_log,
+)
+from tests.support.worker.jobs import make_job, make_usage
+
+Queued = Callable[[InferenceJob], str]
+
+
+def claim(broker: redis.Redis, key: str, attempt: int, replica: str) -> bytes | None:
+    found: Any = broker.eval(claims.CLAIM, 1, key, attempt, replica)
+    return found and found[0]  # type: ignore[no-any-return]
+
+
+def give_up(broker: redis.Redis, key: str, attempt: int, replica: str) -> int | None:
+    return broker.eval(claims.GIVE_UP, 1, key, attempt, replica)  # type: ignore[no-any-return]
+
+
+def finish(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> bytes | None:
+    name = job.billing_context.request_id
+    keys = [key, USAGE_STREAM, gateway_stream(job.gateway_id), request_log(name, attempt)]
+    return broker.eval(claims.FINISH, 4, *keys, attempt, encode(make_usage(job, attempt)), b"batch", b"end", 60)  # type: ignore[no-any-return]
+
+
+def fail(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> int | bytes:
+    usage = encode(make_usage(job, attempt, "failed", 0))
+    return broker.eval(claims.FAIL, 2, key, USAGE_STREAM, attempt, usage)  # type: ignore[no-any-return]
+
+
+def verdicts(broker: redis.Redis) -> list[str]:
+    return [decode_usage(fields[b"e"]).verdict for _, fields in broker.xrange(USAGE_STREAM)]
+
+
+def test_a_leg_is_claimed_once_with_repeated_wakeups(broker: redis.Redis, queued: Queued) -> None:
+    job = make_job()
+    key = queued(job)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda n: claim(broker, key, 1, f"replica-{n}"), range(50)))
+    payloads = [payload for payload in results if payload is not None]
+    assert len(payloads) == 1
+    assert decode_job(payloads[0]) == job
+    assert broker.hget(key, "state") == b"running"
+
+
+def test_an_old_or_unknown_wakeup_claims_nothing(broker: redis.Redis, queued: Queued) -> None:
+    key = queued(make_job())
+    assert claim(broker, key, 2, "r") is None
+    assert claim(broker, claim_key("nobody", 0), 1, "r") is None
+    assert claim(broker, key, 1, "r") is not None
+    assert give_up(broker, key, 1, "r") == 2
+    assert claim(broker, key, 1, "r") is None  # the wakeup of attempt 1, redelivered
+    assert claim(broker, key, 2, "s") is not None
+
+
+def test_a_claim_made_again_after_its_answer_was_lost_gets_the_same(broker: redis.Redis, queued: Queued) -> None:
+    key = queued(make_job())
+
+    def call(name: str, replica: str = "r") -> bytes | None:
+        found: Any = broker.eval(claims.CLAIM, 1, key, 1, replica, name)
+        return found and found[0]  # type: ignore[no-any-return]
+
+    job = call("one")
+    assert job is not None
+    assert call("one") == job
+    assert call("two") is None  # another wakeup for the same leg
+    assert call("one", "s") is None
+    assert give_up(broker, key, 1, "r") == 2
+    assert call("one") is None
+
+
+def test_only_the_owner_can_be_given_up(broker: redis.Redis, queued: Queued) -> None:
+    key = queued(make_job())
+    claim(broker, key, 1, "r")
+    assert give_up(broker, key, 1, "another") is None
+    assert give_up(broker, key, 1, "r") == 2
+    assert give_up(broker, key, 1, "r") is None
+
+
+def test_an_end_is_told_and_metered_once(broker: redis.Redis, queued: Queued) -> None:
+    job = make_job()
+    key = queued(job)
+    claim(broker, key, 1, "r")
+    assert finish(broker, key, job, 1) is not None
+    assert finish(broker, key, job, 1) is None
+    assert verdicts(broker) == ["completed"]
+    assert broker.lrange(request_log("req_1", 1), 0, -1) == [b"end"]
+
+
+def test_a_superseded_attempt_cannot_end_the_leg(broker: redis.Redis, queued: Queued) -> None:
+    job = make_job()
+    key = queued(job)
+    claim(broker, key, 1, "r")
+    give_up(broker, key, 1, "r")
+    assert finish(broker, key, job, 1) is None
+    claim(broker, key, 2, "s")
+    assert finish(broker, key, job, 2) is not None
+    assert verdicts(broker) == ["completed"]
+
+
+def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued) -> None:
+    ended, failed = make_job("req_ended"), make_job("req_failed")
+    ended_key, failed_key = queued(ended), queued(failed)
+    for key in (ended_key, failed_key):
+        claim(broker, key, 1, "r")
+    finish(broker, ended_key, ended, 1)
+    assert fail(broker, ended_key, ended, 1) == b"done"
+    assert fail(broker, failed_key, failed, 1) == 1
+    assert fail(broker, failed_key, failed, 1) == 1
+    assert finish(broker, failed_key, failed, 1) is None
+    assert verdicts(broker) == ["completed", "failed"]
+
+
+def test_usage_outlives_its_claim(broker: redis.Redis) -> None:
+    """The broker may lose a claim; the settler counts each leg once anyway, so the event is better sent."""
+    job = make_job()
+    assert finish(broker, claim_key("req_1", 0), job, 1) is not None
+    assert verdicts(broker) == ["completed"]
+    assert not broker.exists(claim_key("req_1", 0))
+
+
+def test_an_end_makes_no_stream_for_a_gateway_that_is_gone(broker: redis.Redis, queued: Queued) -> None:
+    job = make_job()
+    key = queued(job)
+    claim(broker, key, 1, "r")
+    finish(broker, key, job, 1)
+    assert not broker.exists(gateway_stream("gw-a"))
+
+
+def test_cancel_tells_who_works_on_it(broker: redis.Redis, queued: Queued) -> None:
+    waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
+    claim(broker, running, 1, "r")
+    assert broker.eval(claims.CANCEL, 2, waiting, USAGE_STREAM) is None
+    assert broker.eval(claims.CANCEL, 2, running, USAGE_STREAM) == [b"r", b"1"]
+    assert claim(broker, waiting, 1, "r") is None  # cancelled before anybody began
+    assert broker.hget(running, "cancel") == b"1"
+
+
+def test_only_a_waiting_leg_can_be_withdrawn(broker: redis.Redis, queued: Queued) -> None:
+    waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
+    claim(broker, running, 1, "r")
+    assert broker.eval(claims.WITHDRAW, 2, waiting, USAGE_STREAM) == 1
+    assert broker.eval(claims.WITHDRAW, 2, running, USAGE_STREAM) == 0
+    assert broker.hget(running, "state") == b"running"
+
+
+@pytest.mark.parametrize("script", [claims.CANCEL, claims.WITHDRAW])
+def test_a_leg_nobody_worked_on_is_told_to_the_settler_once(broker: redis.Redis, queued: Queued, script: str) -> None:
+    """So that its hold goes back. One that somebody works on is for its worker to tell."""
+    waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
+    for key in (waiting, running):
+        broker.hset(key, "void", b"nothing was used")
+    claim(broker, running, 1, "r")
+    for key in (waiting, waiting, running):
+        broker.eval(script, 2, key, USAGE_STREAM)
+    assert [fields for _, fields in broker.xrange(USAGE_STREAM)] == [{b"e": b"nothing was used"}]

@@ -1,0 +1,153 @@
+"""Heartbeats out, cancels in, deadlines watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from inference_worker.contract.messages import (
+    CORDONS_KEY,
+    REPLICAS_KEY,
+    Heartbeat,
+    control_channel,
+    decode_heartbeat,
+    encode,
+)
+from inference_worker.contract.request import RequestFault
+from inference_worker.worker.control import Control
+from inference_worker.worker.engine_client import ActiveJob
+from tests.support.worker.jobs import make_job
+
+
+class RecordingEngine:
+    """Holds legs and notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.legs: list[ActiveJob] = []
+        self.cancelled: list[tuple[ActiveJob, RequestFault | None]] = []
+
+    def submit(self, live: ActiveJob) -> None:
+        self.legs.append(live)
+
+    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
+        self.cancelled.append((live, failure))
+        self.legs.remove(live)
+
+    def hand_over(self, live: ActiveJob) -> None:
+        self.legs.remove(live)
+
+    def live(self) -> list[ActiveJob]:
+        return list(self.legs)
+
+    def stats(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def heartbeat(beat: int) -> Heartbeat:
+    return Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0)
+
+
+@pytest.fixture
+def engine() -> RecordingEngine:
+    return RecordingEngine()
+
+
+@pytest.fixture
+def control(broker: redis.Redis, engine: RecordingEngine) -> Iterator[Control]:
+    control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
+    yield control
+    control.close()
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def beat_of(broker: redis.Redis) -> int:
+    payload = broker.hget(REPLICAS_KEY, "r")
+    return decode_heartbeat(payload).beat if payload else 0
+
+
+def test_its_beats_are_news_and_end_with_it(broker: redis.Redis, engine: RecordingEngine) -> None:
+    control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
+    wait_until(lambda: beat_of(broker))
+    first = beat_of(broker)
+    wait_until(lambda: beat_of(broker) > first)
+    control.close()
+    assert not broker.hexists(REPLICAS_KEY, "r")
+
+
+@pytest.mark.usefixtures("control")
+def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis, engine: RecordingEngine) -> None:
+    wanted, other, newer = (
+        ActiveJob(make_job("req_1"), 1),
+        ActiveJob(make_job("req_2"), 1),
+        ActiveJob(make_job("req_3"), 2),
+    )
+    for live in (wanted, other, newer):
+        engine.submit(live)
+    channel = control_channel("r")
+    wait_until(lambda: broker.publish(channel, encode(("req_3", 0, 1))))
+    broker.publish(channel, b"\xc1 not msgpack")
+    broker.publish(channel, encode(("req_1", 0, 1)))
+    wait_until(lambda: engine.cancelled)
+    assert engine.cancelled == [(wanted, None)]
+
+
+def test_a_cancel_that_comes_before_its_leg_is_remembered(broker: redis.Redis, control: Control) -> None:
+    """The leg is claimed, and not yet given to the engine."""
+    early, other = ActiveJob(make_job("req_1"), 1), ActiveJob(make_job("req_1"), 2)
+    wait_until(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
+    wait_until(lambda: control.was_cancelled(early))
+    assert not control.was_cancelled(other)
+
+
+@pytest.mark.usefixtures("control")
+def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
+    broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]
+) -> None:
+    wait_until(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
+    live, superseded, failed, running = (ActiveJob(make_job(f"req_{number}"), 1) for number in range(1, 5))
+    broker.hset(queued(live.job), mapping={"state": "running", "cancel": 1})
+    broker.hset(queued(superseded.job), mapping={"state": "queued", "attempt": 2})
+    broker.hset(queued(failed.job), mapping={"state": "failed"})  # its replica was lost by silence
+    broker.hset(queued(running.job), mapping={"state": "running"})
+    for each in (live, superseded, failed, running):
+        engine.submit(each)
+    broker.client_kill_filter(_type="pubsub")
+    wait_until(lambda: len(engine.cancelled) == 3)
+    assert [cancelled for cancelled, _ in engine.cancelled] == [live, superseded, failed]
+    assert engine.legs == [running]
+
+
+@pytest.mark.usefixtures("control")
+def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
+    late, on_time = ActiveJob(make_job("req_1", deadline=time.time() + 0.2), 1), ActiveJob(make_job("req_2"), 1)
+    engine.submit(late)
+    engine.submit(on_time)
+    wait_until(lambda: engine.cancelled)
+    ((cancelled, failure),) = engine.cancelled
+    assert cancelled is late
+    assert failure is not None
+    assert failure.code == "timeout"
+
+
+def test_a_drained_worker_hands_its_legs_over_and_a_cordoned_one_keeps_them(
+    broker: redis.Redis, engine: RecordingEngine
+) -> None:
+    control = Control(broker, "m-0.1f", engine, heartbeat)  # type: ignore[arg-type]
+    engine.submit(ActiveJob(make_job("req_1"), 1))
+    broker.hset(CORDONS_KEY, "m-0", "cordon")
+    time.sleep(1.2)
+    assert engine.legs
+    broker.hset(CORDONS_KEY, "m-0", "drain")
+    wait_until(lambda: not engine.legs)
+    assert not engine.cancelled
+    control.close()

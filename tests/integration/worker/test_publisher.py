@@ -1,0 +1,314 @@
+"""From an engine's outputs to streams, logs and usage events, over a real Valkey."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from inference_worker.contract import claims
+from inference_worker.contract.journal import Journal, leg_key
+from inference_worker.contract.messages import (
+    USAGE_GROUP,
+    USAGE_STREAM,
+    Claimed,
+    End,
+    Failed,
+    Finished,
+    InferenceJob,
+    Released,
+    StreamEvent,
+    Tokens,
+    Vectors,
+    claim_key,
+    decode_event,
+    decode_events,
+    encode,
+    gateway_stream,
+    request_log,
+)
+from inference_worker.contract.request import (
+    CacheReport,
+    RequestFault,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+    TokenUsage,
+)
+from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
+from inference_worker.worker.publisher import Publisher
+from tests.support.worker.jobs import make_job, make_usage
+from tests.support.worker.publishing import USAGE, eventually, last, new_publisher, usage_events
+
+Queued = Callable[[InferenceJob], str]
+
+
+@pytest.fixture
+def publisher(broker: redis.Redis, tmp_path: Path) -> Iterator[Publisher]:
+    broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
+    publisher = make_publisher(broker, tmp_path)
+    yield publisher
+    publisher.close()
+
+
+def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
+    journal = Journal(folder / "journal")
+    return new_publisher(broker, journal)
+
+
+def begin(broker: redis.Redis, queued: Queued, job: InferenceJob) -> ActiveJob:
+    broker.eval(claims.CLAIM, 1, queued(job), 1, "r")
+    return ActiveJob(job, 1)
+
+
+def tokens(live: ActiveJob, *ids: int) -> Delivery:
+    return live, RequestOutput(live.engine_id, list(ids), "".join(f"<{i}>" for i in ids))
+
+
+def gateway_events(broker: redis.Redis) -> list[StreamEvent]:
+    entries = broker.xrange(gateway_stream("gw-a"))
+    return [event for _, fields in entries for event in decode_events(fields[b"e"])]
+
+
+def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[StreamEvent]:
+    return [decode_event(payload) for payload in broker.lrange(request_log(request_id, attempt), 0, -1)]
+
+
+def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.tell_claimed("gw-a", Claimed("req_1", 1, "r"))
+    publisher.deliver([tokens(live, 7)])
+    publisher.deliver([last(live, 8)])
+    assert live.ended.wait(60)
+
+    told = gateway_events(broker)
+    assert told[0] == Claimed("req_1", 1, "r")
+    events = told[1:]
+    assert events == log_of(broker, "req_1")
+    assert [event.seq for event in events if not isinstance(event, Claimed | Released)] == list(range(len(events)))
+    assert "".join(event.text for event in events if isinstance(event, Tokens)) == "<7><8>"
+    end = events[-1]
+    assert isinstance(end, End)
+    assert end.usage == USAGE
+    (usage,) = usage_events(broker)
+    assert (usage.usage, usage.verdict, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
+    assert 0 < broker.ttl(request_log("req_1", 1)) <= 50
+
+
+def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64)
+    output = RequestOutput(live.engine_id, [7], "<7>", finish_reason="stop", usage=USAGE, cache=report)
+    publisher.deliver([(live, output)])
+    assert live.ended.wait(60)
+    (usage,) = usage_events(broker)
+    assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
+
+
+@pytest.mark.parametrize(
+    ("miss", "warm_on", "told"),
+    [
+        ("first_use", ("other",), "other_worker"),
+        ("expired_or_evicted", ("another", "other"), "other_worker"),
+        ("first_use", ("other", "r"), "first_use"),  # this one had it too
+        ("first_use", (), "first_use"),
+        ("too_short", ("other",), "too_short"),
+        ("prefix_changed", ("other",), "prefix_changed"),
+        (None, ("other",), ""),
+    ],
+)
+def test_a_miss_that_another_replica_would_not_have_had_is_told_as_such(
+    broker: redis.Redis, queued: Queued, publisher: Publisher, miss: Any, warm_on: tuple[str, ...], told: str
+) -> None:
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), warm_on=warm_on))
+    cache = CacheReport(miss)
+    publisher.deliver([(live, RequestOutput(live.engine_id, [7], "7", finish_reason="stop", usage=USAGE, cache=cache))])
+    assert live.ended.wait(60)
+    assert [usage.miss_reason for usage in usage_events(broker)] == [told]
+
+
+def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """When the broker is slow, rounds grow: nothing piles up."""
+    live = begin(broker, queued, make_job())
+    publisher = make_publisher(broker, tmp_path)
+    broker.client_pause(300)  # type: ignore[no-untyped-call]
+    for token in range(20):
+        publisher.deliver([tokens(live, token)])
+        time.sleep(0.005)
+    publisher.deliver([last(live)])
+    assert live.ended.wait(60)
+    publisher.close()
+    events = [event for event in log_of(broker, "req_1") if isinstance(event, Tokens)]
+    assert [token for event in events for token in event.token_ids] == list(range(20))
+    assert len(events) <= 3
+
+
+def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    """Each answer's tokens and end with its index; only the request's last output carries the usage, and ends it."""
+    params = SamplingParams(n=2, logprobs=0, prompt_logprobs=0)
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), params=params))
+    prompt, name = TokenUsage(uncached=2, cache_read=1), live.engine_id
+
+    def output(index: int, token: int, **fields: Any) -> Delivery:
+        logprobs = [TokenLogprobs(token, -1.0, 1)]
+        return live, RequestOutput(name, [token], f"<{token}>", index=index, logprobs=logprobs, **fields)
+
+    publisher.deliver([output(0, 5, prompt_usage=prompt, prompt_logprobs=[TokenLogprobs(2, -2.0, 1)])])
+    while not log_of(broker, "req_1"):
+        time.sleep(0.01)
+    publisher.deliver(
+        [
+            output(1, 6, prompt_usage=prompt),
+            output(0, 7, prompt_usage=prompt, finish_reason="stop", stop_reason="x"),
+            output(1, 8, finish_reason="stop", usage=USAGE),  # ended by a token, which is no part of its text
+        ]
+    )
+    assert live.ended.wait(60)
+    first, second, third, finished, end = log_of(broker, "req_1")
+    assert first == Tokens(
+        "req_1", 1, 0, [5], "<5>", 0, [TokenLogprobs(5, -1.0, 1)], prompt, [TokenLogprobs(2, -2.0, 1)]
+    )
+    assert second == Tokens("req_1", 1, 1, [6, 8], "<6><8>", 1, [TokenLogprobs(6, -1.0, 1)])
+    assert third == Tokens("req_1", 1, 2, [7], "<7>", 0, [TokenLogprobs(7, -1.0, 1)])
+    assert finished == Finished("req_1", 1, 3, 0, "stop", "x")
+    assert end == End("req_1", 1, 4, "stop", None, USAGE)
+    assert len(usage_events(broker)) == 1
+
+
+def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.deliver([(live, RequestFault("context_length_exceeded", "too long", "messages"))])
+    assert live.ended.wait(60)
+    failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
+    assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
+    (usage,) = usage_events(broker)
+    assert (usage.verdict, usage.usage) == ("failed", TokenUsage())
+
+
+def test_a_leg_handed_over_goes_back_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.deliver([(live, Requeued())])
+    assert live.ended.wait(60)
+    assert gateway_events(broker) == [Released("req_1", 2)]
+    assert broker.hmget(claim_key("req_1", 0), "attempt", "state") == [b"2", b"queued"]
+    assert usage_events(broker) == []
+
+
+def test_a_superseded_end_is_neither_told_nor_metered(
+    broker: redis.Redis, queued: Queued, publisher: Publisher
+) -> None:
+    live = begin(broker, queued, make_job())
+    broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r")
+    publisher.deliver([last(live, 1)])
+    assert live.ended.wait(60)
+    assert usage_events(broker) == []
+    assert not any(isinstance(event, End) for event in gateway_events(broker))
+
+
+def test_an_end_survives_a_broker_outage(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    live = begin(broker, queued, make_job())
+    for _ in range(3):
+        broker.client_kill_filter(_type="normal", skipme=True)
+        publisher.deliver([tokens(live, 1)])
+        time.sleep(0.05)
+    publisher.deliver([last(live, 2)])
+    assert live.ended.wait(60)
+    assert len(usage_events(broker)) == 1
+    seqs = {event.seq for event in log_of(broker, "req_1") if isinstance(event, Tokens | End)}
+    assert seqs == set(range(len(seqs)))
+
+
+def test_what_was_journalled_and_never_told_failed(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """Killed between the journal and the end: nothing billed, also after the replay."""
+    job = make_job()
+    begin(broker, queued, job)
+    journal = Journal(tmp_path / "journal")
+    journal.append([make_usage(job)])
+    journal.close()
+    make_publisher(broker, tmp_path).close()
+    assert [usage.verdict for usage in usage_events(broker)] == ["failed"]
+    assert broker.hget(claim_key("req_1", 0), "state") == b"failed"
+
+
+def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """The broker took the end, then crashed and forgot its last second."""
+    job = make_job()
+    usage = make_usage(job)
+    begin(broker, queued, job)  # the claim is what an older state of the broker says: still running
+    journal = Journal(tmp_path / "journal")
+    journal.append([usage])
+    journal.confirm(leg_key(usage), "1-1")
+    journal.close()
+    make_publisher(broker, tmp_path).close()
+    assert usage_events(broker) == [usage]
+    make_publisher(broker, tmp_path).close()
+    assert usage_events(broker) == [usage]  # once is enough
+
+
+def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.05)
+    journal = Journal(tmp_path / "journal")
+    publisher = new_publisher(broker, journal)
+    live = begin(broker, queued, make_job())
+    broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
+    publisher.deliver([last(live, 1)])
+    assert live.ended.wait(60)
+    ((_, entries),) = broker.xreadgroup(USAGE_GROUP, "s", {USAGE_STREAM: ">"})
+    time.sleep(0.3)
+    assert len(journal.open_events()) == 1  # delivered to the settler is not settled
+    broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
+    eventually(lambda: not journal.open_events())
+    publisher.close()
+
+
+def test_a_full_disk_delays_the_end_and_loses_nothing(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    publisher = new_publisher(broker, journal)
+    live = begin(broker, queued, make_job())
+
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fdatasync", full)
+        publisher.deliver([last(live, 1)])
+        assert not live.ended.wait(0.5)
+        assert usage_events(broker) == []
+    assert live.ended.wait(60)
+    assert len(usage_events(broker)) == 1
+    publisher.close()
+    again = Journal(tmp_path / "journal")
+    assert len(again.open_events()) == 1
+    again.close()
+
+
+def test_a_broken_publisher_says_so(broker: redis.Redis, tmp_path: Path) -> None:
+    """It is the process' voice: without it nobody would hear of any end again."""
+    broken = threading.Event()
+    publisher = new_publisher(broker, Journal(tmp_path / "journal"), broken.set)
+    publisher.deliver([("no leg", None)])  # type: ignore[list-item]
+    assert broken.wait(60)
+
+
+def test_vectors_are_in_the_log_alone_and_not_for_long(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
+    job = msgspec.structs.replace(make_job(), input_lengths=(2, 1))
+    live, usage = begin(broker, queued, job), TokenUsage(uncached=3)
+    publisher = new_publisher(broker, Journal(tmp_path / "journal"), keep_seconds=500)
+    publisher.deliver([(live, RequestOutput(live.engine_id, finish_reason="stop", usage=usage, vectors=b"1234"))])
+    assert live.ended.wait(60)
+    publisher.close()
+    end = End("req_1", 1, 1, "stop", None, usage)
+    assert log_of(broker, "req_1") == [Vectors("req_1", 1, 0, b"1234"), end]
+    assert gateway_events(broker) == [end]
+    assert 0 < broker.ttl(request_log("req_1", 1)) <= 60

@@ -1,0 +1,418 @@
+"""Pins that all replicas know of: real workers and a real Valkey; the engines are real, and all models but one fake."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+import structlog
+
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
+    USAGE_STREAM,
+    End,
+    ExecutionUsage,
+    InferenceJob,
+    claim_key,
+    decode_event,
+    decode_usage,
+    encode,
+    pins_key,
+    request_log,
+)
+from inference_worker.contract.request import CacheBreakpoint, TokenUsage
+from inference_worker.contract.settings import WorkerSettings, worker_settings
+from inference_worker.models.model_source import ensure_model
+from inference_worker.worker import shared_pins
+from inference_worker.worker.engine_client import ActiveJob
+from inference_worker.worker.worker import Worker, model_spec, new_replica_id
+from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine
+from tests.support.worker.jobs import make_job, make_usage
+
+BLOCK, FIVE, HOUR = 16, 300, 3600
+PROMPT = distinct(100, 1)
+WRITTEN, READ = TokenUsage(4, 0, 96, output=1), TokenUsage(4, 96, output=1)
+Queued = Callable[[InferenceJob], str]
+
+
+class Replicas:
+    """Workers of one model, and tenants who call them."""
+
+    def __init__(self, broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
+        self.broker = broker
+        self.settings = settings
+        self._queued = queued
+        self._count = 0
+        self.workers: list[Worker] = []
+        self.runners: list[FakeRunner] = []
+
+    def start(self, name: str) -> Worker:
+        settings = replace(self.settings, worker_name=name)
+        self.workers.append(Worker(settings, new_replica_id(settings)))
+        return self.workers[-1]
+
+    def stop(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        worker.drain()
+        worker.close()
+
+    def job(self, prompt: list[int], *points: tuple[int, int], tenant: int = 1, tokens: int = 1) -> InferenceJob:
+        self._count += 1
+        job = make_job(f"req_{self._count}")
+        return msgspec.structs.replace(
+            job,
+            billing_context=msgspec.structs.replace(job.billing_context, tenant_id=tenant),
+            prompt_token_ids=prompt,
+            params=replace(job.params, max_tokens=tokens, temperature=0.0, ignore_eos=True),
+            cache_salt=f"of tenant {tenant}".encode(),
+            breakpoints=tuple(CacheBreakpoint(*point) for point in points),
+        )
+
+    def queue(self, job: InferenceJob) -> tuple[str, int, int]:
+        """A wakeup for the job."""
+        self.broker.hset(self._queued(job), "tenant", job.billing_context.tenant_id)
+        return job.billing_context.request_id, 0, 1
+
+    def ask(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
+        """What the caller is told, which is what is billed."""
+        job = self.job(prompt, *points, tenant=tenant)
+        worker.serve([self.queue(job)])
+        event = self.billed(job)
+        last = decode_event(self.broker.lrange(request_log(job.billing_context.request_id, 1), -1, -1)[0])
+        assert isinstance(last, End)
+        assert last.usage == event.usage
+        assert event.verdict == "completed"
+        return event.usage
+
+    def billed(self, job: InferenceJob) -> ExecutionUsage:
+        (event,) = self._events(job)
+        return event
+
+    def is_billed(self, job: InferenceJob) -> bool:
+        return bool(self._events(job))
+
+    def is_pinned(self) -> bool:
+        """Whether the broker is told of a pin within a few seconds."""
+        give_up_at = time.monotonic() + 10
+        while not (told := self.broker.exists(pins_key(1))) and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        return bool(told)
+
+    def _events(self, job: InferenceJob) -> list[ExecutionUsage]:
+        events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
+        return [each for each in events if each.billing_context.request_id == job.billing_context.request_id]
+
+    def pass_time(self, seconds: int, tenant: int = 1) -> None:
+        """By what the broker knows of."""
+        for block in self.broker.zrange(pins_key(tenant), 0, -1):
+            self.broker.zincrby(pins_key(tenant), -2000 * seconds, block)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> WorkerSettings:
+    small = replace(worker_settings(), block_size=BLOCK, kv_cache_bytes=192 << 20, shutdown_timeout_seconds=1)
+    settings = replace(small, data_dir=tmp_path_factory.mktemp("state"), worker_model="smollm2-135m")
+    ensure_model(model_spec(settings), settings.data_dir, None)
+    return settings
+
+
+@pytest.fixture
+def replicas(
+    broker: redis.Redis, queued: Queued, settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Replicas]:
+    replicas = Replicas(broker, queued, settings)
+    shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)  # of the test before
+
+    def engine(_: object) -> Any:
+        replicas.runners.append(FakeRunner(80))
+        return fake_engine(runner=replicas.runners[-1], clock=Clock())[0]
+
+    monkeypatch.setattr("inference_worker.worker.worker.make_engine", engine)
+    yield replicas
+    for worker in list(replicas.workers):
+        replicas.stop(worker)
+
+
+@pytest.mark.parametrize(("seconds", "written"), [(FIVE, WRITTEN), (HOUR, TokenUsage(4, 0, 0, 96, output=1))])
+def test_what_one_replica_wrote_is_read_at_another(replicas: Replicas, seconds: int, written: TokenUsage) -> None:
+    one, two = replicas.start("one"), replicas.start("two")
+    assert replicas.ask(one, PROMPT, (96, seconds)) == written
+    assert replicas.ask(two, PROMPT, (96, seconds)) == READ
+    assert list(replicas.runners[1].steps[0].values()) == [100]  # though it was computed again
+    assert replicas.ask(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
+
+
+def test_why_it_was_missed_is_that_another_replica_had_it(replicas: Replicas) -> None:
+    first, again = replicas.job(PROMPT, (96, FIVE)), replicas.job(PROMPT, (96, FIVE))
+    replicas.start("one").serve([replicas.queue(first)])
+    replicas.start("two").serve([replicas.queue(again)])
+    assert [replicas.billed(job).miss_reason for job in (first, again)] == ["first_use", "other_worker"]
+
+
+def test_a_restarted_worker_bills_as_read(replicas: Replicas) -> None:
+    worker = replicas.start("one")
+    assert replicas.ask(worker, PROMPT, (96, FIVE)) == WRITTEN
+    replicas.stop(worker)
+    assert replicas.ask(replicas.start("one"), PROMPT, (96, FIVE)) == READ
+
+
+def test_the_embedded_model_too(broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
+    shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)
+    replicas = Replicas(broker, queued, replace(settings, max_num_seqs=4, cpu_threads=1))
+    one, two = replicas.start("one"), replicas.start("two")
+    try:
+        assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
+        assert replicas.ask(two, PROMPT) == READ
+    finally:
+        for worker in (one, two):
+            replicas.stop(worker)
+
+
+def test_a_pin_ends_with_its_time(replicas: Replicas) -> None:
+    replicas.ask(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
+    replicas.pass_time(299)
+    assert replicas.ask(replicas.start("two"), PROMPT) == READ
+    replicas.pass_time(300)
+    usage = replicas.ask(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
+    assert usage == TokenUsage(4, 32, 64, output=1)
+    replicas.pass_time(3600)
+    assert replicas.ask(replicas.start("four"), PROMPT) == TokenUsage(100, output=1)
+
+
+def test_a_hit_begins_the_time_anew(replicas: Replicas) -> None:
+    replicas.ask(replicas.start("one"), PROMPT, (96, FIVE))
+    for number in range(3):
+        replicas.pass_time(200)
+        assert replicas.ask(replicas.start(f"hit {number}"), PROMPT) == READ
+    replicas.pass_time(300)
+    assert replicas.ask(replicas.start("too late"), PROMPT, (96, FIVE)) == WRITTEN
+
+
+def test_a_hit_where_it_was_written_begins_it_anew_as_well(replicas: Replicas) -> None:
+    one = replicas.start("one")
+    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.pass_time(200)
+    assert replicas.ask(one, PROMPT) == READ
+    replicas.pass_time(200)
+    assert replicas.ask(replicas.start("two"), PROMPT) == READ
+
+
+def test_a_pin_of_an_hour_stays_one(replicas: Replicas) -> None:
+    replicas.ask(replicas.start("one"), PROMPT, (96, HOUR))
+    replicas.ask(replicas.start("two"), PROMPT, (96, FIVE))
+    replicas.pass_time(3599)
+    assert replicas.ask(replicas.start("three"), PROMPT) == READ
+
+
+def test_another_tenant_profits_nothing(replicas: Replicas) -> None:
+    replicas.ask(replicas.start("one"), PROMPT, (96, FIVE))
+    two = replicas.start("two")
+    assert replicas.ask(two, PROMPT, (96, FIVE), tenant=2) == WRITTEN
+    assert replicas.ask(two, PROMPT, tenant=3) == TokenUsage(100, output=1)
+
+
+def test_another_tenants_salt_is_of_no_use_either(replicas: Replicas) -> None:
+    """The tenant is in the key and in the hashes: one would do."""
+    one, two = replicas.start("one"), replicas.start("two")
+    replicas.ask(one, PROMPT, (96, FIVE))
+    stolen = msgspec.structs.replace(replicas.job(PROMPT, tenant=2), cache_salt=b"of tenant 1")
+    two.serve([replicas.queue(stolen)])
+    assert replicas.billed(stolen).usage.cache_read == 0
+    split = msgspec.structs.replace(replicas.job(PROMPT), cache_salt=b"of tenant 1, by a key of its own")
+    two.serve([replicas.queue(split)])
+    assert replicas.billed(split).usage.cache_read == 0
+
+
+def test_it_is_known_elsewhere_while_its_answer_is_still_being_written(replicas: Replicas) -> None:
+    one, two = replicas.start("one"), replicas.start("two")
+    steps = threading.Semaphore(2)
+    replicas.runners[0].during = lambda _: steps.acquire() and None
+    long = replicas.job(PROMPT, (96, FIVE), tokens=30)
+    serving = threading.Thread(target=one.serve, args=([replicas.queue(long)],))
+    serving.start()
+    try:
+        assert replicas.is_pinned()
+        assert replicas.ask(two, PROMPT) == READ
+        assert not replicas.is_billed(long)
+    finally:
+        steps.release(100)
+        serving.join()
+    assert replicas.billed(long).usage == replace(WRITTEN, output=30)
+
+
+def test_a_write_that_failed_leaves_no_pin(replicas: Replicas) -> None:
+    one, two = replicas.start("one"), replicas.start("two")
+    told = threading.Event()
+
+    def fails_when_its_first_token_is_out(_: object) -> None:
+        if len(replicas.runners[0].steps) > 1:
+            if replicas.is_pinned():
+                told.set()
+            raise RuntimeError("broken")
+
+    replicas.runners[0].during = fails_when_its_first_token_is_out
+    job = replicas.job(PROMPT, (96, FIVE), tokens=5)
+    one.serve([replicas.queue(job)])
+    assert told.is_set()
+    assert replicas.billed(job).verdict == "failed"
+    assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+
+
+def test_a_broker_that_lost_them_costs_a_write_and_no_fault(replicas: Replicas) -> None:
+    one, two = replicas.start("one"), replicas.start("two")
+    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.broker.flushdb()
+    assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+    replicas.broker.flushdb()
+    assert replicas.ask(one, PROMPT, (96, FIVE)) == READ  # its engine knows of the pin, and tells of it again
+    assert replicas.ask(replicas.start("three"), PROMPT) == READ
+
+
+def test_a_look_up_that_fails_costs_a_write_and_is_logged_once(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = replicas.start("one"), replicas.start("two")
+    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.ask(one, distinct(100, 2), (96, FIVE))
+
+    def away(**_: object) -> None:
+        raise redis.ConnectionError("away")
+
+    with structlog.testing.capture_logs() as logs, monkeypatch.context() as patched:
+        patched.setattr(two._shared_pins, "_look_up", away)
+        assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+        assert replicas.ask(two, distinct(100, 3), (96, FIVE)) == WRITTEN
+    assert [each["event"] for each in logs].count("pin_lookup_failed") == 1
+    assert replicas.ask(two, distinct(100, 2)) == READ
+
+
+def test_over_the_cap_nothing_is_pinned_nor_billed_as_written(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_pins, "MAX_PINS", 8)
+    one, two = replicas.start("one"), replicas.start("two")
+    assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
+    job = replicas.job(distinct(100, 2), (96, FIVE))
+    two.serve([replicas.queue(job)])
+    event = replicas.billed(job)
+    assert (event.usage, event.unpinned_tokens) == (TokenUsage(100 - 32, 0, 32, output=1), 64)
+    assert replicas.broker.zcard(pins_key(1)) == 8
+    again = replicas.job(PROMPT, (96, FIVE))
+    two.serve([replicas.queue(again)])
+    event = replicas.billed(again)
+    assert (event.usage, event.unpinned_tokens) == (READ, 0)  # what is paid for needs no room
+
+
+def test_who_has_no_pins_asks_for_none(replicas: Replicas) -> None:
+    one, two = replicas.start("one"), replicas.start("two")
+    replicas.broker.config_resetstat()  # type: ignore[no-untyped-call]
+    replicas.ask(one, PROMPT, tenant=2)
+    replicas.ask(two, PROMPT, tenant=2)
+    assert not {"cmdstat_zmscore", "cmdstat_zadd"} & set(replicas.broker.info("commandstats"))
+    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.ask(two, PROMPT)
+    assert replicas.broker.info("commandstats")["cmdstat_zmscore"]["calls"] == 3  # told, looked up, told
+
+
+class Legs:
+    """Legs that run, and what the scripts say."""
+
+    def __init__(self, broker: redis.Redis, queued: Queued) -> None:
+        self._broker, self._queued = broker, queued
+
+    def begin(self, name: str) -> ActiveJob:
+        job = make_job(name)
+        self._broker.eval(claims.CLAIM, 1, self._queued(job), 1, "r")
+        return ActiveJob(job, 1)
+
+    def pin(self, live: ActiveJob, pins: dict[bytes, int]) -> None:
+        keys = shared_pins.pin_keys(live)
+        self._broker.eval(shared_pins.PIN, 2, *keys, *shared_pins.pin_args(live, pins))
+
+    def live_pins(self, *hashes: bytes) -> list[int]:
+        count, letters = self._broker.eval(shared_pins.LOOK_UP, 1, pins_key(1), *hashes)  # type: ignore[misc]
+        assert count == self._broker.zcard(pins_key(1))
+        return [{"m": FIVE, "h": HOUR, "-": 0}[letter] for letter in letters.decode()]
+
+    def fail(self, live: ActiveJob, *whatever: str) -> None:
+        usage = encode(make_usage(live.job, 1, "failed", 0))
+        self._broker.eval(claims.FAIL, 2, self.key(live), USAGE_STREAM, 1, usage, *whatever)
+
+    def finish(self, live: ActiveJob) -> None:
+        keys = [self.key(live), USAGE_STREAM, "gw", "log"]
+        self._broker.eval(claims.FINISH, 4, *keys, 1, encode(make_usage(live.job)), b"batch", b"end", 60)
+
+    def give_up(self, live: ActiveJob) -> None:
+        self._broker.eval(claims.GIVE_UP, 1, self.key(live), 1, "r")
+
+    def key(self, live: ActiveJob) -> str:
+        return claim_key(live.job.billing_context.request_id, 0)
+
+
+@pytest.fixture
+def legs(broker: redis.Redis, queued: Queued) -> Legs:
+    return Legs(broker, queued)
+
+
+def test_as_many_blocks_as_a_long_prompt_has(legs: Legs, broker: redis.Redis) -> None:
+    blocks = [number.to_bytes(32, "big") for number in range(5000)]
+    legs.pin(
+        legs.begin("req_1"), {block: HOUR if number < 1700 else FIVE for number, block in enumerate(blocks[:4100])}
+    )
+    assert legs.live_pins(*blocks) == [HOUR] * 1700 + [FIVE] * 2400 + [0] * 900
+    assert 3590 < broker.ttl(pins_key(1)) <= 3600
+
+
+@pytest.mark.parametrize("ends", [Legs.fail, Legs.give_up])
+def test_a_leg_that_is_not_billed_takes_along_what_it_pinned(
+    legs: Legs, ends: Callable[[Legs, ActiveJob], None]
+) -> None:
+    before, lost = legs.begin("req_1"), legs.begin("req_2")
+    legs.pin(before, {b"a": FIVE})
+    legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})
+    time.sleep(0.005)
+    legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})  # the answer was lost: said again
+    ends(legs, lost)
+    assert legs.live_pins(b"a", b"b", b"c") == [FIVE, 0, 0]
+    legs.pin(lost, {b"b": FIVE})  # too late
+    assert legs.live_pins(b"b") == [0]
+
+
+def test_an_hour_is_no_shorter_for_a_use_of_five_minutes(legs: Legs) -> None:
+    legs.pin(legs.begin("req_1"), {b"a": HOUR, b"b": FIVE})
+    legs.pin(legs.begin("req_2"), {b"a": FIVE, b"b": HOUR})
+    assert legs.live_pins(b"a", b"b") == [HOUR, HOUR]
+
+
+def test_what_another_leg_uses_since_stays(legs: Legs) -> None:
+    lost, other = legs.begin("req_1"), legs.begin("req_2")
+    legs.pin(lost, {b"a": FIVE, b"b": FIVE})
+    time.sleep(0.005)  # the next one is of another millisecond
+    legs.pin(other, {b"a": FIVE})
+    legs.fail(lost)
+    assert legs.live_pins(b"a", b"b") == [FIVE, 0]
+
+
+def test_a_leg_that_ended_well_keeps_them_unless_it_is_taken_back(legs: Legs) -> None:
+    live = legs.begin("req_1")
+    legs.pin(live, {b"a": FIVE})
+    legs.finish(live)
+    legs.fail(live)
+    assert legs.live_pins(b"a") == [FIVE]
+    legs.fail(live, "unpin")
+    assert legs.live_pins(b"a") == [0]
+
+
+def test_a_claim_the_broker_lost_is_not_made_anew(legs: Legs, broker: redis.Redis) -> None:
+    live = legs.begin("req_1")
+    broker.flushdb()
+    legs.pin(live, {b"a": FIVE})
+    assert legs.live_pins(b"a") == [FIVE]
+    assert not broker.exists(legs.key(live))

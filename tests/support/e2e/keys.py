@@ -1,0 +1,21 @@
+"""API keys of a running platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.support.stack import Stack
+
+
+def make_key(stack: Stack, name: str, limits: dict[str, int] | None = None, **fields: Any) -> str:
+    """A key of the demo tenant, with limits of its own."""
+    sent = {"name": name, "scopes": ["inference", "models"], **fields}
+    made = httpx.post(f"{stack.url}/api/keys", json=sent, headers=stack.headers, timeout=60)
+    assert made.status_code == 201, made.text
+    if limits:
+        body = {"key_id": made.json()["id"], **limits}
+        set_ = httpx.post(f"{stack.url}/api/limits", json=body, headers=stack.headers, timeout=60)
+        assert set_.status_code == 200, set_.text
+    return str(made.json()["secret"])

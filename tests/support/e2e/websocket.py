@@ -1,0 +1,42 @@
+"""WebSocket connections to a running platform."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+from tests.support.stack import MODEL, Stack
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Client:
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    def say(self, **message: Any) -> None:
+        self.socket.send(json.dumps(message))
+
+    def ask(self, name: str, **options: Any) -> None:
+        self.say(id=name, **{"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0, **options})
+
+    def hear(self) -> dict[str, Any]:
+        return dict(json.loads(self.socket.recv(30)))
+
+    def hear_all(self, name: str) -> list[dict[str, Any]]:
+        """What is said of one request, to its end; the others must have ended."""
+        heard = [self.hear()]
+        while heard[-1]["type"] not in ("done", "error"):
+            heard.append(self.hear())
+        assert {each["id"] for each in heard} == {name}
+        return heard
+
+
+@contextmanager
+def socket(stack: Stack, **options: Any) -> Iterator[Client]:
+    with connect(f"{stack.url.replace('http', 'ws')}/v1/realtime/chat", **options) as opened:
+        yield Client(opened)

@@ -1,0 +1,103 @@
+"""Schemas to hold answers to: of the JSON Schema test suite, of real tools, and made up like those people write."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+Schema = dict[str, Any]
+
+
+def suite() -> list[dict[str, Any]]:
+    """The suite's groups whose schemas are objects."""
+    with gzip.open(DATA / "json_schema/groups.jsonl.gz", "rt", encoding="utf-8") as lines:
+        groups = [json.loads(line) for line in lines]
+    return [group for group in groups if isinstance(group["schema"], dict)]
+
+
+def tools() -> list[dict[str, Any]]:
+    """Real tools: name, description, parameters."""
+    with gzip.open(DATA / "traces/taubench_system_and_tools.json.gz", "rt", encoding="utf-8") as file:
+        return [tool["function"] for tool in json.load(file)["tools"]]
+
+
+def made_up(count: int) -> Iterator[Schema]:
+    """Objects as applications ask for them; the same ones each time."""
+    for seed in range(count):
+        yield _Maker(random.Random(seed)).top()
+
+
+def faults(schema: Schema, text: str) -> list[str]:
+    """What is wrong with the JSON `text` under `schema`, formats included."""
+    kind = validator_for(schema, default=Draft202012Validator)
+    return [error.message for error in kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(json.loads(text))]
+
+
+class _Maker:
+    _NAMES = ("id", "name", "title", "price", "tags", "when", "address", "note", "status", "items", "größe", "a b")
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def top(self) -> Schema:
+        schema = self._object(0)
+        if self._rng.random() < 0.3:
+            schema["$defs"] = {"node": self._object(2)}
+            schema["properties"]["node"] = {"$ref": "#/$defs/node"}
+            schema["required"] = [*schema["required"], "node"]
+        return schema
+
+    def _any(self, depth: int) -> Schema:
+        kinds = [self._string, self._number, self._choice, self._format]
+        if depth < 3:
+            kinds += [lambda: self._object(depth + 1), lambda: self._array(depth + 1), lambda: self._either(depth + 1)]
+        return self._rng.choice(kinds)()
+
+    def _object(self, depth: int) -> Schema:
+        names = self._rng.sample(self._NAMES, self._rng.randint(1, 4))
+        closed = self._rng.random() < 0.8
+        return {
+            "type": "object",
+            "properties": {name: self._any(depth + 1) for name in names},
+            "required": [name for name in names if self._rng.random() < 0.7],
+            "additionalProperties": False if closed else {"type": "integer"},
+        }
+
+    def _array(self, depth: int) -> Schema:
+        least = self._rng.randint(0, 2)
+        return {"type": "array", "items": self._any(depth + 1), "minItems": least, "maxItems": least + 2}
+
+    def _either(self, depth: int) -> Schema:
+        return {"anyOf": [self._any(depth + 1), {"type": "null"}]}
+
+    def _string(self) -> Schema:
+        kind = self._rng.randrange(3)
+        if kind == 0:
+            return {"type": "string", "minLength": self._rng.randint(0, 3), "maxLength": self._rng.randint(3, 12)}
+        if kind == 1:
+            return {
+                "type": "string",
+                "pattern": self._rng.choice(("^[A-Z]{2}[0-9]{3}$", "^(red|green)-[a-f]+$", "b{2}")),
+            }
+        return {"type": "string", "maxLength": 20}
+
+    def _number(self) -> Schema:
+        low = self._rng.randint(-50, 50)
+        kind = self._rng.choice(("integer", "number"))
+        step = {"multipleOf": 5} if kind == "integer" and self._rng.random() < 0.3 else {}
+        return {"type": kind, "minimum": low, "maximum": low + 100, **step}
+
+    def _choice(self) -> Schema:
+        return self._rng.choice(({"enum": ["low", "high", 3, None]}, {"const": {"a": [1, "x"]}}, {"type": "boolean"}))
+
+    def _format(self) -> Schema:
+        named = ("date", "date-time", "time", "uuid", "email", "ipv4", "ipv6", "hostname")
+        return {"type": "string", "format": self._rng.choice(named), "maxLength": 60}

@@ -1,0 +1,50 @@
+"""Drafts of invoices for tests of the billing run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from billing.models import (
+    Invoice,
+    Period,
+)
+from billing.periods import default_entity, ensure_periods
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry, Tenant, User
+from tests.support.billing import books
+from tests.support.frontend.console import PASSWORD, meter
+from tests.support.rows import Everybody, only_project
+
+NOW = datetime.now(UTC)
+LAST = (NOW.replace(day=1) - timedelta(days=1)).replace(day=1, hour=3, minute=0, second=0, microsecond=0)
+
+
+def made() -> Tenant:
+    """A tenant with usage in the month before."""
+    tenant = actions.do_create_tenant("acme", "Acme")
+    actions.do_add_member(tenant, User.objects.create_user("owner@example.com", PASSWORD), "owner")
+    key, _ = actions.do_create_api_key(only_project(tenant), "k")
+    version = books.sheet()
+    for number in range(3):
+        counts = {"uncached": 1_000_001, "cache_read": 2_000_003 + number, "output": 300_007}
+        at = LAST + timedelta(days=number)
+        meter(tenant, at=at, project_id=key.project_id, key_id=key.pk, price_version=version, **counts)
+    User.objects.create_superuser("op@example.com", PASSWORD)
+    return tenant
+
+
+def month() -> Period:
+    with all_tenants_scope(BypassReason.BILLING):
+        ensure_periods(default_entity(), LAST, LAST)
+        return Period.objects.get(label=f"{LAST:%Y-%m}")
+
+
+def only() -> Invoice:
+    (found,) = Everybody(Invoice).filter(kind=Invoice.Kind.INVOICE)
+    return found
+
+
+def verbs() -> list[str]:
+    return [entry.verb for entry in sorted(Everybody(AuditEntry).filter(), key=lambda entry: entry.pk)]

@@ -1,0 +1,122 @@
+"""How the tests of the console's screens look at a page."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+
+from tests.support.frontend.console import FLAGS, World, remembered
+from tests.support.frontend.live_server import LiveServer
+
+if TYPE_CHECKING:
+    from django.test import Client
+
+# Bounds for machines that are busy, not what anything should take.
+EXPECT_SECONDS, ACT_SECONDS = 30, 60
+COLORS = {"runOnly": ["color-contrast"]}
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".waiting")
+  && (!document.querySelector("[data-chart]") || "drawn" in document.documentElement.dataset)"""
+WATCH = """
+window.shift = 0;
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) if (!one.hadRecentInput) window.shift += one.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@dataclass
+class Visited:
+    page: Page
+    complaints: list[str]
+    weights: dict[str, int]  # bytes over the wire, by kind
+
+
+@contextmanager
+def chromium(config: pytest.Config) -> Iterator[Browser]:
+    """The system's Chromium; the test skips if there is none, or fails where `--browser-must-run` was said."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        give_up = pytest.fail if config.getoption("--browser-must-run") else pytest.skip
+        give_up("no Chromium on this machine: install the package `chromium` to run the browser tests")
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=EXPECT_SECONDS * 1000)
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def windows(browser: Browser, live: LiveServer | None = None) -> Iterator[Callable[..., BrowserContext]]:
+    """Makes windows, each with cookies of its own, that have time on a busy machine too; closes them at the end.
+
+    With a server of this process (`live`) it waits for the requests that closing has cancelled: else they would run
+    while the tables are emptied.
+    """
+    opened: list[BrowserContext] = []
+
+    def window(**options: Any) -> BrowserContext:
+        context = browser.new_context(**options)
+        context.set_default_timeout(ACT_SECONDS * 1000)
+        opened.append(context)
+        return context
+
+    yield window
+    for context in opened:
+        context.close()
+    if live is not None:
+        live.wait_until_idle()
+
+
+def moved(page: Page, sign: Locator) -> None:
+    """Wait for the page that a form led to, by something that only it shows, and until its scripts are at work.
+
+    Before that a link that opens a dialog is still a link.
+    """
+    expect(sign).to_be_visible()
+    page.wait_for_load_state()
+
+
+def settle(page: Page) -> None:
+    """Wait until fonts, panels and charts are there. `wait_for_function` would poll by eval, which the CSP forbids."""
+    until = time.monotonic() + ACT_SECONDS
+    while not page.evaluate(SETTLED):
+        assert time.monotonic() < until, "the page does not settle"
+        page.wait_for_timeout(50)
+
+
+def fail(*_: object) -> None:
+    """What panels do in the state "error"."""
+    raise RuntimeError("secret detail")
+
+
+def weigh(seen: Visited, answer: Any) -> None:
+    """What the answer's body takes over the wire, also if it came from the browser's cache this time."""
+    kind = {"document": "html", "stylesheet": "css", "script": "js", "font": "font"}.get(answer.request.resource_type)
+    if kind:
+        seen.weights[kind] = seen.weights.get(kind, 0) + int(answer.headers["content-length"])
+
+
+def logged_in(world: World, who: str) -> Client:
+    from django.test import Client  # here: this file is read before Django is set up
+
+    client = Client()
+    client.force_login(world.person(who))
+    remembered(client.session)
+    return client
+
+
+def accessible(page: Page, options: dict[str, Any] | None = None) -> None:
+    """No violation of axe's rules, or of those that `options` name."""
+    found = page.evaluate("(options) => axe.run(document, options)", {"resultTypes": ["violations"], **(options or {})})
+    seen = [(rule["id"], rule["help"], [node["html"][:200] for node in rule["nodes"]]) for rule in found["violations"]]
+    assert seen == []

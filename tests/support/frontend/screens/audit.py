@@ -1,0 +1,31 @@
+"""Registers the tenant's audit log, which the making of the world has filled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from tenants.models import AuditEntry  # here: this file is read before Django is set up
+    from tests.support.rows import Everybody
+
+    world.rows["populated.entry"] = Everybody(AuditEntry).filter(tenant_id=world.tenants["populated"].pk)[0].pk
+
+
+def _newest(tenant: Any) -> int:
+    from tenants.models import AuditEntry
+
+    return int(AuditEntry.objects.for_tenant(tenant).order_by("-pk")[0].pk)
+
+
+ONE = ("populated",)
+register(
+    Screen("audit", "/t/{slug}/audit/", queries=12),
+    Screen("audit-filtered", "/t/{slug}/audit/?verb=member&from=2020-01-01", 12, states=ONE),
+    Screen("audit-detail", "/t/{slug}/audit/{entry}", queries=12, states=ONE),
+    prepare=prepare,
+    theirs={"entry": lambda world: world.rows["populated.entry"]},
+    demo={"entry": _newest},
+)

@@ -1,0 +1,62 @@
+"""Registers invoices: of the month before, one half paid and credited, one a draft still."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.support.frontend.console import Screen, World, meter, register
+
+
+def prepare(world: World) -> None:
+    from billing.actions.corrections import do_issue_credit_note  # here: Django is not set up on import
+    from billing.actions.credits import do_grant_credit
+    from billing.actions.drafts import do_close_period, do_draft
+    from billing.actions.invoices import do_finalize
+    from billing.actions.payments import Received, do_record_payment
+    from billing.invoicing.preview import period_at
+    from billing.models import CreditGrant
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
+
+    now = datetime.now(UTC)
+    start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=1, microsecond=0)
+    for state in ("populated", "over"):
+        tenant, key, project = world.tenants[state], world.keys[state][0], world.projects[state]
+        do_grant_credit(tenant, CreditGrant.Kind.PROMOTIONAL, 10**9, starts_at=start, note="Welcome")
+        for number in range(3):
+            counts = {"uncached": 3_000_001 + number, "cache_read": 5_000_003, "output": 400_007}
+            at = start + timedelta(days=number)
+            meter(tenant, at=at, project_id=project.pk, key_id=key.pk, price_version=world.price_version, **counts)
+    with all_tenants_scope(BypassReason.BILLING):
+        period = period_at(world.tenants["populated"], start)
+    assert period is not None
+    do_close_period(period)
+    drafts = {row.tenant_id: row for row in do_draft(period)}
+    world.rows |= {f"{state}.invoice": drafts[world.tenants[state].pk].pk for state in ("populated", "over")}
+    world.rows |= {"populated.period": period.pk, "populated.draft": world.rows["over.invoice"]}
+    billed = do_finalize(drafts[world.tenants["populated"].pk])
+    do_issue_credit_note(billed, [("Slow answers", 150)], "Service level, 3rd of the month")
+    do_record_payment(Received("manual", "bank-1", 1_000, now, invoice=str(billed.number)))
+
+
+def _newest(tenant: Any) -> int:
+    from billing.models import Invoice
+
+    rows = Invoice.objects.for_tenant(tenant).filter(kind=Invoice.Kind.INVOICE, number__isnull=False)
+    return rows.order_by("-pk")[0].pk
+
+
+register(
+    Screen("invoices", "/t/{slug}/invoices/", queries=44),
+    Screen("invoices-upcoming", "/t/{slug}/invoices/upcoming", queries=36, states=("populated", "empty", "over")),
+    Screen("invoices-detail", "/t/{slug}/invoices/{invoice}", queries=36, states=("populated", "over", "error")),
+    Screen("invoices-line", "/t/{slug}/invoices/{invoice}/lines/1", queries=20, states=("populated",)),
+    prepare=prepare,
+    theirs={
+        "invoice": lambda world: world.rows["populated.invoice"],
+        "line": lambda world: 1,
+        "form": lambda world: "pdf",
+    },
+    demo={"invoice": _newest},
+)

@@ -1,0 +1,10 @@
+"""Registers the fleet; its history is the one that ops_health makes."""
+
+from __future__ import annotations
+
+from tests.support.frontend.console import Screen, register
+
+register(
+    Screen("operator-fleet", "/operator/fleet/?span=1h", queries=34, who="operator", states=("populated", "error")),
+    Screen("operator-fleet-cost", "/operator/fleet/costs/smollm2-135m", 10, who="operator", states=("populated",)),
+)

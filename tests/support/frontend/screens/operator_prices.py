@@ -1,0 +1,59 @@
+"""Registers the price book: a draft of somebody else's, one's own, and the ways to draft."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from tests.support.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from billing.actions.prices import do_propose_prices  # here: this file is read before Django is set up
+    from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+    from billing.pricing.pricing import Component, Tier
+
+    def draft(by, price: str, since: datetime | None) -> int:
+        rows = [NewPrice("smollm2-135m", Tier.STANDARD, each, nano_per_million(price)) for each in Component]
+        rows.append(NewPrice("long-reader", Tier.FLEX, Component.OUTPUT, 125_000_001))
+        made = do_propose_prices(Proposal(tuple(rows)), effective_from=since, note="Cheaper", created_by=by)
+        return made.pk
+
+    world.rows["populated.price_version"] = draft(world.owner, "0.123456789", None)
+    world.rows["populated.own_version"] = draft(world.operator, "2", datetime.now(UTC) + timedelta(days=9))
+
+
+def _draft(tenant) -> int:
+    """A draft by nobody in the picture: a fifth off what the demo's models cost."""
+    from billing.actions.prices import do_propose_prices
+    from billing.models import PriceVersion
+    from billing.pricing.price_book import NewPrice, Proposal, in_force
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
+
+    with all_tenants_scope(BypassReason.PRICES):
+        found = PriceVersion.objects.filter(state=PriceVersion.State.DRAFT).first()
+        if found is not None:
+            return found.pk
+        prices = in_force(tenant.pk, datetime.now(UTC))
+    rows = [NewPrice(one.model, one.tier, one.component, one.nano_per_million * 4 // 5) for one in prices]
+    return do_propose_prices(Proposal(tuple(rows)), note="A fifth off, from December on").pk
+
+
+def page(name: str, url: str, queries: int = 14) -> Screen:
+    return Screen(name, url, queries, who="operator", states=("populated",))
+
+
+register(
+    Screen("operator-prices", "/operator/prices/", queries=24, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-prices-detail", "/operator/prices/{price_version}/", 24, who="operator", states=("populated", "error")
+    ),
+    page("operator-prices-own", "/operator/prices/{own_version}/", 24),
+    page("operator-prices-model", "/operator/prices/model?model=smollm2-135m"),
+    page("operator-prices-csv", "/operator/prices/csv?copy={price_version}"),
+    page("operator-prices-import", "/operator/prices/import"),
+    page("operator-prices-publish", "/operator/prices/{price_version}/publish"),
+    page("operator-prices-discard", "/operator/prices/{price_version}/discard"),
+    prepare=prepare,
+    demo={"price_version": _draft},
+)

@@ -1,0 +1,58 @@
+"""Registers the operators' tenants: the list, one that has something of everything, and the forms."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from tests.support.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
+    from billing.actions.credits import do_grant_credit
+    from billing.models import CreditGrant
+    from tenants import actions
+
+    tenant = world.tenants["populated"]
+    budget = do_make_budget(tenant, name="All of it", unit="money", period="month", amount=10**12)
+    do_grant_credit(tenant, CreditGrant.Kind.PROMOTIONAL, 25 * 10**9, note="Welcome")
+    actions.do_set_limits(tenant, {"requests_per_minute": 600}, by_operator=True)
+    actions.do_invite(tenant, "new@example.com", "developer")
+    actions.do_suspend_tenant(actions.do_create_tenant("paused", "Paused Works"))
+    world.rows["populated.tenant"] = tenant.pk
+    world.rows["empty.tenant"] = world.tenants["empty"].pk
+    world.rows["over.tenant"] = world.tenants["over"].pk
+    world.rows["populated.tenant_budget"] = budget.pk
+    actions.do_start_viewing(tenant, datetime.now(UTC), "ticket 12")
+
+
+def _a_budget(tenant):
+    from billing.models import Budget
+
+    return Budget.objects.for_tenant(tenant).first().pk
+
+
+def form(name: str) -> Screen:
+    return Screen(
+        f"operator-tenants-{name}", f"/operator/tenants/{{tenant}}/{name}", 20, who="operator", states=("populated",)
+    )
+
+
+register(
+    Screen("operator-tenants", "/operator/tenants/", queries=24, who="operator", states=("populated", "error")),
+    Screen(
+        "operator-tenants-near", "/operator/tenants/?show=near&sort=name", 24, who="operator", states=("populated",)
+    ),
+    Screen("operator-tenants-new", "/operator/tenants/new", queries=10, who="operator", states=("populated",)),
+    Screen("operator-tenants-detail", "/operator/tenants/{tenant}/", queries=75, who="operator"),
+    *(form(name) for name in ("suspend", "resume", "book", "invite", "view")),
+    Screen(
+        "operator-tenants-raise",
+        "/operator/tenants/{tenant}/budgets/{tenant_budget}/raise",
+        queries=12,
+        who="operator",
+        states=("populated",),
+    ),
+    prepare=prepare,
+    demo={"tenant": lambda tenant: tenant.pk, "tenant_budget": _a_budget},
+)

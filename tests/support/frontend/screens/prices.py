@@ -1,0 +1,34 @@
+"""Registers the tenant's prices: with bands, a tier, and a change that is announced."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from tests.support.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from billing.actions.prices import do_propose_prices, do_publish_prices  # here: Django is not set up on import
+    from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+    from billing.pricing.pricing import Component, Tier
+
+    def publish(model: str, price: str, since: datetime | None) -> None:
+        ends = ((0, 200_001), (200_001, 2**31 - 1))
+        rows = [
+            NewPrice(model, Tier.STANDARD, Component.UNCACHED, nano_per_million(price) * (1 + place), *band)
+            for place, band in enumerate(ends)
+        ]
+        rows += [
+            NewPrice(model, Tier.STANDARD, each, nano_per_million(price))
+            for each in (Component.OUTPUT, Component.CACHE_READ)
+        ]
+        rows.append(NewPrice(model, Tier.BATCH, Component.UNCACHED, nano_per_million(price) // 2))
+        rows.append(NewPrice(model, Tier.BATCH, Component.OUTPUT, nano_per_million(price) // 2))
+        version = do_propose_prices(Proposal(tuple(rows)), effective_from=since)
+        do_publish_prices(version, by=None)
+
+    publish("long-reader", "1.25", None)
+    publish("long-reader", "1", datetime.now(UTC) + timedelta(days=30))
+
+
+register(Screen("prices", "/t/{slug}/prices/", queries=14), prepare=prepare)

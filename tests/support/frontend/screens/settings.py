@@ -1,0 +1,22 @@
+"""Registers settings: of a tenant with billing details, and of one without."""
+
+from __future__ import annotations
+
+from tests.support.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from billing.actions.setup import do_set_profile  # here: Django is not set up on import
+
+    address = {"street": "1 Mill Lane", "postcode": "10115", "city": "Berlin", "country": "DE", "vat_id": "DE123456789"}
+    do_set_profile(world.tenants["populated"], **address, emails=["bills@acme.example"], currency="EUR")
+
+
+ONE = ("populated",)
+register(
+    Screen("settings", "/t/{slug}/settings/", queries=18, states=("populated", "empty", "over")),
+    Screen("settings-content", "/t/{slug}/settings/content", 10, states=ONE),
+    Screen("settings-billing", "/t/{slug}/settings/billing", 12, states=ONE),
+    Screen("settings-delete", "/t/{slug}/settings/delete", 10, states=ONE),
+    prepare=prepare,
+)

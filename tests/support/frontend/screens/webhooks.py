@@ -1,0 +1,62 @@
+"""Registers webhooks: an endpoint that works, one that was disabled, a delivery that failed and one that waits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.support.frontend.console import Screen, World, register
+
+
+def prepare(world: World) -> None:
+    from tenants.actions import webhooks  # here: Django is not set up on import
+    from tenants.isolation.scopes import tenant_scope
+    from tenants.models import WebhookAttempt, WebhookDelivery
+
+    for state in ("populated", "over"):
+        tenant = world.tenants[state]
+        well, _ = webhooks.do_create_endpoint(tenant, "https://hooks.example.com/millrace", description="Our books")
+        ill, _ = webhooks.do_create_endpoint(tenant, "https://old.example.com/", kinds=["invoice.paid"])
+        sent, failed = webhooks.do_send_test_event(well), webhooks.do_send_test_event(ill)
+        webhooks.do_send_test_event(well)
+        webhooks.do_disable_endpoint(ill, because="Nothing has arrived for 3 days.")
+        webhooks.do_rotate_webhook_secret(well)
+        now = datetime.now(UTC)
+        with tenant_scope(tenant):
+            for row, status, said in ((failed, None, "could not connect"), (sent, 204, ""), (failed, 500, "")):
+                WebhookAttempt.objects.create(
+                    tenant=tenant, delivery=row, at=now, status=status, ms=84, error=said, excerpt="<h1>No</h1>"
+                )
+            WebhookDelivery.objects.for_tenant(tenant).filter(pk=sent.pk).update(state="delivered", tries=1)
+        world.rows[f"{state}.endpoint"] = well.pk
+        world.rows[f"{state}.delivery"] = failed.pk
+
+
+def _endpoint(tenant: Any) -> int:
+    from tenants.models import WebhookEndpoint
+
+    return int(WebhookEndpoint.objects.for_tenant(tenant).order_by("pk")[0].pk)
+
+
+def _delivery(tenant: Any) -> int:
+    from tenants.models import WebhookDelivery
+
+    return int(WebhookDelivery.objects.for_tenant(tenant).order_by("pk")[0].pk)
+
+
+ONE = ("populated",)
+ENDPOINT = "/t/{slug}/webhooks/{endpoint}/"
+register(
+    Screen("webhooks", "/t/{slug}/webhooks/", queries=19),
+    Screen("webhooks-filtered", "/t/{slug}/webhooks/?state=failed", 19, states=ONE),
+    Screen("webhooks-new", "/t/{slug}/webhooks/new", 10, states=ONE),
+    Screen("webhooks-detail", ENDPOINT, 12, states=ONE),
+    Screen("webhooks-delete", f"{ENDPOINT}delete", 12, states=ONE),
+    Screen("webhooks-delivery", "/t/{slug}/webhooks/deliveries/{delivery}", 14, states=ONE),
+    prepare=prepare,
+    theirs={
+        "endpoint": lambda world: world.rows["populated.endpoint"],
+        "delivery": lambda world: world.rows["populated.delivery"],
+    },
+    demo={"endpoint": _endpoint, "delivery": _delivery},
+)

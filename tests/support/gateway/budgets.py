@@ -1,0 +1,94 @@
+"""Actions and checks for tests of budgets, and amounts by price list A."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connection
+from psycopg.conninfo import make_conninfo
+
+from billing.budgets import reservations
+from billing.metering.ingest import SettleResult, UsageMessage, settle
+from billing.models import Budget, Window
+from inference_worker.contract.messages import encode
+from millrace.conf.environment import platform_settings
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from tenants.isolation import db_roles
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tests.support.balance import assert_books_balance
+from tests.support.gateway.budget_gateways import Admitted, Purse
+from tests.support.rows import Everybody
+
+HOLD = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
+COST = 13_200_000  # 1,000 in, 9,000 read, 500 out
+DOLLAR = 10**9
+
+
+def database_url() -> str:
+    return make_conninfo(
+        db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM), dbname=connection.settings_dict["NAME"]
+    )
+
+
+def tell(*events: Any) -> SettleResult:
+    """Settle events, or messages."""
+    payloads = [each if isinstance(each, bytes) else encode(each) for each in events]
+    return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
+
+
+def window(budget_id: int) -> Window:
+    (found,) = [each for each in Everybody(Window).all() if each.budget_id == budget_id]
+    return found
+
+
+def check_invariants() -> None:
+    assert_books_balance(database_url())
+
+
+def reap_all() -> int:
+    """Let every lease have ended long ago."""
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute("UPDATE billing_slice SET reap_at = now() - interval '1 hour' WHERE open")
+    return reservations.reap(datetime.now(UTC))
+
+
+see = sync_to_async(check_invariants)
+
+
+async def take_up(mine: Purse, number: int) -> list[Admitted]:
+    found = [await mine.admit() for _ in range(number)]
+    assert all(isinstance(each, Admitted) for each in found), found
+    return found
+
+
+async def deafen(stopped: Purse) -> None:
+    """As good as stopped: it neither hears recalls nor returns anything."""
+    await cancel_and_wait(stopped.budget_admission._tasks)
+
+
+def tell_in_a_thread(*events: Any) -> None:
+    """Settle events, and return the thread's connection to the pool, which would miss it when the thread ends."""
+    try:
+        tell(*events)
+    finally:
+        connection.close()
+
+
+def run(life: Coroutine[Any, Any, None]) -> None:
+    async def whole() -> None:
+        try:
+            await life
+        finally:
+            await sync_to_async(lambda: connection.close())()
+
+    asyncio.run(whole())
+
+
+def change(budget_id: int, **fields: Any) -> None:
+    with all_tenants_scope(BypassReason.COMMAND):
+        Budget.objects.all_tenants().filter(pk=budget_id).update(**fields)

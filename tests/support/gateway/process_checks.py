@@ -1,0 +1,64 @@
+"""Actions and checks for tests of several gateway processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from billing.actions.budgets import do_make_budget
+from billing.models import Budget, UsageEvent, Window
+from tenants.models import Tenant
+from tests.support.balance import assert_books_balance
+from tests.support.gateway.budgets import database_url
+from tests.support.gateway.processes import House
+from tests.support.rows import Everybody
+
+see = sync_to_async(lambda: assert_books_balance(database_url()))
+
+
+async def eventually(true: Callable[[], Awaitable[Any]], seconds: float = 120) -> None:
+    async with asyncio.timeout(seconds):
+        while not await true():
+            await asyncio.sleep(0.05)
+
+
+@sync_to_async
+def set_budget(tenant: Tenant, amount: int, name: str = "b") -> Budget:
+    return do_make_budget(tenant, name=name, unit="money", period="month", amount=amount)
+
+
+@sync_to_async
+def used() -> int:
+    return int(sum(each.used for each in Everybody(Window).all()))
+
+
+async def hold_of_one(inside: House) -> int:
+    """What a request of 100 tokens holds; asked without any budget."""
+    inside.worker.may_answer.set()
+    gateway = next(iter(inside.gateways.values()))
+    answer = await gateway.ask_until_told()
+    assert answer is not None
+    assert answer.status_code == 200, answer.text
+    return int(inside.worker.answered[-1].billing_context.hold or 0)
+
+
+def codes(answers: list[Any]) -> Counter[Any]:
+    return Counter((each.status_code, each.json().get("error", {}).get("code")) for each in answers)
+
+
+async def done(asked: list[asyncio.Task[Any]], number: int) -> bool:
+    return sum(each.done() for each in asked) >= number
+
+
+@sync_to_async
+def settled_events() -> list[UsageEvent]:
+    return list(Everybody(UsageEvent).all())
+
+
+async def passes(answer: Any) -> bool:
+    assert answer is not None
+    return bool(answer.status_code == 200)

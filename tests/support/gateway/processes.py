@@ -1,0 +1,195 @@
+"""Several gateways as real processes before one database, one broker and one settler; the test is their worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis.asyncio as redis
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from inference_worker.contract import claims
+from inference_worker.contract.messages import (
+    USAGE_STREAM,
+    Claimed,
+    End,
+    ExecutionUsage,
+    InferenceJob,
+    claim_key,
+    decode_job,
+    encode,
+    gateway_stream,
+    request_log,
+)
+from inference_worker.contract.request import TokenUsage
+from millrace.devserver.program import die_with_parent, free_port
+from millrace.devserver.stack import HTTP_PROTOCOL
+from millrace.gateway.admission import budget_admission
+from millrace.gateway.auth import revocation
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from tests.support.gateway.replica import Replica
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = "smollm2-135m"
+REQUEST_SECONDS = 5
+LEASE_SECONDS = 4.0
+
+
+@dataclass
+class GatewayProcess:
+    """One gateway, and a client of it."""
+
+    process: subprocess.Popen[bytes]
+    client: httpx.AsyncClient
+
+    async def ask(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
+        """Its answer; None: it died over the request."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
+        try:
+            return await self.client.post("/v1/chat/completions", json=body)
+        except httpx.TransportError:
+            return None
+
+    async def ask_until_told(self, max_tokens: int | None = 100) -> httpx.Response | None:
+        """The same of a caller that comes again, as SDKs do, while it is told to come later: on a busy machine a lease
+        may not be answered in time."""
+        while (answer := await self.ask(max_tokens)) is not None and answer.status_code == 503:
+            await asyncio.sleep(0.2)
+        return answer
+
+    async def ready(self) -> bool:
+        """Whether it would send a request to the worker."""
+        assert self.process.poll() is None, "the gateway ended"
+        try:
+            return (await self.client.get("/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class Worker:
+    """Claims whatever is sent to it, and answers when it may."""
+
+    broker: redis.Redis
+    replica: Replica
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    claimed: list[tuple[InferenceJob, int]] = field(default_factory=list)
+    answered: list[ExecutionUsage] = field(default_factory=list)
+
+    async def run(self) -> None:
+        while True:
+            async for key in self.broker.scan_iter("millrace:claim:*", count=1000):
+                await self._claim(key)
+            if self.may_answer.is_set():
+                while self.claimed:
+                    await self._answer(*self.claimed.pop())
+            await asyncio.sleep(0.02)
+
+    async def _claim(self, key: bytes) -> None:
+        attempt = await self.broker.hget(key, "attempt")  # type: ignore[misc]
+        if attempt is None:  # it was kept for long enough after its end
+            return
+        found: Any = await self.broker.eval(claims.CLAIM, 1, key, attempt, self.replica.name, secrets.token_hex(8))  # type: ignore[misc]
+        if found is not None:
+            job = decode_job(found[0])
+            told = encode([Claimed(job.billing_context.request_id, int(attempt), self.replica.name)])
+            await self.broker.xadd(gateway_stream(job.gateway_id), {"e": told}, nomkstream=True)
+            self.claimed.append((job, int(attempt)))
+
+    def has_claimed(self, number: int) -> bool:
+        """So many requests; one that was sent again counts once."""
+        return len({job.billing_context.request_id for job, _ in self.claimed}) >= number
+
+    async def _answer(self, job: InferenceJob, attempt: int) -> None:
+        """Half as long as it may be."""
+        name = job.billing_context.request_id
+        usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
+        event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
+        end = End(name, attempt, 0, "stop", None, usage)
+        keys = [claim_key(name, job.billing_context.leg), USAGE_STREAM, gateway_stream(job.gateway_id)]
+        keys.append(request_log(name, attempt))
+        await self.broker.eval(  # type: ignore[misc]
+            claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60
+        )
+        self.answered.append(event)
+
+
+@dataclass
+class House:
+    gateways: dict[str, GatewayProcess]
+    worker: Worker
+    settler: subprocess.Popen[bytes]
+
+
+@asynccontextmanager
+async def house(
+    broker: redis.Redis,
+    database: str,
+    key: str,
+    names: Sequence[str],
+    *,
+    lease: float = LEASE_SECONDS,
+    longest: int = REQUEST_SECONDS,
+    recall: float | None = None,
+    poll: float | None = None,
+    **kill_at: str,
+) -> AsyncIterator[House]:
+    """Gateways of these names, ready; some die at a step. One settler, and the test's worker. No request runs for
+    more than `longest` seconds, a recall waits `recall` seconds, and without a push a change is read after `poll`."""
+    environ = os.environ | {
+        "MILLRACE_DATABASE_URL": database,
+        "MILLRACE_MODELS": f"{MODEL}=embedded",
+        "MILLRACE_REQUEST_TIMEOUT_SECONDS": str(longest),
+        "HOUSE_LEASE": str(lease),
+        "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
+        "HOUSE_RECALL": str(recall or budget_admission.REVOKE_LEASES_SECONDS),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+    }
+    started: dict[str, GatewayProcess] = {}
+    settler = _start("manage.py", "run_settler", "--name", "house", environ=environ)
+    worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL))
+    working = asyncio.create_task(worker.run())
+    try:
+        for name in names:
+            port = str(free_port())
+            arguments = ("tests.support.gateway.killable_app:application", "--port", port, "--log-level", "warning")
+            process = _start(
+                *("-m", "uvicorn", *arguments, "--loop", "uvloop", "--http", HTTP_PROTOCOL, "--no-access-log"),
+                environ=environ | ({"HOUSE_KILL_AT": kill_at[name]} if name in kill_at else {}),
+            )
+            headers = {"authorization": f"Bearer {key}"}
+            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120)
+            started[name] = GatewayProcess(process, client)
+        async with asyncio.timeout(150):
+            for gateway in started.values():
+                while not await gateway.ready():
+                    await asyncio.sleep(0.1)
+        yield House(started, worker, settler)
+    finally:
+        await cancel_and_wait([working, worker.replica._task])
+        for process in (settler, *(each.process for each in started.values())):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        for gateway in started.values():
+            await gateway.client.aclose()
+        await sync_to_async(lambda: connection.close())()
+
+
+def _start(*arguments: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, env=environ, preexec_fn=die_with_parent(signal.SIGKILL)
+    )

@@ -1,0 +1,82 @@
+"""A replica for tests of the gateway: it reads jobs and writes what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import redis.asyncio as redis
+
+from inference_worker.contract import claims
+from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
+from inference_worker.contract.messages import (
+    REPLICAS_KEY,
+    Claimed,
+    End,
+    Failed,
+    Heartbeat,
+    StreamEvent,
+    Tokens,
+    claim_key,
+    encode,
+    gateway_stream,
+    request_log,
+)
+
+GATEWAY = "gw-a"
+
+
+def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -> bytes:
+    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0))
+
+
+async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
+    async with asyncio.timeout(seconds):
+        while not await true():
+            await asyncio.sleep(0.02)
+
+
+class Replica:
+    """A worker as the dispatcher sees one: it beats, claims and answers."""
+
+    def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0, model: str = "m") -> None:
+        self.broker = broker
+        self.model = model
+        self.running, self.waiting = running, waiting
+        self.name = name
+        self._task = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        beat = time.time_ns()
+        while True:
+            beat += 1
+            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting, self.model))  # type: ignore[misc]
+            await asyncio.sleep(0.2)
+
+    def stall(self) -> None:
+        """Send no more heartbeats."""
+        self._task.cancel()
+
+    def resume(self) -> None:
+        self._task = asyncio.create_task(self._beat())
+
+    def kill(self) -> None:
+        """Exit, seen by a supervisor."""
+        self.stall()
+        self._exit = asyncio.create_task(self._report_exit())
+
+    async def _report_exit(self) -> None:
+        await self.broker.eval(REPORT_EXIT, *report_exit_args(self.name))  # type: ignore[misc]
+
+    async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
+        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
+        if job is not None:
+            await self.send(Claimed(request_id, attempt, self.name))
+        return job is not None
+
+    async def send(self, *events: StreamEvent) -> None:
+        for event in events:
+            if isinstance(event, Tokens | End | Failed):
+                await self.broker.rpush(request_log(event.request_id, event.attempt), encode(event))  # type: ignore[misc]
+        await self.broker.xadd(gateway_stream(GATEWAY), {"e": encode(list(events))})

@@ -1,0 +1,159 @@
+"""A whole platform, as `make up` runs it, on a port and a data directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+
+from millrace.conf.environment import read_env_file
+from millrace.devserver.program import die_with_parent
+from tenants.isolation import db_roles
+
+MODEL = "smollm2-135m"
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+START_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running platform, and what a customer and an operator know of it."""
+
+    process: subprocess.Popen[bytes]
+    data_dir: Path
+    port: int
+    key: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    @property
+    def database_url(self) -> str:
+        """Its database, as one who sees every tenant."""
+        kept = read_env_file(self.data_dir / "env")
+        return db_roles.as_role(kept["MILLRACE_DATABASE_URL"], db_roles.SYSTEM)
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, **options)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+
+    def pid(self, *words: str, model: str | None = None) -> int:
+        """The process of this stack whose command line holds the words; a worker's, that serves the model."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                command = " ".join(child.cmdline())
+                serves = child.environ().get("MILLRACE_WORKER_MODEL") if model else None
+            except psutil.NoSuchProcess:
+                continue
+            if all(word in command for word in words) and serves == model:
+                return child.pid
+        raise LookupError(f"no process {words}")
+
+    def worker(self) -> int:
+        return self.pid("inference_worker", model=MODEL)
+
+    def gateway(self) -> int:
+        return self.pid("uvicorn")
+
+    def wait_until_ready(self) -> None:
+        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
+
+    def events(self, **filters: str) -> list[dict[str, Any]]:
+        """Settled usage events of the demo tenant, by the management API."""
+        answer = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["results"])
+
+    def event(self, request_id: str) -> dict[str, Any]:
+        """The one settled usage event of a request, its tokens beside the rest; waits for it."""
+        eventually(lambda: self.events(request_id=request_id))
+        (event,) = self.events(request_id=request_id)
+        return {**event, **event["tokens"]}
+
+    def metric(self, name: str) -> float:
+        """A metric's value, summed over its labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def eventually(true: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until the condition holds; connection errors count as not yet."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            if true():
+                return
+        except (httpx.TransportError, LookupError):
+            pass
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(data_dir: Path, port: int, log: Path, **settings: str) -> subprocess.Popen[bytes]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+    environ |= {"MILLRACE_DATA_DIR": str(data_dir), "MILLRACE_PORT": str(port), **settings}
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "millrace.cli", "up"],
+            env=environ,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent(signal.SIGINT),
+        )
+
+
+@contextmanager
+def running(folder: Path, **settings: str) -> Iterator[Stack]:
+    """A platform with its state and its log in a directory, until the block ends."""
+    folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
+    log, port = folder / "up.log", free_port()
+    settings = {
+        # One model that generates is enough here. In float32 its greedy answers are the same on every CPU: in bfloat16
+        # they differ between machines with and without AMX.
+        "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
+        "MILLRACE_MAX_NUM_SEQS": "128",
+        "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS": "15",  # begun streams end within it on a busy machine too
+        "MILLRACE_LOG_FORMAT": "json",
+        "MILLRACE_STREAM_RETENTION_SECONDS": "120",
+    } | settings
+    process = start(folder / "state", port, log, **settings)
+    try:
+        give_up_at = time.monotonic() + START_SECONDS
+        while f"http://127.0.0.1:{port}" not in log.read_text():
+            assert process.poll() is None, f"it ended:\n{log.read_text()}"
+            assert time.monotonic() < give_up_at, f"it did not start:\n{log.read_text()}"
+            time.sleep(0.1)
+        key = json.loads((folder / "state" / "credentials.json").read_text())["demo_key"]
+        yield Stack(process, folder / "state", port, key)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()

@@ -1,0 +1,107 @@
+"""Clients of the management API, and a tenant with one object of each type."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from rest_framework.test import APIClient
+
+from billing.actions.budgets import do_make_budget
+from millrace.apps.records.models import RequestRecord
+from tenants import actions
+from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
+from tenants.isolation.scopes import tenant_scope
+from tenants.models import (
+    AuditEntry,
+    Project,
+    Tenant,
+    User,
+)
+from tests.support.billing.books import draft_for
+from tests.support.rows import of
+
+BODY = {"models": ["smollm2-135m"]}
+
+
+class Row(NamedTuple):
+    """A tenant with one of everything."""
+
+    tenant: Tenant
+    ids: dict[str, int | str]
+
+
+def furnished(slug: str) -> Row:
+    owner = User.objects.create_user(f"owner@{slug}.example")
+    tenant = actions.do_create_tenant(slug, slug.title(), owner=owner)
+    spare = actions.do_create_project(tenant, "spare", "Spare")
+    key, _ = actions.do_create_api_key(only_default(tenant), "k")
+    member = actions.do_add_member(tenant, User.objects.create_user(f"dev@{slug}.example"), "developer")
+    invitation = actions.do_invite(tenant, f"new@{slug}.example", "billing")
+    limits = actions.do_set_limits(tenant, {"concurrency": 1}, key=key)
+    policy = actions.do_publish_policy(tenant, "fast", BODY)
+    invoice = draft_for(tenant).pk
+    budget = do_make_budget(tenant, name=f"of {slug}", unit="money", period="month", amount=1)
+    endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
+    delivery = do_send_test_event(endpoint)
+    ids: dict[str, int | str] = {
+        "api-request": record_of(tenant).request_id,
+        **dict.fromkeys(("api-budget", "api-budget-alerts", "api-budget-forecast"), budget.pk),
+        **dict.fromkeys(("api-webhook", "api-webhook-rotate", "api-webhook-test"), endpoint.pk),
+        **dict.fromkeys(("api-webhook-delivery", "api-webhook-replay"), delivery.pk),
+        "api-webhook-event": delivery.event_id,
+        **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
+        **dict.fromkeys(("api-invoice-events", "api-invoice-check"), invoice),
+        "api-project": spare.pk,
+        "api-key": key.pk,
+        "api-key-rotate": key.pk,
+        "api-member": member.pk,
+        "api-invitation": invitation.pk,
+        "api-limits-detail": limits.pk,
+        "api-policy": policy.pk,
+        "api-policy-revert": policy.pk,
+        "api-audit-entry": of(AuditEntry, tenant)[0].pk,
+    }
+    return Row(tenant, ids)
+
+
+def record_of(tenant: Tenant) -> RequestRecord:
+    fields = {"tenant_id": tenant.pk, "request_id": f"req_of_{tenant.slug}", "project_id": 1, "key_id": 1}
+    fields |= {"gateway_id": "gw", "endpoint": "chat.completions", "asked": "m", "served": "m", "stream": False}
+    fields |= {"status": "200", "code": "", "verdict": "completed", "total_ms": 7, "at": datetime.now(UTC)}
+    with tenant_scope(tenant):
+        return RequestRecord.objects.create(**fields)
+
+
+def only_default(tenant: Tenant) -> Project:
+    (project,) = of(Project, tenant, slug="default")
+    return project
+
+
+def by_key(tenant: Tenant) -> APIClient:
+    _, secret = actions.do_create_api_key(only_default(tenant), "manage", scopes=["manage"])
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    return client
+
+
+def fresh(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
+    """As if the password, or a code, had been entered just now, or at another time."""
+    session = client.session
+    session["account_authentication_methods"] = [{"method": method, "at": at or time.time(), **details}]
+    session["account_authentication_methods_user"] = session["_auth_user_id"]
+    session.save()
+    return client
+
+
+def by_person(user: User) -> APIClient:
+    client = APIClient()
+    client.force_login(user)
+    return fresh(client)
+
+
+def by_role(tenant: Tenant, role: str) -> APIClient:
+    user = User.objects.create_user(f"{role}-{tenant.slug}@example.com")
+    actions.do_add_member(tenant, user, role)
+    return by_person(user)

@@ -1,0 +1,165 @@
+"""What an engine promises about requests' ends, usage and failures, with made-up model output."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference_worker.contract.request import RequestOutput, RequestRejected, TokenUsage
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence
+from tests.support.engine.fakes import EOS, fake_engine, request, run, tokens_of
+
+
+def answer(script: list[int], **params: object) -> list[RequestOutput]:
+    engine, _ = fake_engine(choose=lambda seq: script[seq.num_output_tokens])
+    engine.add_request(request("x", 20, **params))
+    return run(engine)["x"]
+
+
+def test_a_stop_token_ends_the_answer() -> None:
+    outputs = answer([10, 42, 12], max_tokens=3, stop_token_ids=(42,))
+    assert tokens_of(outputs) == [10, 42]
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", 42)
+
+
+def test_eos_ends_the_answer_unless_ignored() -> None:
+    outputs = answer([10, EOS, 12], max_tokens=3)
+    assert tokens_of(outputs) == [10, EOS]
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", None)
+    assert tokens_of(answer([10, EOS, 12], max_tokens=3, ignore_eos=True)) == [10, EOS, 12]
+
+
+def test_max_tokens_ends_the_answer() -> None:
+    outputs = answer([10, 11, 12], max_tokens=2)
+    assert tokens_of(outputs) == [10, 11]
+    assert outputs[-1].finish_reason == "length"
+    assert outputs[-1].usage == TokenUsage(uncached=20, output=2)
+
+
+def test_only_the_last_output_has_an_end() -> None:
+    outputs = answer([10, 11, 12], max_tokens=3)
+    assert [o.finished for o in outputs] == [False, False, True]
+    assert [o.usage is None for o in outputs] == [True, True, False]
+
+
+def test_a_hit_is_read_and_its_recomputed_last_block_too() -> None:
+    engine, runner = fake_engine(20)
+    for name in ("first", "second"):
+        engine.add_request(request(name, 48))
+        usage = run(engine)[name][-1].usage
+        assert usage is not None
+        assert usage.prompt == 48
+    assert usage == TokenUsage(cache_read=48, output=1)
+    assert runner.steps == [{"first": 48}, {"second": 16}]
+    assert engine.stats().cached_tokens == 48
+
+
+def test_another_salt_reads_nothing() -> None:
+    engine, _ = fake_engine(20)
+    for name in ("first", "second"):
+        engine.add_request(request(name, 48, salt=name.encode()))
+        assert run(engine)[name][-1].usage == TokenUsage(uncached=48, output=1)
+
+
+@pytest.mark.parametrize("steps", range(9))
+def test_an_abort_is_clean_at_any_moment(steps: int) -> None:
+    engine, _ = fake_engine(20, step_tokens=64)
+    engine.add_request(request("other", [7] * 10, max_tokens=20))
+    engine.add_request(request("x", 200, max_tokens=4))  # four steps of prompt, three more of answer
+    seen: list[RequestOutput] = []
+    for _ in range(steps):
+        seen += [o for o in engine.step() if o.request_id == "x"]
+    last = engine.abort("x")
+    engine.check_integrity()
+    if steps >= 7:
+        assert last is None
+        assert seen[-1].finish_reason == "length"
+    else:
+        assert last is not None
+        assert last.finish_reason == "cancelled"
+        assert last.usage == (TokenUsage(uncached=200, output=len(tokens_of(seen))) if steps else TokenUsage())
+    assert engine.abort("x") is None
+    assert len(tokens_of(run(engine)["other"])) + steps == 20
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_a_token_computed_after_an_abort_is_dropped() -> None:
+    engine, runner = fake_engine()
+    engine.add_request(request("x", 20, max_tokens=5))
+    engine.step()
+    aborted: list[RequestOutput | None] = []
+    runner.during = lambda _: aborted.append(engine.abort("x"))
+    assert engine.step() == []
+    assert aborted[0] is not None
+    assert aborted[0].usage == TokenUsage(uncached=20, output=1)
+    assert engine.stats().output_tokens == 1
+    engine.check_integrity()
+
+
+def test_an_unknown_request_cannot_be_aborted() -> None:
+    engine, _ = fake_engine()
+    assert engine.abort("nobody") is None
+
+
+def test_a_name_serves_one_request_at_a_time() -> None:
+    engine, _ = fake_engine()
+    engine.add_request(request("x", 20))
+    with pytest.raises(RequestRejected):
+        engine.add_request(request("x", 20))
+    run(engine)
+    engine.add_request(request("x", 20))
+
+
+def test_a_failed_step_ends_its_requests_and_leaves_the_cache_whole() -> None:
+    engine, runner = fake_engine(20, max_batch=1)
+    engine.add_request(request("in it", 40))
+    engine.add_request(request("waiting", [5] * 40))
+
+    def fail(_: SchedulerOutput) -> None:
+        runner.during = lambda _: None
+        raise RuntimeError("out of memory")
+
+    runner.during = fail
+    outputs = run(engine)
+    [failed] = outputs["in it"]
+    assert failed.error is not None
+    assert failed.error.code == "internal_error"
+    assert "out of memory" not in failed.error.message
+    assert outputs["waiting"][-1].finish_reason == "length"
+    engine.add_request(request("again", 40))
+    assert run(engine)["again"][-1].usage == TokenUsage(uncached=40, output=1)  # nothing of the failed step was kept
+
+
+def test_one_requests_trouble_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    for name in ("good", "bad"):
+        engine.add_request(request(name, [ord(name[0])] * 20, max_tokens=3))
+
+    real = engine.scheduler.complete
+
+    def complete(scheduled: object) -> bool:
+        if scheduled.seq.request_id == "bad":  # type: ignore[attr-defined]
+            raise ValueError("a bug")
+        return real(scheduled)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.scheduler, "complete", complete)
+    outputs = run(engine)
+    assert outputs["bad"][-1].error is not None
+    assert tokens_of(outputs["good"]) == [100, 101, 102]
+
+
+def test_stats_count_what_was_done() -> None:
+    engine, _ = fake_engine(20)
+    for name in ("a", "b"):
+        engine.add_request(request(name, [ord(name)] * 10, max_tokens=3))
+    run(engine)
+    stats = engine.stats()
+    assert (stats.steps, stats.batched_sequences, stats.batched_tokens) == (3, 6, 24)
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.output_tokens) == (20, 0, 6)
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks) == (0, 0, 20)
+
+
+def test_a_seed_is_drawn_where_none_is_given() -> None:
+    seeds = {Sequence(request("x", 3), None).seed for _ in range(5)}
+    assert len(seeds) == 5
+    assert Sequence(request("x", 3, seed=7), None).seed == 7

@@ -1,0 +1,267 @@
+"""Who goes before whom: tenants by what they have had, classes, shortness, age. Made-up model output, a clock that is
+told the time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from inference_worker.contract.request import RequestOutput, ServiceClass
+from tests.support.engine.fakes import Clock, distinct, fake_engine, request, run, tokens_of
+
+BATCH, FLEX, DEFAULT, PRIORITY = (
+    ServiceClass.BATCH, ServiceClass.FLEX, ServiceClass.DEFAULT, ServiceClass.PRIORITY,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", [16, 400])  # the cache is full as well, or the batch alone
+def test_one_request_is_not_held_up_by_another_tenants_two_hundred(blocks: int) -> None:
+    engine, runner = fake_engine(blocks, max_batch=8, step_tokens=64)
+    for number in range(200):
+        engine.add_request(request(f"a{number}", distinct(20, number), tenant="a", max_tokens=200))
+    for _ in range(5):
+        engine.step()
+    assert engine.num_running == (5 if blocks == 16 else 8)
+    engine.add_request(request("b", distinct(20, 999), tenant="b", max_tokens=50))
+    got = [output for _ in range(2) for output in engine.step() if output.request_id == "b"]
+    engine.check_integrity()
+    assert tokens_of(got)
+    outputs = [o for _ in range(60) for o in engine.step() if o.request_id == "b"]
+    assert outputs[-1].finished  # and it is not the next one's victim
+    assert all("b" in step for step in runner.steps[-60:][: len(outputs)])
+
+
+@pytest.mark.parametrize("weights", [{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}])
+def test_over_a_long_run_tenants_get_what_their_weights_say(weights: dict[str, float]) -> None:
+    engine, _ = fake_engine(300, max_batch=8, step_tokens=128)
+    lengths = {"a": (40, 9), "b": (10, 30), "c": (90, 3)}  # prompt, answer: unlike loads, alike in what they cost
+    number, served = 0, Counter[str]()
+
+    def refill() -> None:
+        nonlocal number
+        waiting = Counter(seq.request.tenant for seq in engine.scheduler.waiting)
+        for tenant, weight in weights.items():
+            while waiting[tenant] < 5:
+                number += 1
+                waiting[tenant] += 1
+                prompt, answer = lengths[tenant]
+                ids = [number % 1000, number // 1000, *range(10, 8 + prompt)]
+                name = f"{tenant}{number}"
+                engine.add_request(request(name, ids, tenant=tenant, weight=weight, max_tokens=answer))
+
+    for _ in range(3000):
+        refill()
+        for output in engine.step():
+            tenant = output.request_id[0]
+            served[tenant] += 2 + (lengths[tenant][0] if output.usage else 0)
+    total, parts = sum(served.values()), sum(weights.values())
+    for tenant, weight in weights.items():
+        assert served[tenant] / total == pytest.approx(weight / parts, rel=0.05)
+
+
+def test_who_comes_new_gets_no_credit_for_the_time_before() -> None:
+    engine, _ = fake_engine(300, max_batch=1)
+    for number in range(40):
+        engine.add_request(request(f"a{number}", distinct(20, number), tenant="a"))
+    for _ in range(20):
+        engine.step()
+    for number in range(20):
+        engine.add_request(request(f"b{number}", distinct(20, 500 + number), tenant="b"))
+    order = [output.request_id[0] for _ in range(20) for output in engine.step()]
+    assert Counter(order) == {"a": 10, "b": 10}
+
+
+def test_a_client_orders_only_its_own_tenants_requests() -> None:
+    engine, runner = fake_engine(100, max_batch=1)
+    engine.add_request(request("b first", distinct(20, 1), tenant="b", arrival=1.0))
+    engine.add_request(request("a late", distinct(20, 2), tenant="a", arrival=2.0, priority=9))
+    engine.add_request(request("a soon", distinct(20, 3), tenant="a", arrival=3.0, priority=-9))
+    run(engine)
+    assert [next(iter(step)) for step in runner.steps] == ["b first", "a soon", "a late"]
+
+
+def test_a_higher_class_goes_first_whatever_the_tenant_had() -> None:
+    engine, runner = fake_engine(100, max_batch=1)
+    for name, service_class in (("batch", BATCH), ("flex", FLEX), ("default", DEFAULT), ("priority", PRIORITY)):
+        engine.add_request(request(name, distinct(20, len(name)), tenant=name[0], service_class=service_class))
+    run(engine)
+    assert [next(iter(step)) for step in runner.steps] == ["priority", "default", "flex", "batch"]
+
+
+@pytest.mark.parametrize("blocks", [5, 100])
+def test_a_waiting_higher_class_preempts_the_newest_of_the_lowest(blocks: int) -> None:
+    engine, runner = fake_engine(blocks, max_batch=2)
+    engine.add_request(request("flex", distinct(20, 1), service_class=FLEX, max_tokens=9))
+    engine.add_request(request("default", distinct(20, 2), max_tokens=9))
+    engine.step()
+    engine.add_request(request("priority", distinct(20, 3), service_class=PRIORITY, max_tokens=3))
+    engine.step()
+    assert runner.steps[-1] == {"default": 1, "priority": 20}
+    outputs = run(engine)
+    assert tokens_of(outputs["flex"])[-1] == 108  # and it went on where it was
+    assert outputs["flex"][-1].usage is not None
+    assert outputs["flex"][-1].usage.prompt == 20
+
+
+def test_a_preemption_that_would_not_help_is_not_made() -> None:
+    engine, _ = fake_engine(10, max_batch=4)
+    engine.add_request(request("first", distinct(100, 1), service_class=PRIORITY, max_tokens=9))
+    engine.add_request(request("flex", distinct(16, 2), service_class=FLEX, max_tokens=9))
+    engine.step()
+    engine.add_request(request("large", distinct(140, 3), tenant="b"))
+    for _ in range(5):
+        engine.step()
+    assert engine.stats().preemptions == 0
+
+
+def test_a_request_yields_at_most_twice_for_other_tenants_shares() -> None:
+    engine, _ = fake_engine(100, max_batch=2)
+    engine.add_request(request("a1", distinct(20, 1), tenant="a", max_tokens=400))
+    engine.add_request(request("a2", distinct(20, 2), tenant="a", max_tokens=400))
+    for number in range(12):
+        for _ in range(10):
+            engine.step()
+        engine.add_request(request(f"b{number}", distinct(20, 100 + number), tenant=f"b{number}", max_tokens=3))
+    seen = [seq for seq in [*engine.scheduler.running, *engine.scheduler.waiting] if seq.request.tenant == "a"]
+    assert max(seq.yields for seq in seen) == 2
+    run(engine)
+
+
+def test_batch_fills_only_what_is_idle() -> None:
+    engine, runner = fake_engine(100, max_batch=4, step_tokens=48)
+    for number in range(6):
+        engine.add_request(request(f"batch{number}", distinct(30, number), service_class=BATCH, max_tokens=40))
+    for _ in range(4):
+        engine.step()
+    assert engine.num_running == 4
+    for number in range(4):
+        engine.add_request(request(f"now{number}", distinct(10, 50 + number), tenant="b", max_tokens=5))
+    engine.step()
+    # All four begin at once, at the cost of all four that ran: what waits is not held up by what can wait.
+    assert {name: n for name, n in runner.steps[-1].items() if name.startswith("now")} == {
+        f"now{i}": 10 for i in range(4)
+    }
+    for _ in range(4):
+        engine.step()
+        assert all(name.startswith("now") for name in runner.steps[-1])
+    outputs = run(engine)
+    assert all(len(tokens_of(outputs[f"batch{number}"])) >= 36 for number in range(6))
+
+
+def test_batch_gets_no_part_of_the_budget_that_others_can_use() -> None:
+    engine, runner = fake_engine(100, max_batch=4, step_tokens=32)
+    engine.add_request(request("batch", distinct(300, 1), service_class=BATCH))
+    engine.step()
+    engine.add_request(request("now", distinct(300, 2), tenant="b"))
+    for _ in range(9):
+        engine.step()
+    assert [step.get("batch", 0) for step in runner.steps] == [32] + [0] * 9
+    engine.step()
+    assert runner.steps[-1] == {"now": 300 - 9 * 32, "batch": 32 - (300 - 9 * 32)}
+
+
+def test_batch_expires_and_never_grows_old() -> None:
+    clock = Clock()
+    engine, runner = fake_engine(100, max_batch=1, clock=clock)
+    engine.add_request(request("long", distinct(20, 1), max_tokens=1000))
+    engine.add_request(request("batch", distinct(20, 2), tenant="b", service_class=BATCH, expires_at=86_400.0))
+    for hour in range(24):
+        clock.now = hour * 3600.0
+        assert [output.request_id for output in engine.step()] == ["long"]
+    clock.now = 86_400.0
+    [expired, _] = engine.step()
+    assert expired.request_id == "batch"
+    assert expired.error is not None
+    assert expired.error.code == "request_expired"
+    assert expired.usage is not None
+    assert expired.usage.prompt == 0
+    engine.check_integrity()
+    assert all("batch" not in step for step in runner.steps)
+
+
+def test_flex_grows_old_and_is_served() -> None:
+    clock = Clock()
+    engine, _ = fake_engine(100, max_batch=1, clock=clock)
+    engine.add_request(request("flex", distinct(20, 1), tenant="b", service_class=FLEX, arrival=0.0))
+    ended: list[RequestOutput] = []
+    for number in range(100):  # somebody's priority requests would go before it for ever
+        for part in range(2):
+            mark = 2 * number + part
+            engine.add_request(
+                request(f"p{mark}", distinct(20, mark + 10), service_class=PRIORITY, tenant="a", arrival=clock.now)
+            )
+        clock.now += 1.0
+        ended += engine.step()
+        if any(output.request_id == "flex" for output in ended):
+            break
+    assert 39.0 <= clock.now <= 42.0  # two classes, twenty seconds each
+
+
+def test_the_shortest_expected_goes_first_within_a_tenant() -> None:
+    engine, runner = fake_engine(200, max_batch=1)
+    engine.add_request(request("long", distinct(20, 1), max_tokens=900))
+    engine.add_request(request("short", distinct(20, 2), max_tokens=2))
+    engine.add_request(request("other", distinct(20, 3), tenant="b", max_tokens=500))
+    engine.step()
+    assert list(runner.steps[0]) == ["short"]
+
+
+def test_what_is_expected_is_learnt_from_the_tenants_answers() -> None:
+    engine, runner = fake_engine(200, max_batch=1, choose=lambda seq: 2 if seq.num_output_tokens == 3 else 100)
+    for number in range(5):  # short prompts have had answers of four tokens, whatever their max_tokens
+        engine.add_request(request(f"before{number}", distinct(20, number), max_tokens=1000))
+    run(engine)
+    engine.add_request(request("asks for few", distinct(20, 50), max_tokens=100))
+    engine.add_request(request("has had few", distinct(21, 51), max_tokens=1000))
+    engine.add_request(request("still fewer", distinct(22, 52), max_tokens=1))
+    before = len(runner.steps)
+    run(engine)
+    order = list(dict.fromkeys(name for step in runner.steps[before:] for name in step))
+    assert order == ["still fewer", "asks for few", "has had few"]
+
+
+def test_shortness_overtakes_for_a_bounded_time_only() -> None:
+    clock = Clock()
+    engine, runner = fake_engine(200, max_batch=1, clock=clock)
+    engine.add_request(request("long", distinct(20, 1), max_tokens=1000))  # expected: 256 tokens, at twice
+    for number in range(40):
+        clock.now = number * 0.05
+        engine.add_request(request(f"short{number}", distinct(20, 10 + number), arrival=clock.now, max_tokens=1))
+    run(engine)
+    order = list(dict.fromkeys(name for step in runner.steps for name in step))
+    assert order.index("long") == 6  # (512 - 2) / 2000 of a second is worth five of them and the first
+
+
+def test_requests_that_share_a_cached_prefix_go_together() -> None:
+    engine, runner = fake_engine(12, max_batch=1)
+    engine.add_request(request("a1", distinct(64, 1)))
+    engine.step()
+    for name, mark, arrival in (("b1", 2, 0.010), ("b2", 2, 0.011), ("a2", 1, 0.020), ("a3", 1, 0.021)):
+        engine.add_request(request(name, distinct(64, mark), arrival=arrival))
+    run(engine)
+    assert [next(iter(step)) for step in runner.steps] == ["a1", "a2", "a3", "b1", "b2"]
+
+
+def test_nobody_waits_for_a_prefix_that_a_lower_class_computes() -> None:
+    engine, runner = fake_engine(100, step_tokens=64, max_batch=4)
+    engine.add_request(request("batch", distinct(200, 1), service_class=BATCH))
+    engine.step()
+    engine.add_request(request("same class", distinct(200, 1), service_class=BATCH))
+    engine.add_request(request("now", distinct(200, 1)))
+    engine.step()
+    assert runner.steps[-1] == {"now": 64}  # on top of what the first step had cached
+    outputs = run(engine)
+    assert {name: output[-1].cached_tokens for name, output in outputs.items()} == {
+        "batch": 0, "same class": 192, "now": 64,
+    }  # fmt: skip
+
+
+def test_short_prompts_pass_long_ones_under_a_cap_of_their_number() -> None:
+    engine, runner = fake_engine(200, step_tokens=64, long_prompt_tokens=16, max_long_prompts=1)
+    for number in range(3):
+        engine.add_request(request(f"long{number}", distinct(200, number)))
+    engine.add_request(request("short", distinct(10, 9), arrival=5.0))
+    engine.step()
+    assert runner.steps[0] == {"long0": 16, "short": 10}
+    run(engine)

@@ -1,0 +1,136 @@
+"""Where an answer ends, and what each output brings with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_worker.contract.detokenizer import Detokenizer
+from inference_worker.contract.request import RequestOutput, TokenLogprobs
+from inference_worker.engine.model_runner import StepResult
+from inference_worker.engine.output import append_token
+from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from tests.support.engine.fakes import EOS, FakeRunner, fake_engine, request, run, tokens_of
+
+
+class Letters:
+    """A tokenizer whose token ids are characters."""
+
+    is_byte_level = True
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return chr(token_id).encode()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def answer(script: list[int], **params: Any) -> list[RequestOutput]:
+    engine, _ = fake_engine(choose=lambda seq: script[seq.num_output_tokens])
+    engine.add_request(request("x", 20, **params))
+    return run(engine)["x"]
+
+
+def end_of(outputs: list[RequestOutput]) -> tuple[list[int], str | None, str | int | None]:
+    return tokens_of(outputs), outputs[-1].finish_reason, outputs[-1].stop_reason
+
+
+def test_a_stop_id_ends_the_answer() -> None:
+    assert end_of(answer([10, 42, 12], max_tokens=3, stop_token_ids=(42,))) == ([10, 42], "stop", 42)
+
+
+def test_max_tokens_ends_the_answer() -> None:
+    assert end_of(answer([10, 11, 12], max_tokens=2)) == ([10, 11], "length", None)
+
+
+def test_before_min_tokens_neither_a_stop_id_nor_eos_ends_it() -> None:
+    for token in (42, EOS):
+        script = [10, token, token, 12]
+        stop = 42 if token == 42 else None
+        for least, wanted in ((0, script[:2]), (1, script[:2]), (2, script[:3])):
+            outputs = answer(script, max_tokens=4, min_tokens=least, stop_token_ids=(42,))
+            assert end_of(outputs) == (wanted, "stop", stop)
+        assert end_of(answer(script, max_tokens=4, min_tokens=3, stop_token_ids=(42,))) == (script, "length", None)
+
+
+def text_of(text: str, least: int, *stop: str) -> tuple[str, str | int | None]:
+    """What is left of `text`, a token for each character, and what ended it."""
+    seq = EngineSequence(
+        request("x", 1, max_tokens=len(text), min_tokens=least, stop=stop), Detokenizer(Letters(), stop)
+    )
+    found = ""
+    for char in text:
+        output = append_token(seq, ord(char), ())
+        found += output.text
+        if output.finished:
+            return found, output.stop_reason
+    raise AssertionError("the answer has no end")
+
+
+def test_a_stop_string_before_min_tokens_is_text() -> None:
+    assert text_of("one. two. three", 0, ". ") == ("one", ". ")
+    assert text_of("one. two. three", 4, ". ") == ("one", ". ")  # its last character comes after them
+    assert text_of("one. two. three", 5, ". ") == ("one. two", ". ")
+    assert text_of("one. two. three", 15, ". ") == ("one. two. three", None)
+    assert text_of("the end", 7, "end") == ("the end", None)
+
+
+@given(st.text("ab", min_size=1, max_size=12), st.integers(0, 12), st.lists(st.text("ab", min_size=1, max_size=4)))
+def test_stop_strings_count_when_their_end_comes_after_min_tokens(text: str, least: int, stops: list[str]) -> None:
+    least = min(least, len(text))
+    wanted = text
+    for end in range(least + 1, len(text) + 1):
+        starts = [end - len(s) for s in stops if text[:end].endswith(s)]
+        if starts:
+            wanted = text[: min(starts)]
+            break
+    assert text_of(text, least, *stops)[0] == wanted
+
+
+class LogprobRunner(FakeRunner):
+    """Makes up log-probabilities as well: a prompt token's is its position, an answer's its id, negative."""
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
+        result = self.execute(output)
+        samples = [s for s in output.scheduled if s.samples]
+        for place, (s, token) in enumerate(zip(samples, result.tokens, strict=True)):
+            if s.seq.params.logprobs is not None:
+                result.logprobs[place] = TokenLogprobs(token, -float(token), 1)
+        for place, s in enumerate(output.scheduled):
+            if s.seq.params.prompt_logprobs is not None and not s.seq.num_output_tokens:
+                last = min(s.start + s.num_new_tokens, s.seq.num_prompt_tokens - 1)
+                found = [TokenLogprobs(s.seq.tokens[i], -float(i), 1) for i in range(s.start + 1, last + 1)]
+                result.prompt_logprobs[place] = found
+        return lambda: result
+
+
+def test_logprobs_reach_the_request_that_asked() -> None:
+    engine, _ = fake_engine(40, runner=LogprobRunner(40), step_tokens=64)
+    engine.add_request(request("plain", 50, max_tokens=5))
+    engine.add_request(request("asks", [7] * 100, max_tokens=5, logprobs=2, prompt_logprobs=2))
+    outputs = run(engine)
+    assert not any(output.logprobs or output.prompt_logprobs for output in outputs["plain"])
+    assert [[entry.token_id for entry in o.logprobs] for o in outputs["asks"]] == [o.token_ids for o in outputs["asks"]]
+    first, *others = outputs["asks"]
+    assert first.prompt_logprobs is not None
+    assert [-entry.logprob for entry in first.prompt_logprobs] == list(range(1, 100))
+    assert all(output.prompt_logprobs is None for output in others)
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_to_tell() -> None:
+    engine, _ = fake_engine(runner=LogprobRunner(10))
+    engine.add_request(request("x", 1, max_tokens=2, prompt_logprobs=0))
+    assert [output.prompt_logprobs for output in run(engine)["x"]] == [[], None]
+
+
+def test_of_several_answers_the_first_brings_the_prompts() -> None:
+    engine, _ = fake_engine(40, runner=LogprobRunner(40))
+    engine.add_request(request("x", 30, max_tokens=3, prompt_logprobs=0, n=3))
+    outputs = run(engine)["x"]
+    brought = {output.index for output in outputs if output.prompt_logprobs is not None}
+    assert brought == {0}
+    assert [len(o.prompt_logprobs) for o in outputs if o.prompt_logprobs is not None] == [29]

@@ -1,0 +1,373 @@
+"""Anthropic's words: messages in, answers and faults out."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import anthropic
+import msgspec
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import ServiceClass, TokenUsage
+from millrace.gateway.admission import rates
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, ResponseSpec, Tool
+from millrace.gateway.http.consumer import sse
+from millrace.gateway.protocols.anthropic.messages import MessagesBody, read_count, read_messages
+from millrace.gateway.protocols.anthropic.writer import MessagesWriter
+from millrace.gateway.protocols.dialects import ANTHROPIC
+from tenants.keys.snapshot import LimitSetSnapshot
+from tenants.limits.token_buckets import DAY, MINUTE
+from tests.support.gateway.requests import ANY_JSON
+
+TOKENIZER: Any = None  # an answer's words come as text
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {}}}
+SHORT, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def read(**fields: Any) -> InferenceRequest:
+    return read_messages(msgspec.json.encode({"model": "m", "max_tokens": 5, "messages": HELLO, **fields}))
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def block(text: str, mark: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"type": "text", "text": text} | ({"cache_control": mark} if mark else {})
+
+
+def test_a_body_becomes_the_internal_form() -> None:
+    request = read(
+        system=[block("Be "), block("brief.")],
+        messages=[*HELLO, {"role": "system", "content": "And kind."}],
+        stop_sequences=["END"],
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        metadata={"user_id": "u"},
+        stream=True,
+        service_tier="standard_only",
+        thinking={"type": "disabled"},
+    )
+    assert request.prompt == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": "And kind."},
+    ]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.stop) == (0.5, 3, 0.9, ("END",))
+    assert (request.max_tokens, request.user, request.stream) == (5, "u", True)
+
+
+def test_tools_and_their_results() -> None:
+    messages = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": [block("I look."), {"type": "tool_use", "id": "t1", "name": "weather", "input": {"at": "sea"}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [block("no "), block("wind")],
+                    "is_error": True,
+                },
+                block("And now?"),
+            ],
+        },
+    ]
+    request = read(messages=messages, tools=[WEATHER], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    call = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": {"at": "sea"}}}
+    assert request.prompt == [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "content": "Error: no wind", "tool_call_id": "t1", "name": "weather"},
+        {"role": "user", "content": "And now?"},
+    ]
+    assert request.tools == (Tool("weather", "Tells it", WEATHER["input_schema"]),)  # type: ignore[arg-type]
+    assert (request.tool_choice, request.parallel_tools) == ("required", False)
+    named = read(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"})
+    assert named.tool_choice == "weather"
+
+
+def test_breakpoints_in_the_prompts_order() -> None:
+    request = read(
+        tools=[{**WEATHER, "cache_control": LONG}],
+        system=[block("ab", LONG), block("c")],
+        messages=[{"role": "user", "content": [block("Hello", SHORT), block("!")]}],
+        cache_control=SHORT,
+    )
+    assert request.breakpoints == (
+        Breakpoint(3600, tools=1),
+        Breakpoint(3600, messages=1, characters=2),
+        Breakpoint(300, messages=2, characters=5),
+        Breakpoint(300, messages=2),
+    )
+
+
+def test_the_whole_bodys_cache_control_does_nothing_where_the_last_block_has_its_own() -> None:
+    marked = [{"role": "user", "content": [block("Hello", SHORT)]}]
+    assert read(messages=marked, cache_control=SHORT).breakpoints == (Breakpoint(300, messages=1, characters=5),)
+    assert refused(messages=marked, cache_control=LONG).param == "cache_control"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9"}]}]},
+            "messages[0].content[0].tool_use_id",
+        ),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{**WEATHER, "input_schema": {}}]}, "tools[0].input_schema.type"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"speed": "fast"}, "speed"),
+        ({"container": "c"}, "container"),
+        ({"n": 2}, "n"),
+        ({"system": [block("", SHORT)]}, "system[0].cache_control"),
+        ({"system": [block("a", SHORT)], "cache_control": LONG}, "cache_control.ttl"),
+        ({"system": [block("a", SHORT)] * 5}, "cache_control"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+        ({"metadata": {"user_id": "u" * 600}}, "metadata.user_id"),
+    ],
+)
+def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_a_count_takes_what_a_prompt_is_made_of() -> None:
+    body = {"model": "m", "messages": HELLO, "system": "Be brief.", "tools": [WEATHER]}
+    counted, asked = read_count(msgspec.json.encode(body)), read(system="Be brief.", tools=[WEATHER])
+    assert (counted.prompt, counted.tools, counted.breakpoints) == (asked.prompt, asked.tools, asked.breakpoints)
+    with pytest.raises(ApiError):
+        read_count(msgspec.json.encode({**body, "max_tokens": 5}))
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(field.name for field in msgspec.structs.fields(MessagesBody))), ANY_JSON),
+    st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": ANY_JSON}), max_size=3),
+)
+def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], messages: list[Any]) -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": messages or HELLO, **fields}
+    for reader in (read_messages, read_count):
+        try:
+            reader(msgspec.json.encode(body))
+        except ApiError as exc:
+            assert exc.status == 400
+
+
+# Out.
+
+USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
+TOLD = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
+
+
+def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:
+    parts = re.split("( )", text)
+    found: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(parts)]
+    found[0] = msgspec.structs.replace(found[0], prompt=TokenUsage(1, 2, 3, 4))
+    return [*found, End("req_1", 1, len(found), reason, stop, USAGE)]
+
+
+def form(**options: Any) -> ResponseSpec:
+    return ResponseSpec("d", "req_1", "m", 123, 10, **options)
+
+
+def streamed(answer: list[AnswerEvent], **options: Any) -> list[Any]:
+    writer = MessagesWriter(form(**options), TOKENIZER)
+    found = [msgspec.json.decode(data) for event in answer for data in writer.stream(event)]
+    for each in found:
+        EVENT.validate_python(each)
+    return found
+
+
+def test_a_whole_answer() -> None:
+    answer = MessagesWriter(form(), TOKENIZER).whole(events("Good morning"))
+    assert answer == {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [{"type": "text", "text": "Good morning"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            **TOLD,
+            "cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4},
+            "service_tier": "standard",
+        },
+    }
+    Message.model_validate(answer, strict=True)
+
+
+def test_a_stream() -> None:
+    first, *rest = streamed(events("Good morning"))
+    assert (first["type"], first["message"]["content"], first["message"]["stop_reason"]) == ("message_start", [], None)
+    assert first["message"]["usage"]["input_tokens"] == 1
+    assert first["message"]["usage"]["cache_creation"] == {
+        "ephemeral_5m_input_tokens": 3,
+        "ephemeral_1h_input_tokens": 4,
+    }
+    deltas = [
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        for text in ("Good", " ", "morning")
+    ]
+    assert rest == [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        *deltas,
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": TOLD},
+        {"type": "message_stop"},
+    ]
+
+
+CALLS = (
+    'See.\n<tool_call>\n{"name": "f", "arguments": {"x": [1, 2]}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+
+
+def test_tool_calls_whole_and_streamed() -> None:
+    answer = MessagesWriter(form(tools=["f", "g"]), TOKENIZER).whole(events(CALLS))
+    text, one, two = answer["content"]
+    assert (text, answer["stop_reason"]) == ({"type": "text", "text": "See."}, "tool_use")
+    assert (one["name"], one["input"], two["name"], two["input"]) == ("f", {"x": [1, 2]}, "g", {})
+    assert one["id"].startswith("toolu_")
+    Message.model_validate(answer)
+
+    blocks: list[Any] = []
+    for event in streamed(events(CALLS), tools=["f", "g"])[1:-2]:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            blocks[-1]["text" if "text" in event["delta"] else "json"] += next(reversed(event["delta"].values()))
+    assert [block["type"] for block in blocks] == ["text", "tool_use", "tool_use"]
+    assert blocks[0]["text"] == "See."
+    assert [(b["id"], msgspec.json.decode(b["json"])) for b in blocks[1:]] == [
+        (one["id"], one["input"]),
+        (two["id"], two["input"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ({"reason": "length"}, ("max_tokens", None)),
+        ({"stop": "END"}, ("stop_sequence", "END")),
+        ({}, ("end_turn", None)),
+    ],
+)
+def test_why_it_ended(end: dict[str, Any], told: tuple[str, str | None]) -> None:
+    answer = MessagesWriter(form(), TOKENIZER).whole(events("Hi", **end))
+    assert (answer["stop_reason"], answer["stop_sequence"]) == told
+    assert streamed(events("Hi", **end))[-2]["delta"] == {"stop_reason": told[0], "stop_sequence": told[1]}
+
+
+def test_a_call_cut_off_is_none() -> None:
+    cut = events('<tool_call>{"name": "f", "arguments": {"x', reason="length")
+    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).whole(cut)
+    assert (answer["content"], answer["stop_reason"]) == ([], "max_tokens")
+    assert [event["type"] for event in streamed(cut, tools=["f"])][-3:] == [
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_an_answer_without_words() -> None:
+    nothing: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, USAGE)]
+    assert [event["type"] for event in streamed(nothing)] == ["message_start", "message_delta", "message_stop"]
+
+
+def test_a_batchs_answer_says_so() -> None:
+    whole = MessagesWriter(form(service_class=ServiceClass.BATCH), TOKENIZER).whole(events("Hi"))
+    assert whole["usage"]["service_tier"] == "batch"
+
+
+def test_events_have_their_types_for_names() -> None:
+    assert sse(b'{"type":"ping"}') == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert sse(b"[DONE]") == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "type_", "class_"),
+    [
+        ("invalid_value", 400, "invalid_request_error", anthropic.BadRequestError),
+        ("invalid_api_key", 401, "authentication_error", anthropic.AuthenticationError),
+        ("budget_exceeded", 402, "billing_error", anthropic.PaymentRequiredError),
+        ("credit_balance_exhausted", 402, "billing_error", anthropic.PaymentRequiredError),
+        ("model_not_allowed", 403, "permission_error", anthropic.PermissionDeniedError),
+        ("model_not_found", 404, "not_found_error", anthropic.NotFoundError),
+        ("idempotency_conflict", 409, "conflict_error", anthropic.ConflictError),
+        ("request_too_large", 413, "request_too_large", anthropic.RequestTooLargeError),
+        ("rate_limit_exceeded", 429, "rate_limit_error", anthropic.RateLimitError),
+        ("internal_error", 500, "api_error", anthropic.InternalServerError),
+        ("worker_lost", 500, "api_error", anthropic.InternalServerError),
+        ("timeout", 504, "timeout_error", anthropic.DeadlineExceededError),
+        ("server_is_overloaded", 529, "overloaded_error", anthropic.OverloadedError),
+        ("model_loading", 529, "overloaded_error", anthropic.OverloadedError),
+    ],
+)
+def test_faults(code: str, status: int, type_: str, class_: type[Exception]) -> None:
+    fault = ApiError(code, "Because.")
+    body = {"type": "error", "error": {"type": type_, "message": "Because."}, "request_id": "req_1"}
+    assert (ANTHROPIC.status(fault), ANTHROPIC.body(fault, "req_1")) == (status, body)
+    client = anthropic.Anthropic(api_key="sk-x")
+    request = client._build_request(anthropic._models.FinalRequestOptions(method="get", url="/"))
+    response = anthropic._client.httpx2.Response(status, request=request, json=body)
+    assert type(client._make_status_error("", body=body, response=response)) is class_
+
+
+def test_limits_are_told_as_anthropics() -> None:
+    limits = LimitSetSnapshot(id=1, scope="key")
+
+    def standing(counts: str, limit: int, level: int, period: tuple[int, int] = MINUTE) -> LimitStatus:
+        return LimitStatus(LimitCheck("k", 0, 0, limit, 0, period, limits, counts, counts), 0, level * period[0])
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    found = [standing("requests", 10, 5), standing("requests", 100, 20, DAY), standing("input", 60, 6)]
+    assert dict(rates.anthropic_headers(found, now)) == {
+        b"anthropic-ratelimit-requests-limit": b"10",
+        b"anthropic-ratelimit-requests-remaining": b"5",
+        b"anthropic-ratelimit-requests-reset": b"2026-01-01T00:00:30Z",
+        b"anthropic-ratelimit-tokens-limit": b"60",
+        b"anthropic-ratelimit-tokens-remaining": b"54",
+        b"anthropic-ratelimit-tokens-reset": b"2026-01-01T00:00:06Z",
+        b"anthropic-ratelimit-input-tokens-limit": b"60",
+        b"anthropic-ratelimit-input-tokens-remaining": b"54",
+        b"anthropic-ratelimit-input-tokens-reset": b"2026-01-01T00:00:06Z",
+    }

@@ -1,0 +1,209 @@
+"""What becomes of one line of a batch: an answer, or another try."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from millrace.apps.batches.storage import Storage
+from millrace.gateway.auth.active_requests import ActiveRequests
+from millrace.gateway.core.body_memory import BodyMemory
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.dispatch.stream_follower import StreamNotFound
+from millrace.gateway.lifecycle.batch_lines import BatchHeader, BatchLine
+from millrace.gateway.lifecycle.batch_runner import MAX_LOST_WORKERS, BatchRunner, NotNow
+from millrace.gateway.lifecycle.request_log import RequestTrace
+from millrace.gateway.prompt_processes.prompt_reader import PromptReader
+from millrace.gateway.routing.router import Router
+from tenants.keys.snapshot import ApiKeySnapshot
+from tests.support.gateway.keys import KEY
+
+BODY = {"model": "m", "prompt": "Hello"}
+
+
+class Service:
+    """Refuses every request."""
+
+    def __init__(self) -> None:
+        self.fault: Exception = RuntimeError()
+        self.asked: list[Any] = []
+
+    async def begin(self, key: ApiKeySnapshot, request: Any, dialect: str, request_id: str, trace: Any) -> None:
+        self.asked.append((request.service_class.name, dialect, request_id))
+        raise self.fault
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.service, self.storage = Service(), Storage(folder)
+        unused: Any = None
+        prompts = PromptReader(Router({}), unused, unused, 2**20)
+        parts: Any = (
+            unused,
+            self.storage,
+            unused,
+            ActiveRequests(),
+            unused,
+            self.service,
+            unused,
+            prompts,
+            BodyMemory(),
+        )
+        self.runner = BatchRunner(*parts)
+
+    async def answer(
+        self, fault: Exception, key: ApiKeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
+    ) -> tuple[int, Any]:
+        self.service.fault = fault
+        url = "/v1/completions"
+        text = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": BODY | body}).encode()
+        with self.storage.writing("file-1") as file:
+            file.write(text)
+        line = BatchLine(BatchHeader(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", losses, False)
+        status, answer = await self.runner._answer(line, key)
+        return status, json.loads(answer)
+
+    async def put_off(self, fault: Exception, **more: Any) -> tuple[float, bool]:
+        with pytest.raises(NotNow) as later:
+            await self.answer(fault, **more)
+        return later.value.seconds, later.value.lost
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_what_passes_is_waited_for(bench: Bench) -> None:
+    assert await bench.put_off(ApiError("rate_limit_exceeded", "", retry_after=7)) == (7, False)
+    assert await bench.put_off(ApiError("server_is_overloaded", "", retry_after=3)) == (3, False)
+    assert await bench.put_off(ApiError("model_loading", "")) == (1, False)
+    assert await bench.put_off(redis.ConnectionError()) == (1, False)
+    assert await bench.put_off(ApiError("worker_lost", ""), losses=MAX_LOST_WORKERS - 2) == (1, True)
+    assert set(bench.service.asked) == {("BATCH", "openai.completion", "req_1")}
+
+
+async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
+    answers = [
+        (await bench.answer(ApiError("quota_exceeded", "")), 429, "quota_exceeded"),
+        (await bench.answer(ApiError("context_length_exceeded", "")), 400, "context_length_exceeded"),
+        (await bench.answer(ApiError("not_served", "")), 500, "not_served"),
+        (await bench.answer(ApiError("worker_lost", ""), losses=MAX_LOST_WORKERS - 1), 503, "worker_lost"),
+        (await bench.answer(RuntimeError("of ours")), 500, "internal_error"),
+        (await bench.answer(RuntimeError(), stream=True), 400, "invalid_value"),
+        (await bench.answer(RuntimeError(), nobody=1), 400, "unknown_parameter"),
+    ]
+    for (status, body), wanted, code in answers:
+        assert (status, body["error"]["code"]) == (wanted, code)
+    status, body = await bench.answer(ApiError("model_not_found", "Which?"), dialect="anthropic")
+    assert (status, body["error"]) == (404, {"type": "not_found_error", "message": "Which?"})
+    assert body["request_id"] == "req_1"
+
+
+async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
+    past = time.time_ns() // 1000 - 1
+    dead = [{"revoked": True}, {"suspended": True}, {"expires_at": past}]
+    keys = [None, *(msgspec.structs.replace(KEY, **why) for why in dead)]
+    assert [(await bench.answer(RuntimeError(), key=key))[0] for key in keys] == [401, 401, 403, 401]
+    assert not bench.service.asked
+
+
+async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of another gateway, whose request ended, while the broker cannot be reached at first."""
+    faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
+
+    class Unreachable:
+        def __init__(self, *_: object) -> None:
+            """Whatever is followed."""
+
+        async def events(self) -> AsyncIterator[Any]:
+            raise faults.pop(0)
+            yield
+
+    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.StreamFollower", Unreachable)
+    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.FOLLOW_AGAIN_SECONDS", 0)
+    line = BatchLine(BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
+    with pytest.raises(NotNow):
+        await bench.runner._answer(line, KEY)
+    assert not faults
+
+
+class Desk:
+    """What the runner asks of lines, keys and replicas: one batch, whose lines are claimed one after the other."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+        self.replicas = self
+
+    def live(self) -> dict[str, SimpleNamespace]:
+        return {"r1": SimpleNamespace(max_batch=8)}
+
+    async def batches(self) -> list[BatchHeader]:
+        return [BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1")]
+
+    async def claim(self, batch: BatchHeader, most: int) -> list[BatchLine]:
+        return [BatchLine(batch, number, 0, 0, f"req_{number}", 0, True) for number in self.numbers]
+
+    async def by_id(self, key_ids: Collection[int]) -> dict[int, ApiKeySnapshot]:
+        return {1: KEY}
+
+
+async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk: Any = Desk([0])
+    parts: Any = (desk, Storage(tmp_path), desk, ActiveRequests(), desk, Service(), desk, desk, BodyMemory())
+    runner = BatchRunner(*parts)
+    begun: list[int] = []
+
+    async def run(line: BatchLine, key: ApiKeySnapshot | None) -> None:
+        begun.append(line.number)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(runner, "_run", run)
+    for desk.numbers in ([0], [0, 1]):
+        await runner._look()
+        await asyncio.sleep(0)
+    assert begun == [0, 1]
+    await runner.stop()
+
+
+async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[dict[str, Any]] = []
+
+    class Recorder:
+        def end(self, trace: RequestTrace, status: str) -> None:
+            ended.append(msgspec.to_builtins(trace.record("gw", status, complete=True)))
+
+    class Kept:
+        async def answer(self, *_: object) -> None: ...
+
+        async def put_back(self, *_: object, losses: int) -> None: ...
+
+    monkeypatch.setattr(bench.runner, "_recorder", Recorder())
+    monkeypatch.setattr(bench.runner, "_lines", Kept())
+    with bench.storage.writing("file-1") as file:
+        text = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}).encode()
+        file.write(text)
+    line = BatchLine(BatchHeader(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
+    for bench.service.fault in (ApiError("rate_limit_exceeded", "", retry_after=7), ApiError("quota_exceeded", "")):
+        await bench.runner._run(line, KEY)
+    (record,) = ended  # what is only put off has none
+    assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
+    assert (record["status"], record["verdict"], record["asked"]) == ("429", "limited", "m")
+
+
+async def test_a_line_has_the_bounds_of_any_other_body(bench: Bench) -> None:
+    status, answer = await bench.answer(RuntimeError(), prompt="x" * 600_000)
+    assert (status, answer["error"]["code"], bench.service.asked) == (413, "request_too_large", [])

@@ -1,0 +1,176 @@
+"""What Prometheus reads at /metrics, read back with Prometheus' own parser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from billing.metering.status import SettlerStatus
+from inference_worker.contract import metric_families as families
+from inference_worker.contract.messages import Heartbeat, encode
+from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
+from millrace.gateway.dispatch.metrics import GatewayMetrics
+from millrace.gateway.dispatch.replicas import ReplicaRegistry
+from millrace.gateway.http.endpoints.health import MetricsEndpoint
+from tests.support.engine.fakes import fake_engine, request, run
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def engine_snapshot(max_tokens: int = 4) -> MetricsSnapshot:
+    engine, _ = fake_engine(20)
+    for name in ("a", "b"):
+        engine.add_request(request(name, 32, max_tokens=max_tokens))
+        run(engine)
+    return engine.metrics.snapshot()
+
+
+def board_of(**replicas: Heartbeat) -> ReplicaRegistry:
+    """A board on which these have been seen alive, their heartbeats come over the broker."""
+    board = ReplicaRegistry(lambda: 0.0)
+    for beat in (1, 2):
+        told = {name.encode(): encode(heartbeat_with(heartbeat, beat)) for name, heartbeat in replicas.items()}
+        board.update(told)
+    return board
+
+
+def heartbeat_with(like: Heartbeat, beat: int) -> Heartbeat:
+    return Heartbeat(beat, *(getattr(like, name) for name in Heartbeat.__struct_fields__[1:]))
+
+
+def heartbeat(metrics: MetricsSnapshot | None, model: str = "m") -> Heartbeat:
+    return Heartbeat(0, model, True, False, 3, 2, 8, 10, 4, metrics)
+
+
+def scrape(board: ReplicaRegistry) -> dict[str, Metric]:
+    parsed = list(text_string_to_metric_families(GatewayMetrics(board).render().decode()))
+    assert len({metric.name for metric in parsed}) == len(parsed)
+    return {metric.name: metric for metric in parsed}
+
+
+def values(metric: Metric, sample: str, *labels: str) -> dict[tuple[str, ...], float]:
+    return {tuple(s.labels[label] for label in labels): s.value for s in metric.samples if s.name == sample}
+
+
+def test_counters_are_totals_by_model_and_replica() -> None:
+    told = scrape(board_of(one=heartbeat(engine_snapshot()), two=heartbeat(engine_snapshot(2), model="other")))
+    tokens = told["vllm:generation_tokens"]
+    assert tokens.type == "counter"
+    assert values(tokens, "vllm:generation_tokens_total", "model_name", "engine") == {
+        ("m", "one"): 8, ("other", "two"): 4
+    }  # fmt: skip
+    ended = values(told["vllm:request_success"], "vllm:request_success_total", "engine", "finished_reason")
+    assert (ended["one", "length"], ended["one", "stop"]) == (2, 0)
+    classes = values(told["millrace_engine_tokens"], "millrace_engine_tokens_total", "model", "replica", "token_class")
+    assert (classes["m", "one", "uncached"], classes["m", "one", "cache_read"]) == (32, 32)
+
+
+def test_histograms_are_cumulative_and_add_up() -> None:
+    told = scrape(board_of(one=heartbeat(engine_snapshot())))
+    steps = told["vllm:iteration_tokens_total"]
+    assert steps.type == "histogram"
+    # Two prompts, of 32 tokens and then of the 16 that were not cached, and three decodes each.
+    buckets = values(steps, "vllm:iteration_tokens_total_bucket", "le")
+    assert (buckets[("1.0",)], buckets[("8.0",)], buckets[("16.0",)], buckets[("32.0",)]) == (6, 6, 7, 8)
+    assert buckets[("+Inf",)] == 8
+    assert values(steps, "vllm:iteration_tokens_total_count", "engine") == {("one",): 8}
+    assert values(steps, "vllm:iteration_tokens_total_sum", "engine") == {("one",): 32 + 16 + 6}
+    for family in families.HISTOGRAMS:
+        counts = list(values(told[family.name], f"{family.name}_bucket", "le").values())
+        assert counts == sorted(counts)
+        assert [counts[-1]] == list(values(told[family.name], f"{family.name}_count").values())
+
+
+def test_gauges_are_the_heartbeats() -> None:
+    told = scrape(board_of(one=heartbeat(engine_snapshot())))
+    assert values(told["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {("one",): 3}
+    assert values(told["vllm:num_requests_waiting"], "vllm:num_requests_waiting", "engine") == {("one",): 2}
+    assert values(told["vllm:kv_cache_usage_perc"], "vllm:kv_cache_usage_perc", "engine") == {("one",): 0.4}
+    assert values(told["millrace_mfu_ratio"], "millrace_mfu_ratio", "replica") == {("one",): 0}
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        MetricsSnapshot({"vllm:something_new": {"": 1}}, {}, {families.TTFT: HistogramSnapshot([1, 2], 3.0)}),
+    ],
+)
+def test_a_worker_of_another_version_hides_nothing_else(metrics: MetricsSnapshot | None) -> None:
+    told = scrape(board_of(one=heartbeat(engine_snapshot()), strange=heartbeat(metrics)))
+    assert values(told[families.TTFT], f"{families.TTFT}_count", "engine") == {("one",): 2}
+    assert values(told["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {
+        ("one",): 3, ("strange",): 3
+    }  # fmt: skip
+
+
+def test_the_dead_tell_nothing() -> None:
+    board = board_of(one=heartbeat(engine_snapshot()))
+    board.update({})
+    assert not [metric.name for metric in scrape(board).values() if metric.name.startswith("vllm:") and metric.samples]
+
+
+def test_every_metric_is_in_the_docs_and_no_other() -> None:
+    board = board_of(one=heartbeat(engine_snapshot()))
+    metrics = GatewayMetrics(board)
+    metrics.settler.status = SettlerStatus(
+        0, "s", settled=1, repeated=0, quarantined=0, last_batch_at=0, backlog=0, lag_ms=0
+    )
+    told = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name: metric.type
+        for metric in text_string_to_metric_families(metrics.render().decode())
+    }
+    rows = re.findall(r"^\| `([a-z0-9:_]+)` \| (\w+) \|", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert dict(rows) == told
+    assert len(dict(rows)) == len(rows)
+
+
+async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent: str = "") -> tuple[int, bytes]:
+    """Status and body of GET /metrics from that address."""
+
+    async def nothing() -> None: ...
+
+    settings = SimpleNamespace(metrics_token=token, max_request_body_bytes=10)
+    gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_settler_status=nothing)
+    monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: gateway)
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "client": (client, 1)}
+    scope |= {"headers": [(b"authorization", sent.encode())], "url_route": {"kwargs": {}}}
+    waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    waiting.put_nowait({"type": "http.request", "body": b""})
+    answer: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        answer.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            waiting.put_nowait({"type": "http.disconnect"})
+
+    await MetricsEndpoint.as_asgi()(scope, waiting.get, send)
+    return answer[0]["status"], b"".join(message.get("body", b"") for message in answer[1:])
+
+
+@pytest.mark.parametrize(
+    ("token", "client", "sent", "status"),
+    [
+        ("", "127.0.0.1", "", 200),
+        ("", "::1", "", 200),
+        ("", "::ffff:127.0.0.1", "", 200),
+        ("", "192.0.2.7", "", 403),
+        ("", "192.0.2.7", "Bearer ", 403),
+        ("secret", "192.0.2.7", "Bearer secret", 200),
+        ("secret", "192.0.2.7", "Bearer secre", 401),
+        ("secret", "127.0.0.1", "", 401),
+    ],
+)
+async def test_metrics_are_told_to_this_machine_or_for_the_token(
+    monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent: str, status: int
+) -> None:
+    got, body = await fetched(monkeypatch, token, client, sent)
+    assert got == status
+    assert (b"millrace_requests_total" in body) == (status == 200)

@@ -1,0 +1,225 @@
+"""docs/openapi.yaml: true to the code, and in agreement with what both vendors say of their own APIs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+import yaml
+
+from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import TokenUsage
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import ResponseSpec, Writer
+from millrace.gateway.http.endpoints import batches, feedback, files, message_batches
+from millrace.gateway.protocols.anthropic.messages import CountBody, MessagesBody
+from millrace.gateway.protocols.anthropic.writer import MessagesWriter
+from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI
+from millrace.gateway.protocols.openai.chat import ChatBody
+from millrace.gateway.protocols.openai.completions import CompletionBody
+from millrace.gateway.protocols.openai.embeddings import EmbeddingBody
+from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter
+from millrace.gateway.protocols.responses.body import ResponseBody, read_response
+from millrace.gateway.protocols.responses.writer import ResponsesWriter
+from millrace.gateway.routes import ROUTES
+
+ROOT = Path(__file__).parents[3]
+SPECS = ROOT / "tests" / "data" / "api_specs"
+OURS: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
+EXTENSIONS = {  # by vLLM's names, and not in OpenAI's description
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
+    *("guided_regex", "guided_grammar", "priority"),
+}
+BODIES = [
+    ("ChatBody", ChatBody, "openai", "CreateChatCompletionRequest"),
+    ("CompletionBody", CompletionBody, "openai", "CreateCompletionRequest"),
+    ("EmbeddingBody", EmbeddingBody, "openai", "CreateEmbeddingRequest"),
+    ("ResponseBody", ResponseBody, "openai", "CreateResponse"),
+    ("BatchBody", batches.BatchBody, "openai", "CreateBatchRequest"),
+    ("MessagesBody", MessagesBody, "anthropic", "CreateMessageParams"),
+    ("CountBody", CountBody, "anthropic", "CountMessageTokensParams"),
+    ("MessageBatchBody", message_batches.MessageBatchBody, "anthropic", "CreateMessageBatchParams"),
+    ("FeedbackBody", feedback.FeedbackBody, None, ""),
+]
+# Operation of OpenAI's examples -> the schema of ours that each must match.
+EXAMPLES = {
+    "post /chat/completions": "ChatCompletion",
+    "post /responses": "Response",
+    "get /responses/{response_id}": "Response",
+    "delete /files/{file_id}": "FileDeleted",
+    "get /models/{model}": "Model",
+    "post /batches": "Batch",
+    "get /batches": "Batches",
+    "get /batches/{batch_id}": "Batch",
+    "post /batches/{batch_id}/cancel": "Batch",
+}
+
+
+@cache
+def theirs(name: str) -> dict[str, Any]:
+    file = {"openai": "openai.trimmed", "anthropic": "anthropic_unofficial.trimmed"}[name]
+    return dict(in_31(json.loads(gzip.decompress((SPECS / f"{file}.openapi.json.gz").read_bytes()))))
+
+
+def in_31(node: Any) -> Any:
+    """A description with what is left in it of OpenAPI 3.0's `nullable`, in the words of 3.1."""
+    if isinstance(node, list):
+        return [in_31(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    found = {name: in_31(value) for name, value in node.items()}
+    if found.pop("nullable", None) is True:
+        return {"anyOf": [found, {"type": "null"}]}
+    return found
+
+
+def check(document: dict[str, Any], schema: str, value: Any) -> None:
+    """The value is what the document's schema says."""
+    wanted = {**document, "$ref": f"#/components/schemas/{schema}"}
+    jsonschema_rs.Draft202012Validator(wanted).validate(value)
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [found for value in node.values() for found in references(value)]
+    return [found for value in node for found in references(value)] if isinstance(node, list) else []
+
+
+def fields_of(document: dict[str, Any], schema: str) -> set[str]:
+    found = document["components"]["schemas"][schema]
+    parts = found.get("allOf", [found])
+    own = {name for part in parts for name in part.get("properties", {})}
+    return own.union(*(fields_of(document, part["$ref"].rpartition("/")[2]) for part in parts if "$ref" in part))
+
+
+def test_it_is_well_formed() -> None:
+    assert OURS["openapi"] == "3.1.0"
+    for schema in OURS["components"]["schemas"].values():
+        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+    for reference in references(OURS):
+        node = OURS
+        for step in reference.removeprefix("#/").split("/"):
+            node = node[step]
+    operations = [
+        operation for path in OURS["paths"].values() for name, operation in path.items() if name != "parameters"
+    ]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    for path, item in OURS["paths"].items():
+        for operation in (operation for name, operation in item.items() if name != "parameters"):
+            told = item.get("parameters", []) + operation.get("parameters", [])
+            told = [OURS["components"]["parameters"][p["$ref"].rpartition("/")[2]] if "$ref" in p else p for p in told]
+            assert {p["name"] for p in told if p["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+
+
+def test_it_tells_of_every_route_and_no_other() -> None:
+    routed = {str(route.pattern) for route in ROUTES}
+    paths = {re.sub(r"<\w+:(\w+)>", r"{\1}", path) for path in routed if path.startswith("v1/")}
+    assert {path.removeprefix("/") for path in OURS["paths"]} == paths
+
+
+@pytest.mark.parametrize(("name", "body", "vendor", "schema"), BODIES)
+def test_bodies_are_what_the_code_reads_and_the_vendor_names(
+    name: str, body: type[msgspec.Struct], vendor: str | None, schema: str
+) -> None:
+    told = OURS["components"]["schemas"][name]
+    fields = msgspec.structs.fields(body)
+    assert set(told["properties"]) == {field.name for field in fields}
+    assert set(told.get("required", [])) == {field.name for field in fields if field.required}
+    assert told["additionalProperties"] is False
+    if vendor is not None:
+        unknown = set(told["properties"]) - fields_of(theirs(vendor), schema)
+        # Completions take what chats take.
+        more = (
+            EXTENSIONS | fields_of(theirs(vendor), "CreateChatCompletionRequest")
+            if name == "CompletionBody"
+            else EXTENSIONS
+        )
+        assert unknown <= (more if vendor == "openai" else set())
+
+
+def examples() -> list[Any]:
+    lines = gzip.decompress((SPECS / "openai_doc_examples.jsonl.gz").read_bytes()).decode().splitlines()
+    found = [json.loads(line) for line in lines]
+    wanted = [(f"{each['method']} {each['path']}", each["title"], each["response"]) for each in found]
+    return [(EXAMPLES[name], title, as_json(text)) for name, title, text in wanted if name in EXAMPLES]
+
+
+def as_json(text: str) -> str:
+    """Without what makes some of them no JSON: dots for more of the same, and commas at ends."""
+    return re.sub(r",(\s*[}\]])", r"\1", re.sub(r",\s*\{ \.\.\. \}", "", text))
+
+
+def test_there_are_examples() -> None:
+    assert {schema for schema, _, _ in examples()} == set(EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("schema", "title", "text"), examples())
+def test_documented_examples_match(schema: str, title: str, text: str) -> None:
+    check(OURS, schema, json.loads(text))
+
+
+EVENTS: list[AnswerEvent] = [
+    Tokens("req_1", 1, 0, [1], "Good ", prompt=TokenUsage(uncached=2)),
+    Tokens("req_1", 1, 1, [1], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'),
+    End("req_1", 1, 2, "stop", None, TokenUsage(uncached=2, output=2)),
+]
+ASKED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').asked
+FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], asked=ASKED)
+ANY: Any = None
+
+
+@pytest.mark.parametrize(
+    ("writer", "ours", "of_stream", "vendor", "whole", "streamed"),
+    [
+        (
+            ChatWriter,
+            "ChatCompletion",
+            "ChatCompletionChunk",
+            "openai",
+            "CreateChatCompletionResponse",
+            "CreateChatCompletionStreamResponse",
+        ),
+        (CompletionWriter, "Completion", "Completion", "openai", "CreateCompletionResponse", None),
+        (ResponsesWriter, "Response", "ResponseEvent", "openai", "Response", "ResponseStreamEvent"),
+        (MessagesWriter, "Message", "MessageEvent", "anthropic", None, None),
+    ],
+)
+def test_answers_are_what_ours_and_the_vendors_say(
+    writer: Any, ours: str, of_stream: str, vendor: str, whole: str | None, streamed: str | None
+) -> None:
+    made: Writer = writer(FORM, ANY)
+    answer = msgspec.json.decode(msgspec.json.encode(made.whole(EVENTS)))
+    check(OURS, ours, answer)
+    if whole is not None:
+        check(theirs(vendor), whole, answer)
+    made = writer(FORM, ANY)
+    for data in (data for event in EVENTS for data in made.stream(event) if data != b"[DONE]"):
+        check(OURS, of_stream, json.loads(data))
+        if streamed is not None:
+            check(theirs(vendor), streamed, json.loads(data))
+
+
+def test_faults_are_what_is_said() -> None:
+    fault = ApiError("invalid_value", "Because.", "x")
+    check(OURS, "Error", OPENAI.body(fault, "req_1"))
+    check(OURS, "AnthropicError", ANTHROPIC.body(fault, "req_1"))
+    check(theirs("openai"), "ErrorResponse", OPENAI.body(fault, "req_1"))
+    check(theirs("anthropic"), "ErrorResponse", ANTHROPIC.body(fault, "req_1"))
+
+
+def test_files_are_what_is_said() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    row = {"name": "file-1", "size": 1, "created_at": at, "expires_at": at, "filename": "a", "purpose": "batch"}
+    told = files.file_object(row)
+    check(OURS, "File", told)
+    check(theirs("openai"), "OpenAIFile", {name: value for name, value in told.items() if value is not None})

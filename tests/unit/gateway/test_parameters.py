@@ -1,0 +1,306 @@
+"""Bodies are read strictly: supported, harmless, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
+
+from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
+from millrace.gateway.protocols.openai.completions import read_completion
+from millrace.gateway.protocols.openai.parameters import NO_OP
+from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES, called, named, tool
+
+
+def chat(**fields: Any) -> InferenceRequest:
+    return read_chat(msgspec.json.encode({"model": "m", "messages": HELLO, **fields}))
+
+
+def completion(**fields: Any) -> InferenceRequest:
+    return read_completion(msgspec.json.encode({"model": "m", "prompt": "Hello", **fields}))
+
+
+def fault_of(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_it_works() -> None:
+    request = chat(
+        max_completion_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        seed=-1,
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        n=2,
+        min_p=0.1,
+        min_tokens=3,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"7": -100},
+        logprobs=True,
+        top_logprobs=2,
+        service_tier="flex",
+        priority=-3,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        prompt_cache_key="k",
+        user="u",
+        metadata={"a": "b"},
+    )
+    assert request == InferenceRequest(
+        model="m",
+        prompt=HELLO,
+        sampling=SamplingParams(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            seed=-1,
+            stop=("a", "b"),
+            stop_token_ids=(5,),
+            ignore_eos=True,
+            n=2,
+            min_p=0.1,
+            min_tokens=3,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            repetition_penalty=1.5,
+            logit_bias=((7, -100),),
+            logprobs=2,
+        ),
+        max_tokens=9,
+        service_class=ServiceClass.FLEX,
+        priority=-3,
+        cache_key="k",
+        metadata={"a": "b"},
+        user="u",
+        stream=True,
+        include_usage=True,
+        continuous_usage=True,
+    )
+
+
+def test_content_may_be_parts_and_the_developer_is_the_system() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    request = chat(messages=[{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}])
+    assert request.prompt == [{"role": "system", "content": "Be brief"}, HELLO[0]]
+
+
+def test_an_answer_can_be_sent_back_as_the_sdk_had_it() -> None:
+    turn = ChatCompletionMessage(role="assistant", content="Hi", annotations=[]).model_dump()
+    assert chat(messages=[*HELLO, turn]).prompt == [*HELLO, {"role": "assistant", "content": "Hi"}]
+
+
+def test_a_call_and_its_result_become_what_templates_take() -> None:
+    result = {"role": "tool", "content": "42", "tool_call_id": "c"}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}
+    assert chat(messages=[*HELLO, called('{"x": [1]}'), result]).prompt == [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c", "name": "f"},
+    ]
+
+
+def test_tools() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tools = [tool(description="d", parameters=schema, strict=True), tool("g")]
+    request = chat(tools=tools, tool_choice=named("g"), parallel_tool_calls=False)
+    assert request.tools == (Tool("f", "d", schema, strict=True), Tool("g"))
+    assert (request.tool_choice, request.parallel_tools) == ("g", False)
+    assert (chat(tools=tools).tool_choice, chat(tools=tools).parallel_tools) == ("auto", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredSpec("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "string"}}}},
+            StructuredSpec("json_schema", '{"type":"string"}'),
+        ),
+        ({"guided_regex": "a+"}, StructuredSpec("regex", "a+", "guided_regex")),
+        ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
+    ],
+)
+def test_the_form_of_the_answer(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
+    assert chat(**fields).structured == spec
+
+
+def test_cache_breakpoints() -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    parts = [{"type": "text", "text": "Hel", **mark}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief", **mark}]}]
+    messages.append({"role": "user", "content": parts})
+    marked = (Breakpoint(3600, messages=1, characters=8), Breakpoint(3600, messages=2, characters=3))
+    assert chat(messages=messages).breakpoints == marked
+    assert chat(messages=messages, prompt_cache_options={"mode": "explicit"}).breakpoints == marked
+    assert chat(messages=messages, prompt_cache_options={"ttl": "30m"}).breakpoints == (
+        *marked,
+        Breakpoint(3600, messages=2),
+    )
+    many = [{"type": "text", "text": "x", **mark}] * 6
+    assert [b.characters for b in chat(messages=[{"role": "user", "content": many}]).breakpoints] == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", sorted(set(NO_OP) | set(ChatBody.__struct_fields__) - {"model", "messages"}))
+def test_null_is_as_good_as_absent(name: str) -> None:
+    assert chat(**{name: None}) == chat()
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_OP.items() for value in values])
+def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
+    asked = completion if name in ChatBody.__struct_fields__ else chat
+    assert asked(**{name: value}) == asked()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("audio", {}),
+        ("best_of", 2),
+        ("suffix", "!"),
+        ("functions", [{"name": "f"}]),
+        ("prompt_cache_retention", "24h"),
+        ("store", True),
+        ("reasoning_effort", "high"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(name: str, value: object) -> None:
+    fault = fault_of(**{name: value})
+    assert (fault.code, fault.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"temprature": 1}, "unknown_parameter", "temprature"),
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"temperature": 2.1}, "invalid_value", "temperature"),
+        ({"temperature": -0.1}, "invalid_value", "temperature"),
+        ({"top_p": 0}, "invalid_value", "top_p"),
+        ({"top_p": 1.01}, "invalid_value", "top_p"),
+        ({"top_k": -2}, "invalid_value", "top_k"),
+        ({"seed": 2**63}, "invalid_value", "seed"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 129}, "invalid_value", "n"),
+        ({"n": True}, "invalid_type", "n"),
+        ({"min_p": 1.1}, "invalid_value", "min_p"),
+        ({"min_tokens": 3, "max_tokens": 2}, "invalid_value", "min_tokens"),
+        ({"presence_penalty": 2.1}, "invalid_value", "presence_penalty"),
+        ({"logit_bias": {"x": 1}}, "invalid_type", "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "invalid_value", "logit_bias"),
+        ({"logprobs": 0}, "invalid_type", "logprobs"),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"service_tier": "scale"}, "invalid_type", "service_tier"),
+        ({"priority": 2**31}, "invalid_value", "priority"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "invalid_type", "tools[0].type"),
+        ({"tools": [tool("a b")]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [tool("auto")]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [tool(), tool()]}, "invalid_value", "tools"),
+        ({"tools": [tool(parameters="x")]}, "invalid_type", "tools[0].function.parameters"),
+        ({"tools": [tool(str(n)) for n in range(129)]}, "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tools": [tool()], "tool_choice": named("g")}, "invalid_value", "tool_choice"),
+        ({"tools": [tool()], "guided_regex": "a"}, "unsupported_parameter", "guided_regex"),
+        ({"guided_grammar": "a", "guided_regex": "a"}, "invalid_value", "guided_grammar"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),
+        ({"response_format": {"type": "xml"}}, "invalid_type", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+        ({"prompt_cache_options": {"ttl": "1h"}}, "invalid_type", "prompt_cache_options.ttl"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"max_completion_tokens": 0}, "invalid_value", "max_completion_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_value", "max_tokens"),
+        ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
+        ({"stop": list("abcde")}, "invalid_value", "stop"),
+        ({"stop": ""}, "invalid_value", "stop"),
+        ({"stop": "a" * 1025}, "invalid_value", "stop"),
+        ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ({"stream": True, "stream_options": {"includ": True}}, "unknown_parameter", "stream_options.includ"),
+        ({"stream": "yes"}, "invalid_type", "stream"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "invalid_value", "metadata"),
+        ({"metadata": {"k" * 65: ""}}, "invalid_value", "metadata"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "Hello"}, "invalid_type", "messages"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "invalid_type", "messages[0].role"),
+        ({"messages": [{"content": ""}]}, "missing_required_parameter", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "", "name": "x"}]}, "invalid_type", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "assistant"}]}, "invalid_value", "messages[0].content"),
+        (
+            {"messages": [{"role": "tool", "content": "", "tool_call_id": "c"}]},
+            "invalid_value",
+            "messages[0].tool_call_id",
+        ),
+        ({"messages": [called("[]")]}, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [called("{")]}, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "invalid_type", None),
+        ({"model": 5}, "invalid_type", "model"),
+    ],
+)
+def test_a_fault_names_its_parameter(fields: dict[str, Any], code: str, param: str | None) -> None:
+    fault = fault_of(**fields)
+    assert fault.code == code
+    if param is not None:
+        assert fault.param == param
+    assert fault.message
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"model": NaN}', b"[" * 100_000])
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat(b'{"messages": []}')
+    assert (caught.value.code, caught.value.param) == ("missing_required_parameter", "model")
+
+
+def test_completions_take_text_or_ids() -> None:
+    assert completion().prompt == "Hello"
+    assert completion(prompt=["Hello"]).prompt == "Hello"
+    assert completion(prompt=[1, 2]).prompt == [1, 2]
+    assert completion().max_tokens == 16
+    assert completion(logprobs=0).sampling.logprobs == 0
+    echoed = completion(logprobs=3, echo=True)
+    assert (echoed.echo, echoed.sampling.logprobs, echoed.sampling.prompt_logprobs) == (True, 3, 3)
+    with pytest.raises(ApiError) as several:
+        completion(logprobs=3, echo=True, n=2)
+    assert several.value.param == "n"
+    for prompts in (["a", "b"], [[1], [2, 3]], [[1]]):
+        request = completion(prompt=prompts)
+        assert [request.prompt, *request.more_prompts] == prompts
+    for prompt in ([], [1, "a"], [1, [2]], [["a"]], ["a"] * 65, 5):
+        with pytest.raises(ApiError) as caught:
+            completion(prompt=prompt)
+        assert caught.value.status == 400
+
+
+@given(st.dictionaries(NAMES, ANY_JSON, max_size=6), st.fixed_dictionaries({}, optional=LIKELY))
+@example({}, {"temperature": float("inf")})
+def test_nothing_but_a_400_comes_of_nonsense(fields: dict[str, Any], likely: dict[str, Any]) -> None:
+    for read, own in ((read_chat, {"messages": HELLO}), (read_completion, {"prompt": "Hello"})):
+        try:
+            read(msgspec.json.encode({"model": "m", **own} | fields | likely))
+        except ApiError as exc:
+            assert exc.status == 400
+            assert set(exc.body()["error"]) == {"message", "type", "param", "code"}

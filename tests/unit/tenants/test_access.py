@@ -1,0 +1,22 @@
+"""The table of roles in the documentation is the one in the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tenants.permissions import KEY, ROLES, STEP_UP, Permission
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tenancy.md"
+
+
+def test_the_documents_table_is_current():
+    rows = {}
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 8 and cells[0].startswith("`"):
+            rows[cells[0].strip("`")] = [bool(cell) for cell in cells[1:]]
+    expected = {
+        permission.value: [*(permission in of for of in (*ROLES.values(), KEY)), permission in STEP_UP]
+        for permission in Permission
+    }
+    assert rows == expected

@@ -1,0 +1,214 @@
+"""That a webhook reaches public addresses alone, whatever its host's name says, and that it ends in time."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import ssl
+import threading
+import time
+from http.server import ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tenants.webhooks import posting, targets
+from tenants.webhooks.posting import post
+from tenants.webhooks.targets import TargetRefused, addresses, check_url, is_public, parse
+from tests.support.tenants.webhook_receiver import receiving
+
+INSIDE = [
+    *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "168.63.129.16"),
+    *("0.0.0.0", "224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1"),  # noqa: S104
+    *("::1", "::", "fe80::1", "fc00::1", "fd00:ec2::254", "ff02::1", "fec0::1", "2001:db8::1"),
+    *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2001:0:4136:e378::1"),
+    *("64:ff9b:1::1", "::127.0.0.1"),
+]
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
+    """Have each look-up of a name answered by the next list; gives the names that were asked for."""
+    asked: list[str] = []
+    left = list(answers)
+
+    def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if not found:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    class Resolver:
+        SOCK_STREAM, inet_aton = socket.SOCK_STREAM, staticmethod(socket.inet_aton)
+        getaddrinfo = staticmethod(look_up)
+
+    monkeypatch.setattr(targets, "socket", Resolver)
+    return asked
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_addresses_inside_are_not_public(address):
+    assert not is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_addresses_outside_are(address):
+    assert is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_a_name_that_leads_inside_is_refused(monkeypatch, address):
+    resolving(monkeypatch, ["93.184.215.14", address])
+    with pytest.raises(TargetRefused):
+        addresses(parse("https://hooks.example/", ()), ())
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f000001", "017700000001", "2130706433", "[::ffff:10.0.0.1]", "0"])
+def test_odd_forms_of_addresses_are_seen_through(host):
+    with pytest.raises(TargetRefused):
+        parse(f"https://{host}/", ())
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST", "localhost.", "a.localhost", "localhost.localdomain", "ip6-localhost"),
+        *("127.0.0.1.", "10.0.0.1", "0x7f.1", "0", "[::1]", "[fe80::1%25eth0]", "169.254.169.254", "[::ffff:7f00:1]"),
+    ],
+)
+def test_a_host_that_is_internal_by_its_name_is_refused_without_a_look_up(monkeypatch, host):
+    asked = resolving(monkeypatch, ["93.184.215.14"])
+    with pytest.raises(TargetRefused, match="is internal"):
+        check_url(f"https://{host}/", ())
+    assert asked == []
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_a_name_that_leads_inside_is_refused_when_the_url_is_set(monkeypatch, address):
+    resolving(monkeypatch, ["93.184.215.14", address])
+    with pytest.raises(TargetRefused, match=r"hooks\.example has an internal address"):
+        check_url("https://hooks.example/", ())
+
+
+def test_names_that_are_public_or_do_not_resolve_yet_are_accepted(monkeypatch):
+    resolving(monkeypatch, ["93.184.215.14", "2606:4700::1111"], [])
+    assert check_url("https://hooks.example/", ()) == "https://hooks.example/"
+    assert check_url("https://hooks.example/", ()) == "https://hooks.example/"
+    with pytest.raises(TargetRefused, match="no address"):  # delivery checks again
+        addresses(parse("https://hooks.example/", ()), ())
+
+
+def test_a_host_that_the_operator_allows_is_not_looked_up(monkeypatch):
+    asked = resolving(monkeypatch, ["10.0.0.1"])
+    check_url("http://hooks.internal/", ("hooks.internal",))
+    check_url("https://localhost/", ("localhost",))
+    assert asked == []
+
+
+def test_a_name_server_that_does_not_answer_delays_nobody_for_long(monkeypatch):
+    """More look-ups hang than may run, and still each call returns in time, with no thread more."""
+    answered = threading.Event()
+    monkeypatch.setattr(targets, "_lookups", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(targets, "_look_up", lambda target: answered.wait(60) and ["10.0.0.1"])
+    for _ in range(5):
+        check_url("https://slow.example/", (), seconds=0.05)
+    assert sum(thread.name == "webhook-lookup" for thread in threading.enumerate()) == 2
+    answered.set()
+    with pytest.raises(TargetRefused):
+        check_url("https://slow.example/", (), seconds=30)
+
+
+def test_only_hosts_that_the_operator_names_may_be_inside():
+    assert parse("http://hooks.internal:8080/a?b", ("hooks.internal",)) == (False, "hooks.internal", 8080, "/a?b")
+    with pytest.raises(TargetRefused):
+        parse("http://hooks.internal:8080/", ("other.internal",))
+
+
+def test_no_name_is_asked_for_twice(monkeypatch):
+    """A name that is public when it is checked and inside when it is called gains nothing."""
+    asked = resolving(monkeypatch, ["192.0.2.77"], ["127.0.0.1"])
+    monkeypatch.setattr(targets, "is_public", lambda address: str(address) == "192.0.2.77")
+    tried: list[str] = []
+
+    class Dialler:
+        SHUT_RDWR, socket = socket.SHUT_RDWR, socket.socket
+
+        @staticmethod
+        def create_connection(address: tuple[str, int], timeout: float) -> socket.socket:
+            tried.append(address[0])
+            raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(posting, "socket", Dialler)
+    answer = post("https://rebinding.example/", {}, b"")
+    assert answer.error == "The connection failed: No route to host."
+    assert (asked, tried) == (["rebinding.example"], ["192.0.2.77"])
+
+
+def test_a_name_without_an_address(monkeypatch):
+    resolving(monkeypatch, [])
+    assert post("https://nowhere.example/", {}, b"").error == "The host's name has no address."
+
+
+def test_the_answer_comes_in_time_or_not_at_all():
+    """Each byte comes in time, but there are too many: a timeout for each would let it go on for minutes."""
+    with receiving() as (receiver, port):
+        receiver.drip = 0.05
+        began = time.monotonic()
+        answer = post(f"http://127.0.0.1:{port}/", {}, b"{}", private_hosts=("127.0.0.1",), seconds=1)
+        assert time.monotonic() - began < 8
+    assert (answer.status, answer.error) == (None, "The endpoint did not respond in time.")
+
+
+def test_no_more_is_read_than_is_kept():
+    with receiving() as (receiver, port):
+        receiver.answer = b"z" * 50_000_000
+        answer = post(f"http://127.0.0.1:{port}/", {}, b"{}", private_hosts=("127.0.0.1",))
+    assert answer.excerpt == "z" * 1024
+
+
+@pytest.mark.parametrize(("name", "error"), [("hooks.test", ""), ("wrong.test", "The certificate is not valid")])
+def test_certificates_are_the_hosts(monkeypatch, tmp_path, name, error):
+    """The connection goes to an address that was looked up before, and still the host's name must be proved."""
+    pem = certificate(tmp_path, name)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    resolving(monkeypatch, ["127.0.0.1"])
+
+    def over_tls(server: ThreadingHTTPServer) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+
+    with receiving(wrap=over_tls) as (receiver, port):
+        answer = post(f"https://hooks.test:{port}/", {}, b"{}", private_hosts=("hooks.test",))
+        assert answer.error.startswith(error)
+        assert answer.is_success is (error == "")
+        assert len(receiver.received) == (error == "")
+
+
+def certificate(folder: Path, name: str) -> Path:
+    """A certificate of that host, and its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = folder / "both.pem"
+    path.write_bytes(text + made.public_bytes(serialization.Encoding.PEM))
+    return path

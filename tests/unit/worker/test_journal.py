@@ -1,0 +1,211 @@
+"""The journal: on disk before anybody is told, replayed after any loss, trimmed when settled."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference_worker.contract import journal as journal_module
+from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError, leg_key
+from tests.support.worker.jobs import make_job, make_usage
+
+
+def test_it_remembers_over_a_restart(tmp_path: Path) -> None:
+    first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
+    journal = Journal(tmp_path)
+    journal.append([first, second])
+    journal.confirm(leg_key(first), "5-1")
+    journal.close()
+
+    again = Journal(tmp_path)
+    assert again.open_events() == [(first, "5-1"), (second, None)]
+    again.close()
+
+
+def test_a_torn_last_record_is_dropped_and_what_was_before_it_kept(tmp_path: Path) -> None:
+    first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
+    journal = Journal(tmp_path)
+    journal.append([first])
+    journal.append([second])
+    journal.close()
+    path = min(tmp_path.glob("*.journal"))
+    whole = path.read_bytes()
+    end = journal._position
+    for cut in range(1, 40):
+        path.write_bytes(whole[: end - cut] + b"\xff" * cut + whole[end:])
+        again = Journal(tmp_path)
+        assert again.open_events() == [(first, None)]
+        again.close()
+        path.write_bytes(whole[: end - cut])  # as a version wrote it that did not reserve space
+        again = Journal(tmp_path)
+        assert again.open_events() == [(first, None)]
+        again.close()
+
+
+def test_a_damaged_record_is_not_believed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([make_usage(make_job())])
+    journal.close()
+    path = min(tmp_path.glob("*.journal"))
+    data = bytearray(path.read_bytes())
+    data[journal._position // 2] ^= 1
+    path.write_bytes(data)
+    again = Journal(tmp_path)
+    assert again.open_events() == []
+    again.close()
+
+
+def test_what_is_settled_is_forgotten_and_its_segments_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 300)
+    journal = Journal(tmp_path)
+    events = [make_usage(make_job(f"req_{n}")) for n in range(10)]
+    for n, event in enumerate(events):
+        journal.append([event])
+        journal.confirm(leg_key(event), f"{n}-0")
+    assert len(journal.segments) > 3
+    journal.settled_below((9, 0))
+    assert journal.open_events() == [(events[9], "9-0")]
+    assert len(list(tmp_path.glob("*.journal"))) <= 2  # the last one, and maybe one in reserve
+    journal.close()
+
+
+def test_a_confirmation_in_a_later_segment_finds_its_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    journal = Journal(tmp_path)
+    first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
+    journal.append([first, second])
+    journal.confirm(leg_key(first), "1-0")  # fills the segment
+    journal.confirm(leg_key(second), "2-0")  # stands in the next one
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.open_events() == [(first, "1-0"), (second, "2-0")]
+    again.close()
+
+
+def test_two_workers_cannot_share_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalBusyError, match="MILLRACE_WORKER_NAME"):
+        Journal(tmp_path)
+    journal.close()
+
+
+def test_records_that_were_not_synced_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second of them would be read again behind the one that replaces the first."""
+    events = [make_usage(make_job(f"req_{n}")) for n in range(3)]
+    journal = Journal(tmp_path)
+
+    def fail(_: int) -> None:
+        raise OSError("not synced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="not synced"):
+            journal.append(events[:2])
+    assert journal.open_events() == []
+    journal.append(events[2:])
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.open_events() == [(events[2], None)]
+    again.close()
+
+
+def test_a_record_cut_short_by_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a torn record nothing would ever be read."""
+    events = [make_usage(make_job(f"req_{n}")) for n in range(3)]
+    journal = Journal(tmp_path)
+    whole, calls = os.pwrite, []
+
+    def half(descriptor: int, data: bytes, position: int) -> int:
+        calls.append(position)
+        return whole(descriptor, data[: len(data) // 2] if len(calls) == 1 else data, position)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", half)
+        with pytest.raises(OSError, match="no room"):
+            journal.append(events[:2])
+    assert journal.open_events() == []
+    journal.append(events[2:])
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.open_events() == [(events[2], None)]
+    again.close()
+
+
+def test_final_counts_fit_into_reserved_space_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files cannot grow and none can be created: what `room` promises is there all the same."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 4 * RECORD_BYTES)
+    journal = Journal(tmp_path)
+    assert journal.room == 8 * RECORD_BYTES
+    events = [make_usage(make_job(f"req_{n}")) for n in range(14)]
+    with full_disk(tmp_path, monkeypatch):
+        journal.append(events[:5])
+        for n, event in enumerate(events[:5]):
+            journal.confirm(leg_key(event), f"{n}-0")
+        journal.append(events[5:])
+        journal.reserve()
+        assert journal.room < 4 * RECORD_BYTES  # its owner takes no more executions than fit
+        big = [make_usage(make_job("req_" + "x" * 5000))]
+        with pytest.raises(OSError, match="No space"):
+            journal.append(big)
+    journal.reserve()
+    assert journal.room >= 4 * RECORD_BYTES
+    journal.append(big)  # the same again, now that there is space
+    journal.close()
+    again = Journal(tmp_path)
+    assert [event for event, _ in again.open_events()] == events + big
+    assert [stream_id for _, stream_id in again.open_events()][:5] == [f"{n}-0" for n in range(5)]
+    again.close()
+
+
+def test_a_worker_that_starts_on_a_full_disk_has_no_room_until_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_usage(make_job("req_1"))
+    with full_disk(tmp_path, monkeypatch):
+        journal = Journal(tmp_path)
+        assert journal.room == 0
+        with pytest.raises(OSError, match="No space"):
+            journal.append([first])
+    journal.reserve()
+    assert journal.room == 2 * journal_module.SEGMENT_BYTES
+    journal.append([first])
+    journal.close()
+    with full_disk(tmp_path, monkeypatch):  # the reserve of the one before is there
+        again = Journal(tmp_path)
+        assert again.room == journal_module.SEGMENT_BYTES
+        again.append([make_usage(make_job("req_2"))])
+        assert len(again.open_events()) == 2
+        again.close()
+
+
+@contextmanager
+def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A limit on the size of new files stands in for a full disk: the kernel refuses what would need more space."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    grown = max((path.stat().st_size for path in folder.glob("*.journal")), default=0)
+    real = Path.open
+
+    def refuse_new(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if "w" in mode and path.suffix == ".new":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, mode, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse_new)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (grown, limit[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            signal.signal(signal.SIGXFSZ, ignored)
