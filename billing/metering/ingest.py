@@ -1,7 +1,7 @@
-"""From messages of the usage stream to rows: each leg once, in one transaction a batch, and nothing lost.
+"""From messages of the usage stream to rows: each execution once, in one transaction a batch, and nothing lost.
 
 The settler may crash at any point and messages may come twice, late and out of order. So everything here can be done
-again: a leg that has its row keeps it, and a message that is in quarantine stays there once.
+again: an execution that has its row keeps it, and a message that is in quarantine stays there once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.db import DataError, IntegrityError, OperationalError, connection
 from billing.budgets import reservations
 from billing.budgets.reservations import over_its_hold, used_by
 from billing.metering.arrays import array, text_array
-from billing.metering.duplicate_events import PRECEDENCE, LegKey, RepeatedEvent, merge, reverse_late
+from billing.metering.duplicate_events import PRECEDENCE, ExecutionKey, RepeatedEvent, merge, reverse_late
 from billing.metering.partitions import ensure_partitions
 from billing.models import UsageQuarantine
 from billing.periods import stamps
@@ -35,12 +35,12 @@ from tenants.isolation.scopes import all_tenants_scope
 log = structlog.get_logger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MAX_LOGGED_EXECUTIONS = 100  # legs in a line of the log
+MAX_LOGGED_EXECUTIONS = 100  # executions in a line of the log
 MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # microseconds that an admission may lie in the future by this clock
 _COLUMNS = {
     "admitted_at": "timestamptz",
     "request_id": "text",
-    "leg": "bigint",
+    "execution": "bigint",
     "tenant_id": "bigint",
     "project_id": "bigint",
     "key_id": "bigint",
@@ -79,15 +79,15 @@ _VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for nam
 _RELEASED_BY = """
 CASE WHEN new.slice_id IS NULL THEN NULL WHEN EXISTS (
     SELECT FROM billing_earlyrelease r
-    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.leg = new.leg
+    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.execution = new.execution
 ) THEN 'gateway' ELSE 'settler' END
 """
 # NOTE: a value too wide for its column must be refused, not cut: assignment does so, a cast to varchar(n) would not.
 _INSERT = f"""
 INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at, released_by)
 SELECT {_VALUES}, statement_timestamp(), {_RELEASED_BY} FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
-ON CONFLICT (admitted_at, request_id, leg) DO NOTHING
-RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
+ON CONFLICT (admitted_at, request_id, execution) DO NOTHING
+RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, execution
 """  # noqa: S608  (column names from above, nothing from outside)
 
 
@@ -107,7 +107,7 @@ class UsageRow(NamedTuple):
     values: tuple[Any, ...]
 
     @property
-    def key(self) -> LegKey:
+    def key(self) -> ExecutionKey:
         return self.values[:3]
 
 
@@ -176,7 +176,7 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
     return (
         admitted_at,
         billing_context.request_id,
-        billing_context.leg,
+        billing_context.execution,
         billing_context.tenant_id,
         billing_context.project_id,
         billing_context.key_id,
@@ -237,7 +237,7 @@ def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
 
 
 def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
-    """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
+    """Insert in one transaction, with all that an execution's settling moves; the rows that went in."""
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         periods = stamps(cursor, [(row.event.billing_context.tenant_id, row.key[0]) for row in rows])
         columns = [*zip(*(row.values for row in rows), strict=True), periods]
@@ -251,8 +251,8 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
                 reverse_late(cursor, row.key, row.event, row.rated)
     if log.isEnabledFor(logging.INFO):
         for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
-            legs = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
-            log.info("usage_settled", legs=legs)
+            executions = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
+            log.info("usage_settled", executions=executions)
     return new
 
 
@@ -272,7 +272,7 @@ def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> 
     found = []
     for row in rows:
         billing_context = row.event.billing_context
-        key = (billing_context.admitted_at, billing_context.request_id, billing_context.leg)
+        key = (billing_context.admitted_at, billing_context.request_id, billing_context.execution)
         if key in inserted:
             inserted.discard(key)
             found.append(row)
@@ -289,7 +289,9 @@ def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: 
         if agrees:
             outcome.repeated += 1
         else:
-            _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, "the leg was settled with other counts", outcome)
+            _quarantine(
+                row.message, UsageQuarantine.Reason.CONFLICT, "the execution was settled with other counts", outcome
+            )
 
 
 def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, outcome: SettleResult) -> None:

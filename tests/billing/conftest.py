@@ -50,7 +50,7 @@ def make_event(**changes: Any) -> ExecutionUsage:
     billing_context: dict[str, Any] = {
         "admitted_at": int(at.timestamp()) * 1_000_000 + at.microsecond,
         "request_id": f"req_{secrets.token_hex(16)}",
-        "leg": 0,
+        "execution": 0,
         "tenant_id": 1,
         "project_id": 2,
         "key_id": 3,

@@ -1,4 +1,4 @@
-"""What legs cost once they are settled, and how it is told: worked examples, the usage API, and CSV."""
+"""What executions cost once they are settled, and how it is told: worked examples, the usage API, and CSV."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_pinned_version_counts_however_late_it_settles(event):
     assert usd(row.cost_femto) == 15
 
 
-def test_nobody_pays_for_a_failed_leg(event):
+def test_nobody_pays_for_a_failed_execution(event):
     (row,) = settled(event(model="m", price_version=publish(A), verdict="failed"))
     assert (row.cost_femto, row.price_ids, rated_lines(1)) == (0, None, [])
 

@@ -119,7 +119,7 @@ def test_a_correction_moves_the_sums(event):
         Adjustment.objects.create(
             admitted_at=NOON,
             request_id=one.billing_context.request_id,
-            leg=0,
+            execution=0,
             verdict="failed",
             tenant_id=1,
             project_id=2,

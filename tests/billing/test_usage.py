@@ -45,7 +45,7 @@ def test_sums_by_model(event):
     assert total([first, second])["output"] == 55 + 7
 
 
-def test_a_failed_leg_is_counted_and_its_tokens_are_not(event):
+def test_a_failed_execution_is_counted_and_its_tokens_are_not(event):
     store(event(verdict="failed", output=5), event(output=6))
     (row,) = sums(UsageReport(1))
     assert (row["failed"], row["completed"], row["output"]) == (1, 1, 6)

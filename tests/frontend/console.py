@@ -47,7 +47,7 @@ class Undefined(str):
 
 
 def meter(tenant: Tenant, **changes: Any) -> str:
-    """Meter one leg for a tenant, as the settler does; gives the request's id."""
+    """Meter one execution for a tenant, as the settler does; gives the request's id."""
     from billing.metering.ingest import UsageMessage, settle  # here: this file is read before Django is set up
 
     at = changes.pop("at", datetime.now(UTC))
@@ -56,7 +56,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
     billing_context = BillingContext(
         admitted_at=int(at.timestamp()) * 1_000_000 + at.microsecond,
         request_id=request_id,
-        leg=0,
+        execution=0,
         tenant_id=tenant.pk,
         project_id=changes.pop("project_id", 1),
         key_id=changes.pop("key_id", 1),
@@ -168,7 +168,7 @@ def make_world() -> World:
 
 
 def _fill(world: World, state: str) -> None:
-    """A leg or two a day of this month, of every verdict."""
+    """An execution or two a day of this month, of every verdict."""
     now = datetime.now(UTC)
     tenant, keys, project = world.tenants[state], world.keys[state], world.projects[state]
     given = {"project_id": project.pk, "price_version": world.price_version}

@@ -96,8 +96,8 @@ class Replica:
     async def _report_exit(self) -> None:
         await self.broker.eval(REPORT_EXIT, *report_exit_args(self.name))  # type: ignore[misc]
 
-    async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
-        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
+    async def claim(self, request_id: str, attempt: int = 1, execution: int = 0) -> bool:
+        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, execution), attempt, self.name)  # type: ignore[misc]
         if job is not None:
             await self.send(Claimed(request_id, attempt, self.name))
         return job is not None
@@ -133,7 +133,7 @@ async def serving(dispatcher: Dispatcher) -> bool:
 
 
 async def send(dispatcher: Dispatcher, job: InferenceJob, **dispatch_request: Any) -> DispatchedExecution:
-    """Submit a leg and wait until its claim is written."""
+    """Submit an execution and wait until its claim is written."""
     generation = dispatcher.submit(DispatchRequest(job, b"form", **dispatch_request))
 
     async def written() -> bool:
@@ -680,8 +680,14 @@ async def test_it_is_written_down_why_it_went_there(
     await send(dispatcher, make_job(), why={"asked": "name"})
     why = msgspec.json.decode(await broker.get(why_key("req_1")))
     assert why["asked"] == "name"
-    (leg,) = why["legs"]
-    assert (leg["replica"], leg["by"], leg["load"], leg["credits"], leg["attempt"]) == ("r1", "load", 0, 9, 1)
+    (execution,) = why["executions"]
+    assert (execution["replica"], execution["by"], execution["load"], execution["credits"], execution["attempt"]) == (
+        "r1",
+        "load",
+        0,
+        9,
+        1,
+    )
 
 
 async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_when_it_is_there_again(

@@ -150,7 +150,7 @@ async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Repl
     gate.service.let_go(call)
     why = await gate.why(call)
     assert (why["asked"], why["policy"]["version"], why["targets"]) == ("mine", 3, ["a", "b"])
-    assert [leg["replica"] for leg in why["legs"]] == ["ra"]
+    assert [execution["replica"] for execution in why["executions"]] == ["ra"]
     assert "skipped" not in why
 
 
@@ -160,15 +160,15 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     reading = asyncio.create_task(whole(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
 
-    async def second_leg() -> bool:
-        return call.generation.leg == 1 and call.generation.written
+    async def second_execution() -> bool:
+        return call.generation.execution == 1 and call.generation.written
 
-    await eventually(second_leg)
+    await eventually(second_execution)
     job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
-    assert (job.billing_context.leg, job.billing_context.model) == (1, "b")
-    assert await gate.broker.hget(claim_key(call.request_id, 0), "leg") == b"1"  # type: ignore[misc]
-    assert await b.claim(call.request_id, 2, leg=1)
-    # Its attempts go on counting, so that the first leg's log is not mixed up with it.
+    assert (job.billing_context.execution, job.billing_context.model) == (1, "b")
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "execution") == b"1"  # type: ignore[misc]
+    assert await b.claim(call.request_id, 2, execution=1)
+    # Its attempts go on counting, so that the first execution's log is not mixed up with it.
     await b.send(end(call, TokenUsage(10, output=3), attempt=2))
     events = await reading
     assert [type(event) for event in events] == [End]
@@ -177,7 +177,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     assert await gate.left(make_key(LIMIT)) == ("99", "987")
     why = await gate.why(call)
     assert why["skipped"] == [{"model": "a", "why": "internal_error"}]
-    assert [leg["replica"] for leg in why["legs"]] == ["ra", "rb"]
+    assert [execution["replica"] for execution in why["executions"]] == ["ra", "rb"]
 
 
 @pytest.mark.usefixtures("b")
@@ -189,7 +189,7 @@ async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_anot
     with pytest.raises(ApiError) as caught:
         await reading
     assert caught.value.code == "not_served"
-    assert call.generation.leg == 0
+    assert call.generation.execution == 0
     gate.service.let_go(call)
     await gate.service.drain()
 
@@ -381,7 +381,7 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
 async def test_a_fault_of_ours_is_never_billed(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Whether the leg runs on, has ended well, or its claim is gone already when the answer cannot be written."""
+    """Whether the execution runs on, has ended well, or its claim is gone already when the answer cannot be written."""
     consumer: Any = ChatCompletions()
     consumer.scope, consumer.headers, consumer.trace, consumer.once, consumer.key_died = {}, {}, None, None, None
     consumer.request_id, name = "req_1", claim_key("req_1", 0)

@@ -113,7 +113,7 @@ def _use(
     billing_context = BillingContext(
         admitted_at=at,
         request_id=PREFIX + hashlib.blake2b(f"{player.spec.slug} {name}".encode(), digest_size=13).hexdigest(),
-        leg=0,
+        execution=0,
         tenant_id=player.tenant.pk,
         project_id=project.pk,
         key_id=row.pk,

@@ -71,7 +71,7 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
     status, code, verdict = _STATUS[event.verdict]
     answered = refused_by is None
     placement = {
-        "leg": 0,
+        "execution": 0,
         "attempt": 1,
         "model": billing_context.model,
         "replica": event.replica_id,
