@@ -120,7 +120,7 @@ class UsageQuery(_Query):
 class UsageEventQuery(_Query):
     request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's executions.")
     limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Events on a page; 50.")
-    verdict = serializers.ChoiceField(
+    outcome = serializers.ChoiceField(
         ExecutionOutcome.choices, required=False, help_text="Only executions that ended so."
     )
 
@@ -271,7 +271,7 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
             "project_id",
             "key_id",
             "model",
-            "verdict",
+            "outcome",
             "finish_reason",
             "attempt",
             "tokens",

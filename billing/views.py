@@ -115,6 +115,6 @@ def _question(tenant_id: int, asked: dict[str, Any]) -> UsageReport:
         model=asked.get("model"),
         key_id=asked.get("key"),
         project_id=asked.get("project"),
-        verdict=asked.get("verdict"),
+        outcome=asked.get("outcome"),
         request_id=asked.get("request_id"),
     )

@@ -10,9 +10,9 @@ import psycopg
 # Every execution with its adjustments: what it came to. A failed one counts for nothing.
 _EXECUTIONS: LiteralString = """
 WITH execution AS (
-SELECT e.request_id, e.execution, e.slice_id, e.hold, e.verdict, e.cost_femto AS first_cost,
+SELECT e.request_id, e.execution, e.slice_id, e.hold, e.outcome, e.cost_femto AS first_cost,
     e.cost_femto + coalesce(a.cost, 0) AS cost,
-    CASE WHEN e.verdict = 'failed' THEN 0 ELSE
+    CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
 FROM billing_usageevent e LEFT JOIN (
     SELECT admitted_at, request_id, execution, sum(cost_femto) AS cost,
@@ -55,7 +55,7 @@ _BROKEN: dict[str, LiteralString] = {
     """,
     "invariant 5: one terminal state": """
         SELECT request_id, execution, cost, tokens FROM execution WHERE cost < 0 OR tokens < 0
-            OR (verdict = 'failed' AND cost <> 0)
+            OR (outcome = 'failed' AND cost <> 0)
     """,
     "invariant 6: all windows or none, of one tenant": """
         SELECT s.id FROM billing_slice s WHERE cardinality(s.windows) <> (

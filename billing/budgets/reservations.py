@@ -40,7 +40,7 @@ class ReservationUse(NamedTuple):
 
 def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
     """Return what counts of an execution. A failed one counts for nothing, nor does one that never ran."""
-    if event.verdict == "failed":
+    if event.outcome == "failed":
         return ReservationUse(0, 0, 0)
     tokens = event.usage.prompt + event.usage.output
     return ReservationUse(cost_femto, tokens, min(tokens, 1))

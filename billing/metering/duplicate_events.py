@@ -35,15 +35,15 @@ _SUMS = ", ".join((*COUNTS, "cost_femto", "saved_femto"))
 _KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(id, 0)) FROM unnest(%s::text[]) AS id"
 _EVENT = f"""
-SELECT admitted_at, request_id, execution, verdict, price_ids, slice_id, {_SUMS} FROM billing_usageevent
+SELECT admitted_at, request_id, execution, outcome, price_ids, slice_id, {_SUMS} FROM billing_usageevent
 WHERE (admitted_at, request_id, execution) IN ({_KEYS})
 """  # noqa: S608  (column names from above, nothing from outside)
 _ADJUSTMENTS = f"""
-SELECT admitted_at, request_id, execution, verdict, {_SUMS} FROM billing_adjustment
+SELECT admitted_at, request_id, execution, outcome, {_SUMS} FROM billing_adjustment
 WHERE (admitted_at, request_id, execution) IN ({_KEYS})
 """  # noqa: S608
 _INSERT = f"""
-INSERT INTO billing_adjustment (admitted_at, request_id, execution, verdict, tenant_id, project_id, key_id, model,
+INSERT INTO billing_adjustment (admitted_at, request_id, execution, outcome, tenant_id, project_id, key_id, model,
     price_version, slice_id, price_ids, invoice_period, made_at, {_SUMS})
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {", ".join(["%s"] * (len(COUNTS) + 2))})
 """  # noqa: S608
@@ -53,16 +53,16 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {
 class SettledExecution:
     """An execution as it stands in the database, adjustments added."""
 
-    verdict: str
+    outcome: str
     price_ids: list[int | None] | None
     slice_id: int | None
     event_sums: tuple[int, ...]  # as it was first settled
     sums: tuple[int, ...]  # as it counts now
-    verdicts: set[str] = field(default_factory=set)  # of event and adjustments
+    outcomes: set[str] = field(default_factory=set)  # of event and adjustments
 
     @property
     def rank(self) -> int:
-        return min(PRECEDENCE[verdict] for verdict in self.verdicts)
+        return min(PRECEDENCE[outcome] for outcome in self.outcomes)
 
 
 class RepeatedEvent(NamedTuple):
@@ -87,28 +87,28 @@ def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> 
     if _repeats(execution, arrival):
         return True
     event, rated = arrival.event, arrival.rated
-    rank = PRECEDENCE[event.verdict]
-    if rank > execution.rank or (rank == execution.rank and event.verdict != execution.verdict):
+    rank = PRECEDENCE[event.outcome]
+    if rank > execution.rank or (rank == execution.rank and event.outcome != execution.outcome):
         return True  # what outranks it is known
     if rank == execution.rank:
         return False
-    wanted = (0,) * len(execution.sums) if event.verdict == "failed" else _sums(event, rated)
+    wanted = (0,) * len(execution.sums) if event.outcome == "failed" else _sums(event, rated)
     change = tuple(after - before for after, before in zip(wanted, execution.sums, strict=True))
     if change[-2] > 0 or any(count > 0 for count in change[: len(COUNTS)]):
         return False
     prices = _priced(execution.price_ids, rated.price_ids)
-    _write(cursor, arrival.key, event, event.verdict, change, prices, execution.slice_id)
+    _write(cursor, arrival.key, event, event.outcome, change, prices, execution.slice_id)
     after, before = _tokens(wanted), _tokens(execution.sums)
     reservations.adjust(
         cursor, execution.slice_id, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
     )
     execution.sums = wanted
-    execution.verdicts.add(event.verdict)
+    execution.outcomes.add(event.outcome)
     return True
 
 
 def _repeats(execution: SettledExecution, arrival: RepeatedEvent) -> bool:
-    return arrival.event.verdict == execution.verdict and _sums(arrival.event, arrival.rated) == execution.event_sums
+    return arrival.event.outcome == execution.outcome and _sums(arrival.event, arrival.rated) == execution.event_sums
 
 
 def reverse_late(cursor: Any, key: ExecutionKey, event: ExecutionUsage, rated: Rated) -> None:
@@ -122,7 +122,7 @@ def _write(
     cursor: Any,
     key: ExecutionKey,
     event: ExecutionUsage,
-    verdict: str,
+    outcome: str,
     change: tuple[int, ...],
     price_ids: list[int | None] | None,
     slice_id: int | None,
@@ -131,14 +131,14 @@ def _write(
     (period,) = stamps(cursor, [(billing_context.tenant_id, key[0])])
     row = [
         *key,
-        verdict,
+        outcome,
         billing_context.tenant_id,
         billing_context.project_id,
         billing_context.key_id,
         billing_context.model,
     ]
     cursor.execute(_INSERT, [*row, billing_context.price_version, slice_id, price_ids, period, *change])
-    log.warning("usage_adjusted", request_id=key[1], execution=key[2], verdict=verdict, cost_femto=change[-2])
+    log.warning("usage_adjusted", request_id=key[1], execution=key[2], outcome=outcome, cost_femto=change[-2])
 
 
 def _stored(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, SettledExecution]:
@@ -146,16 +146,16 @@ def _stored(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, Set
     columns = [array(times), text_array(ids), array(numbers)]
     cursor.execute(_EVENT, columns)
     executions = {}
-    for admitted_at, request_id, number, verdict, price_ids, slice_id, *sums in cursor.fetchall():
+    for admitted_at, request_id, number, outcome, price_ids, slice_id, *sums in cursor.fetchall():
         counts = tuple(int(each) for each in sums)
         executions[admitted_at, request_id, number] = SettledExecution(
-            verdict, price_ids, slice_id, counts, counts, {verdict}
+            outcome, price_ids, slice_id, counts, counts, {outcome}
         )
     cursor.execute(_ADJUSTMENTS, columns)
-    for admitted_at, request_id, number, verdict, *sums in cursor.fetchall():
+    for admitted_at, request_id, number, outcome, *sums in cursor.fetchall():
         execution = executions[admitted_at, request_id, number]
         execution.sums = tuple(before + int(change) for before, change in zip(execution.sums, sums, strict=True))
-        execution.verdicts.add(verdict)
+        execution.outcomes.add(outcome)
     return executions
 
 

@@ -46,7 +46,7 @@ _COLUMNS = {
     "key_id": "bigint",
     "model": "text",
     "attempt": "bigint",
-    "verdict": "text",
+    "outcome": "text",
     "finish_reason": "text",
     "uncached": "bigint",
     "cache_read": "bigint",
@@ -126,48 +126,48 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
     Raises:
         django.db.Error: the database is away or not ready; nothing is known to be done, and all may be tried again.
     """
-    outcome = SettleResult()
+    result = SettleResult()
     latest = time.time_ns() // 1000 + MAX_CLOCK_SKEW_MICROSECONDS
     decoded = []
     for message in messages:
-        event = None if message.payload is None else _decode(message, message.payload, latest, outcome)
+        event = None if message.payload is None else _decode(message, message.payload, latest, result)
         if event is not None:
             decoded.append((message, *event))
-    rows = _rate(decoded, outcome)
+    rows = _rate(decoded, result)
     # In the order of the key, so that two settlers with the same messages never wait for each other in a circle.
-    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.verdict, 3)))
-    _store_or_split(rows, outcome)
-    return outcome
+    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.outcome, 3)))
+    _store_or_split(rows, result)
+    return result
 
 
-def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], outcome: SettleResult) -> list[UsageRow]:
+def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], result: SettleResult) -> list[UsageRow]:
     """Return what each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
         fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)
         if isinstance(cost, UnknownPriceError) or fault:
-            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", outcome)
+            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", result)
         else:
             rows.append(UsageRow(message, event, cost, _values(event, admitted_at, cost)))
     return rows
 
 
 def _decode(
-    message: UsageMessage, payload: bytes, latest: int, outcome: SettleResult
+    message: UsageMessage, payload: bytes, latest: int, result: SettleResult
 ) -> tuple[ExecutionUsage, datetime] | None:
     try:
         event = decode_usage(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: text that is no UTF-8
-        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), outcome)
+        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), result)
         return None
     if event.billing_context.admitted_at > latest:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", outcome)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", result)
         return None
     try:
         return event, EPOCH + timedelta(microseconds=event.billing_context.admitted_at)
     except OverflowError:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", outcome)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", result)
         return None
 
 
@@ -182,7 +182,7 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
         billing_context.key_id,
         billing_context.model,
         event.attempt,
-        event.verdict,
+        event.outcome,
         event.finish_reason,
         usage.uncached,
         usage.cache_read,
@@ -209,7 +209,7 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
     )
 
 
-def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
+def _store_or_split(rows: Sequence[UsageRow], result: SettleResult) -> None:
     """Store the rows; if one of them is refused, halve until it stands alone and put that one into quarantine."""
     if not rows:
         return
@@ -218,22 +218,22 @@ def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
     except (IntegrityError, DataError) as exc:
         if len(rows) > 1:
             middle = len(rows) // 2
-            _store_or_split(rows[:middle], outcome)
-            _store_or_split(rows[middle:], outcome)
+            _store_or_split(rows[:middle], result)
+            _store_or_split(rows[middle:], result)
         elif _is_unplaceable(exc) and ensure_partitions():
-            _store_or_split(rows, outcome)
+            _store_or_split(rows, result)
         else:
             reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(exc) else UsageQuarantine.Reason.REFUSED
-            _quarantine(rows[0].message, reason, _explain(exc), outcome)
+            _quarantine(rows[0].message, reason, _explain(exc), result)
         return
     except OperationalError as exc:
         if not isinstance(exc.__cause__, psycopg.errors.SerializationFailure):
             raise
-        _store_or_split(rows, outcome)  # a gateway released early between the insert and the settlement
+        _store_or_split(rows, result)  # a gateway released early between the insert and the settlement
         return
-    outcome.settled += len(new)
+    result.settled += len(new)
     if len(new) < len(rows):
-        _merge_repeated(rows, new, outcome)
+        _merge_repeated(rows, new, result)
 
 
 def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
@@ -279,7 +279,7 @@ def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> 
     return found
 
 
-def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: SettleResult) -> None:
+def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], result: SettleResult) -> None:
     """Of the rows that did not go in, those that contradict what is stored are not to be lost."""
     went_in = {id(row) for row in new}
     repeated = [row for row in rows if id(row) not in went_in]
@@ -287,14 +287,14 @@ def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: 
         known = merge(cursor, [RepeatedEvent(row.key, row.event, row.rated) for row in repeated])
     for row, agrees in zip(repeated, known, strict=True):
         if agrees:
-            outcome.repeated += 1
+            result.repeated += 1
         else:
             _quarantine(
-                row.message, UsageQuarantine.Reason.CONFLICT, "the execution was settled with other counts", outcome
+                row.message, UsageQuarantine.Reason.CONFLICT, "the execution was settled with other counts", result
             )
 
 
-def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, outcome: SettleResult) -> None:
+def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, result: SettleResult) -> None:
     payload = message.payload or b""
     detail = detail.replace("\x00", "").encode(errors="replace").decode()
     with all_tenants_scope(BypassReason.SETTLER):
@@ -308,7 +308,7 @@ def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: s
                 "payload": payload,
             },
         )
-    outcome.quarantined += created
+    result.quarantined += created
     log.error("usage_quarantined", stream_id=message.stream_id, reason=reason.value, detail=detail, new=created)
 
 

@@ -54,7 +54,7 @@ WITH adjusted AS (
         sum(uncached + cache_read + cache_write_5m + cache_write_1h + output) AS tokens
     FROM billing_adjustment WHERE admitted_at > %(since)s - interval '1 day' GROUP BY admitted_at, request_id, execution
 ), execution AS (
-    SELECT e.slice_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.verdict = 'failed' THEN 0 ELSE
+    SELECT e.slice_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
     FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, execution)
     WHERE e.slice_id IS NOT NULL AND e.admitted_at > %(since)s - interval '1 day'

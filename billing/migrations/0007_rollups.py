@@ -49,23 +49,23 @@ USAGE_CHANGE = """
 CREATE VIEW billing_usagechange WITH (security_invoker = true) AS
 SELECT e.admitted_at, e.request_id, e.execution, e.settled_at, e.tenant_id, e.project_id, e.key_id, e.model,
     coalesce(sheet.tier, '') AS tier, e.miss_reason,
-    (e.verdict = 'completed')::int AS completed, (e.verdict = 'cancelled')::int AS cancelled,
-    (e.verdict = 'failed')::int AS failed,
+    (e.outcome = 'completed')::int AS completed, (e.outcome = 'cancelled')::int AS cancelled,
+    (e.outcome = 'failed')::int AS failed,
     e.uncached * billed AS uncached, e.cache_read * billed AS cache_read,
     e.cache_write_5m * billed AS cache_write_5m, e.cache_write_1h * billed AS cache_write_1h,
     e.output * billed AS output, e.answer_hit_input * billed AS answer_hit_input,
     e.answer_hit_output * billed AS answer_hit_output, e.unpinned_tokens * billed AS unpinned_tokens,
     e.cost_femto, e.saved_femto
 FROM billing_usageevent e
-CROSS JOIN LATERAL (SELECT (e.verdict <> 'failed')::int AS billed) AS counted
+CROSS JOIN LATERAL (SELECT (e.outcome <> 'failed')::int AS billed) AS counted
 LEFT JOIN billing_pricesheet sheet ON sheet.id = e.price_version
 UNION ALL
 SELECT a.admitted_at, a.request_id, a.execution, a.made_at, a.tenant_id, a.project_id, a.key_id, a.model,
     coalesce(sheet.tier, ''), e.miss_reason,
-    CASE WHEN a.verdict IN ('failed', 'cancelled') THEN -(e.verdict = 'completed')::int ELSE 0 END,
-    CASE a.verdict WHEN 'failed' THEN -(e.verdict = 'cancelled')::int
-        WHEN 'cancelled' THEN (e.verdict = 'completed')::int ELSE 0 END,
-    CASE a.verdict WHEN 'failed' THEN (e.verdict <> 'failed')::int ELSE 0 END,
+    CASE WHEN a.outcome IN ('failed', 'cancelled') THEN -(e.outcome = 'completed')::int ELSE 0 END,
+    CASE a.outcome WHEN 'failed' THEN -(e.outcome = 'cancelled')::int
+        WHEN 'cancelled' THEN (e.outcome = 'completed')::int ELSE 0 END,
+    CASE a.outcome WHEN 'failed' THEN (e.outcome <> 'failed')::int ELSE 0 END,
     a.uncached, a.cache_read, a.cache_write_5m, a.cache_write_1h, a.output, a.answer_hit_input, a.answer_hit_output, 0,
     a.cost_femto, a.saved_femto
 FROM billing_adjustment a

@@ -65,7 +65,7 @@ _EARLY = """
     WITH gone AS (
         DELETE FROM billing_earlyrelease r USING billing_usageevent e
         WHERE r.slice_id = ANY(ids) AND e.admitted_at = r.admitted_at AND e.request_id = r.request_id AND e.execution = r.execution
-        RETURNING r.slice_id, r.money, r.tokens, r.request_id, e.released_by, e.verdict <> 'failed' AND (
+        RETURNING r.slice_id, r.money, r.tokens, r.request_id, e.released_by, e.outcome <> 'failed' AND (
             e.cost_femto > 1000000::numeric * r.kept_money
             OR e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output > r.kept_tokens) AS over
     )

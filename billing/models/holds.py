@@ -129,7 +129,7 @@ class EarlyRelease(models.Model):
 class Adjustment(models.Model):
     """A correction of a usage event: what it says is added to what the event says. Never changed.
 
-    Columns are named as the event's. `verdict` is why: what the execution turned out to be, or that it came too late.
+    Columns are named as the event's. `outcome` is why: what the execution turned out to be, or that it came too late.
     """
 
     class Why(models.TextChoices):
@@ -137,11 +137,11 @@ class Adjustment(models.Model):
         CANCELLED = "cancelled"  # it had been cancelled, with other counts
         LATE = "late"  # its hold had been given back, and its budgets had no room any more: nobody pays
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution", "verdict")
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution", "outcome")
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
     execution = models.SmallIntegerField()
-    verdict = models.CharField(max_length=16, choices=Why)
+    outcome = models.CharField(max_length=16, choices=Why)
     tenant_id = models.BigIntegerField()
     project_id = models.BigIntegerField()
     key_id = models.BigIntegerField()
@@ -171,7 +171,7 @@ class Adjustment(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.execution} {self.verdict}"
+        return f"{self.request_id}/{self.execution} {self.outcome}"
 
 
 class Correction(models.Model):

@@ -58,7 +58,7 @@ class UsageEvent(models.Model):
     key_id = models.BigIntegerField()
     model = models.CharField(max_length=128)
     attempt = models.IntegerField()
-    verdict = models.CharField(max_length=16, choices=ExecutionOutcome)
+    outcome = models.CharField(max_length=16, choices=ExecutionOutcome)
     finish_reason = models.CharField(max_length=64)
     uncached = models.IntegerField()
     cache_read = models.IntegerField()
@@ -116,7 +116,7 @@ class UsageEvent(models.Model):
                     cost_femto__gte=0,
                 ),
             ),
-            models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=ExecutionOutcome.values)),
+            models.CheckConstraint(name="billing_usage_outcome", condition=Q(outcome__in=ExecutionOutcome.values)),
             models.CheckConstraint(name="billing_usage_hold", condition=Q(hold__isnull=True) | Q(hold__gte=0)),
             models.CheckConstraint(
                 name="billing_usage_ids",

@@ -45,7 +45,7 @@ def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
 
 def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPriceError:
     version = event.billing_context.price_version
-    if version is None or event.verdict == "failed":
+    if version is None or event.outcome == "failed":
         return FREE
     rater = known.get(version)
     if rater is None:

@@ -74,7 +74,7 @@ def _executions(
     rows = (
         UsageEvent.objects.all_tenants()
         .filter(admitted_at__gte=start, admitted_at__lt=end, model__in=models, price_version__isnull=False)
-        .exclude(verdict=ExecutionOutcome.FAILED)
+        .exclude(outcome=ExecutionOutcome.FAILED)
         .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
     )
     for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):

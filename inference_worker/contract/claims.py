@@ -65,7 +65,7 @@ redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', '~', 10000, '*', 'e', ARGV[3
 return id
 """
 
-# KEYS claim, usage stream; ARGV attempt, usage event (verdict failed). 1 if the execution is failed by this call or was
+# KEYS claim, usage stream; ARGV attempt, usage event (outcome failed). 1 if the execution is failed by this call or was
 # before, else its state: it ended otherwise and its log says how, or a newer attempt runs. ARGV[3], if given: its usage
 # will be taken back though it ended well.
 FAIL = (

@@ -138,7 +138,7 @@ class ExecutionUsage(msgspec.Struct, frozen=True):
 
     billing_context: BillingContext
     attempt: int
-    verdict: str  # "completed", "cancelled" or "failed"; a failed execution is never billed
+    outcome: str  # "completed", "cancelled" or "failed"; a failed execution is never billed
     finish_reason: str
     usage: TokenUsage
     replica_id: str

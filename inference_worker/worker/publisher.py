@@ -197,19 +197,19 @@ class Publisher:
             round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
         elif last.finish_reason is not None:
             usage = last.usage or TokenUsage()
-            verdict = "cancelled" if last.finish_reason == "cancelled" else "completed"
+            outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
-            round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage, last.cache)))
+            round_.ends.append((live, end, self._usage(live, outcome, last.finish_reason, usage, last.cache)))
 
     def _usage(
-        self, live: ActiveJob, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+        self, live: ActiveJob, outcome: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
     ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
         return ExecutionUsage(
             billing_context=live.job.billing_context,
             attempt=live.attempt,
-            verdict=verdict,
+            outcome=outcome,
             finish_reason=reason,
             usage=usage,
             replica_id=self._replica_id,
@@ -431,7 +431,7 @@ def _log_end(usage: ExecutionUsage) -> None:
         "execution_finished",
         **usage.billing_context.log_fields(),
         attempt=usage.attempt,
-        verdict=usage.verdict,
+        outcome=usage.outcome,
         finish_reason=usage.finish_reason,
         prompt_tokens=usage.usage.prompt,
         output_tokens=usage.usage.output,

@@ -77,7 +77,7 @@ def use(
                 key_id=1,
                 model=next(iter(prices.values())).model,
                 attempt=1,
-                verdict="completed",
+                outcome="completed",
                 finish_reason="stop",
                 **{name: tokens.get(name, 0) for name in COMPONENTS},
                 replica_id="r",
@@ -104,7 +104,7 @@ def take_back(event: UsageEvent, at: datetime) -> None:
         Adjustment.objects.create(
             **{name: getattr(event, name) for name in kept},
             **counts,
-            verdict="failed",
+            outcome="failed",
             cost_femto=-event.cost_femto,
             saved_femto=-event.saved_femto,
             invoice_period=period,

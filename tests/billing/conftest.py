@@ -59,7 +59,7 @@ def make_event(**changes: Any) -> ExecutionUsage:
     billing_context |= {name: changes.pop(name) for name in BillingContext.__struct_fields__ if name in changes}
     fields: dict[str, Any] = {
         "attempt": 1,
-        "verdict": "completed",
+        "outcome": "completed",
         "finish_reason": "stop",
         "replica_id": "smollm2-135m-0.0a1b2c3d",
         "block_size": 32,

@@ -68,7 +68,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False]
     assert row.invoice_period is not None
     assert (row.queue_us, row.ttft_us, row.duration_us, row.block_size) == (1, 2, 3, 32)
-    assert (row.attempt, row.verdict, row.finish_reason) == (1, "completed", "stop")
+    assert (row.attempt, row.outcome, row.finish_reason) == (1, "completed", "stop")
     assert abs(row.settled_at - at) < timedelta(minutes=1)
 
 
@@ -140,7 +140,7 @@ def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, br
         ({"uncached": -1}, Reason.REFUSED),
         ({"output": 10**12}, Reason.REFUSED),
         ({"output": 2**63 + 1}, Reason.REFUSED),
-        ({"verdict": "splendid"}, Reason.REFUSED),
+        ({"outcome": "splendid"}, Reason.REFUSED),
         ({"hold": -5}, Reason.REFUSED),
         ({"tenant_id": 0}, Reason.REFUSED),
         ({"request_id": "r" * 65}, Reason.REFUSED),
@@ -207,10 +207,10 @@ def test_an_execution_settled_otherwise_before_is_not_forgotten(settler, send, e
 def test_of_one_batch_the_failure_counts(settler, send, event):
     at = datetime.now(UTC)
     send(
-        event(at=at, request_id="r"), event(at=at, request_id="r", verdict="failed", uncached=0, cache_read=0, output=0)
+        event(at=at, request_id="r"), event(at=at, request_id="r", outcome="failed", uncached=0, cache_read=0, output=0)
     )
     settler().drain()
-    assert Everybody(UsageEvent).get().verdict == "failed"
+    assert Everybody(UsageEvent).get().outcome == "failed"
 
 
 def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):

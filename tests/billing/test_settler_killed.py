@@ -120,7 +120,7 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
     executions = [books.execution(books.alive) for _ in range(EXECUTIONS)]
     failed = books.execution(
         books.alive,
-        verdict="failed",
+        outcome="failed",
         uncached=0,
         cache_read=0,
         output=0,
@@ -140,7 +140,7 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
         check_invariants()
         assert Everybody(UsageEvent).count() == EXECUTIONS + 3
         assert Everybody(UsageQuarantine).count() == len(refused)
-        assert [each.verdict for each in Everybody(Adjustment).all()] == ["failed"]
+        assert [each.outcome for each in Everybody(Adjustment).all()] == ["failed"]
         assert {each.used for each in Everybody(Window).all()} == {(EXECUTIONS + 2) * COST * 10**6}
         assert broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}

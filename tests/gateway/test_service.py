@@ -263,7 +263,7 @@ async def test_a_fault_of_ours_after_admission_takes_nothing(
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
     ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
     told = decode_usage(fields[b"e"])
-    assert (told.billing_context.request_id, told.verdict, told.finish_reason) == ("req_1", "cancelled", "never_ran")
+    assert (told.billing_context.request_id, told.outcome, told.finish_reason) == ("req_1", "cancelled", "never_ran")
 
 
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
@@ -298,7 +298,7 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
     assert "concurrency" in caught.value.message
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.verdict) for each in told] == [("req_several", "failed")]
+    assert [(each.billing_context.request_id, each.outcome) for each in told] == [("req_several", "failed")]
     gate.service.let_go(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
@@ -402,7 +402,7 @@ async def test_a_fault_of_ours_is_never_billed(
     with pytest.raises(RuntimeError, match="broken"):
         await answering
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.attempt, each.verdict, each.finish_reason) for each in told] == [
+    assert [(each.billing_context.request_id, each.attempt, each.outcome, each.finish_reason) for each in told] == [
         ("req_1", 1, "failed", "internal_error")
     ]
     await gate.service.drain()
@@ -421,7 +421,7 @@ async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: G
     with pytest.raises(ApiError, match="lost"):
         await whole(gate, call)
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.attempt, told.verdict, told.finish_reason) == (1, "failed", code)
+    assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
     assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
     gate.service.let_go(call)
 
@@ -434,7 +434,7 @@ async def test_who_resumes_what_nobody_would_ring_for_gives_its_hold_back(gate: 
         await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
     assert caught.value.code == "worker_lost"
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.verdict, told.finish_reason) == ("cancelled", "never_ran")
+    assert (told.outcome, told.finish_reason) == ("cancelled", "never_ran")
     gate.service.let_go(call)
 
 

@@ -29,9 +29,9 @@ def make_job(
     return InferenceJob(billing_context, gateway_id, [1, 2, 3], SamplingParams(max_tokens=4), b"salt", seconds)
 
 
-def make_usage(job: InferenceJob, attempt: int = 1, verdict: str = "completed", output: int = 2) -> ExecutionUsage:
+def make_usage(job: InferenceJob, attempt: int = 1, outcome: str = "completed", output: int = 2) -> ExecutionUsage:
     return ExecutionUsage(
-        job.billing_context, attempt, verdict, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
+        job.billing_context, attempt, outcome, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
     )
 
 

@@ -45,8 +45,8 @@ def fail(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> int 
     return broker.eval(claims.FAIL, 2, key, USAGE_STREAM, attempt, usage)  # type: ignore[no-any-return]
 
 
-def verdicts(broker: redis.Redis) -> list[str]:
-    return [decode_usage(fields[b"e"]).verdict for _, fields in broker.xrange(USAGE_STREAM)]
+def outcomes(broker: redis.Redis) -> list[str]:
+    return [decode_usage(fields[b"e"]).outcome for _, fields in broker.xrange(USAGE_STREAM)]
 
 
 def test_an_execution_is_claimed_once_with_repeated_wakeups(broker: redis.Redis, queued: Queued) -> None:
@@ -100,7 +100,7 @@ def test_an_end_is_told_and_metered_once(broker: redis.Redis, queued: Queued) ->
     claim(broker, key, 1, "r")
     assert finish(broker, key, job, 1) is not None
     assert finish(broker, key, job, 1) is None
-    assert verdicts(broker) == ["completed"]
+    assert outcomes(broker) == ["completed"]
     assert broker.lrange(request_log("req_1", 1), 0, -1) == [b"end"]
 
 
@@ -112,7 +112,7 @@ def test_a_superseded_attempt_cannot_end_the_execution(broker: redis.Redis, queu
     assert finish(broker, key, job, 1) is None
     claim(broker, key, 2, "s")
     assert finish(broker, key, job, 2) is not None
-    assert verdicts(broker) == ["completed"]
+    assert outcomes(broker) == ["completed"]
 
 
 def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued) -> None:
@@ -125,14 +125,14 @@ def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued)
     assert fail(broker, failed_key, failed, 1) == 1
     assert fail(broker, failed_key, failed, 1) == 1
     assert finish(broker, failed_key, failed, 1) is None
-    assert verdicts(broker) == ["completed", "failed"]
+    assert outcomes(broker) == ["completed", "failed"]
 
 
 def test_usage_outlives_its_claim(broker: redis.Redis) -> None:
     """The broker may lose a claim; the settler counts each execution once anyway, so the event is better sent."""
     job = make_job()
     assert finish(broker, claim_key("req_1", 0), job, 1) is not None
-    assert verdicts(broker) == ["completed"]
+    assert outcomes(broker) == ["completed"]
     assert not broker.exists(claim_key("req_1", 0))
 
 

@@ -120,7 +120,7 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     assert isinstance(end, End)
     assert end.usage == USAGE
     (usage,) = usage_events(broker)
-    assert (usage.usage, usage.verdict, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
+    assert (usage.usage, usage.outcome, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
     assert 0 < broker.ttl(request_log("req_1", 1)) <= 50
 
 
@@ -211,7 +211,7 @@ def test_a_fault_ends_the_execution_unbilled(broker: redis.Redis, queued: Queued
     failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
     assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
     (usage,) = usage_events(broker)
-    assert (usage.verdict, usage.usage) == ("failed", TokenUsage())
+    assert (usage.outcome, usage.usage) == ("failed", TokenUsage())
 
 
 def test_an_execution_handed_over_goes_back_to_its_gateway(
@@ -257,7 +257,7 @@ def test_what_was_journalled_and_never_told_failed(broker: redis.Redis, queued: 
     journal.append([make_usage(job)])
     journal.close()
     make_publisher(broker, tmp_path).close()
-    assert [usage.verdict for usage in usage_events(broker)] == ["failed"]
+    assert [usage.outcome for usage in usage_events(broker)] == ["failed"]
     assert broker.hget(claim_key("req_1", 0), "state") == b"failed"
 
 

@@ -88,7 +88,7 @@ class Replicas:
         last = decode_event(self.broker.lrange(request_log(job.billing_context.request_id, 1), -1, -1)[0])
         assert isinstance(last, End)
         assert last.usage == event.usage
-        assert event.verdict == "completed"
+        assert event.outcome == "completed"
         return event.usage
 
     def billed(self, job: InferenceJob) -> ExecutionUsage:
@@ -261,7 +261,7 @@ def test_a_write_that_failed_leaves_no_pin(replicas: Replicas) -> None:
     job = replicas.job(PROMPT, (96, FIVE), tokens=5)
     one.serve([replicas.queue(job)])
     assert told.is_set()
-    assert replicas.billed(job).verdict == "failed"
+    assert replicas.billed(job).outcome == "failed"
     assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
 
 

@@ -113,7 +113,7 @@ class ExecutionCard:
     number: int
     model: str
     replica: str
-    verdict: str
+    outcome: str
     kind: str
     finish: str
     steps: tuple[RequestDetailStep, ...]
@@ -169,7 +169,7 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
         return None
     record, first = found.record, found.executions[0].event if found.executions else None
     code, bound = (record.code, record.bound) if record else ("", None)
-    verdict = record.verdict if record else str(getattr(first, "verdict", RequestOutcome.COMPLETED))
+    verdict = record.verdict if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
     return RequestDetailDelivery(
         request_id=found.request_id,
         at=record.at if record else found.executions[0].event.admitted_at,
@@ -303,8 +303,8 @@ def _execution(execution: RequestExecution) -> ExecutionCard:
         event.execution + 1,
         event.model,
         event.replica_id,
-        verdict_label(event.verdict),
-        KINDS[event.verdict],
+        verdict_label(event.outcome),
+        KINDS[event.outcome],
         event.finish_reason.replace("_", " "),
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),
         tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
@@ -329,7 +329,7 @@ def _miss(event: UsageEvent) -> str:
 
 def _why(each: Adjustment) -> str:
     return {"failed": "Corrected: failed", "cancelled": "Corrected: cancelled"}.get(
-        each.verdict, "Written off: too late"
+        each.outcome, "Written off: too late"
     )
 
 

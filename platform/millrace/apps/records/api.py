@@ -137,7 +137,7 @@ class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
 
     class Meta:
         model = Adjustment
-        fields = ("verdict", *TOKEN_CLASSES, "usd", "made_at")
+        fields = ("outcome", *TOKEN_CLASSES, "usd", "made_at")
 
     def get_usd(self, row: Adjustment) -> str:
         return _usd(int(row.cost_femto))
@@ -152,7 +152,7 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     settled_at = serializers.DateTimeField(source="event.settled_at")
     model = serializers.CharField(source="event.model")
     replica = serializers.CharField(source="event.replica_id")
-    verdict = serializers.CharField(source="event.verdict")
+    outcome = serializers.CharField(source="event.outcome")
     finish_reason = serializers.CharField(source="event.finish_reason")
     queue_us = serializers.IntegerField(source="event.queue_us")
     ttft_us = serializers.IntegerField(source="event.ttft_us", help_text="Queue and prefill.")

@@ -56,7 +56,7 @@ class DryRunScope:
                 rows = rows.filter(**{name: value})
         if self.member_id is not None:
             rows = rows.filter(key_id__in=self._members_keys())
-        return rows.exclude(verdict="failed")
+        return rows.exclude(outcome="failed")
 
     def used_before(self, unit: str, start: datetime, end: datetime) -> int:
         """Return what was used of the unit (money: femto-USD) in that time."""

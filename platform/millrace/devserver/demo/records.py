@@ -68,7 +68,7 @@ def _budget(player: DemoTenant) -> dict[str, Any]:
 def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
     event, work = use.event, use.work
     billing_context, usage = event.billing_context, event.usage
-    status, code, verdict = _STATUS[event.verdict]
+    status, code, verdict = _STATUS[event.outcome]
     answered = refused_by is None
     placement = {
         "execution": 0,
