@@ -108,7 +108,7 @@ def _fill(events: int, tenants: int) -> None:
     from tenants.models import Tenant
 
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        cursor.execute("SELECT billing_make_partitions(%s)", [[MONTH.date()]])
+        cursor.execute("SELECT billing_create_partitions(%s)", [[MONTH.date()]])
         entity = default_entity()
         ensure_periods(entity, MONTH, MONTH)
         period = Period.objects.get(entity=entity, starts_at=MONTH)

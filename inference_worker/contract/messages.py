@@ -98,10 +98,10 @@ class BillingContext(msgspec.Struct, frozen=True):
     key_id: int
     model: str
     price_version: int | None = None
-    slice_id: int | None = None
-    fence: int | None = None
-    hold: int | None = None  # nano-USD
-    hold_tokens: int | None = None
+    lease_id: int | None = None
+    fencing_token: int | None = None
+    reserved_nano: int | None = None  # nano-USD
+    reserved_tokens: int | None = None
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:

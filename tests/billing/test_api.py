@@ -84,7 +84,7 @@ def test_events_work(acme, event):
     assert found["admitted_at"] == NOW.isoformat().replace("+00:00", "Z")
     assert found["tokens"]["input"] == 74
     assert (found["queue_us"], found["ttft_us"], found["duration_us"]) == (1, 2, 3)
-    assert not {"slice_id", "fence", "hold", "replica_id", "tenant_id"} & set(found)
+    assert not {"lease_id", "fencing_token", "reserved_nano", "replica_id", "tenant_id"} & set(found)
 
 
 def test_events_come_in_pages_newest_first(acme, event):

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.metering.ingest import UsageMessage, settle
-from billing.models import CompiledSheet, InvoiceLine, Price, UsageEvent, UsageQuarantine
+from billing.models import CompiledRateCard, InvoiceLine, Price, UsageEvent, UsageQuarantine
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from inference_worker.contract.messages import encode
@@ -35,7 +35,7 @@ def publish(usd: dict[str, str], tier: Tier = Tier.STANDARD, at: datetime | None
     """Returns the price version that an admission pins then."""
     prices = [NewPrice("m", tier, Component(name), nano_per_million(each)) for name, each in usd.items()]
     do_publish_prices(do_propose_prices(Proposal(tuple(prices)), effective_from=at), by=None)
-    return Everybody(CompiledSheet).filter(tier=tier)[-1].pk
+    return Everybody(CompiledRateCard).filter(tier=tier)[-1].pk
 
 
 def settled(*events) -> list[UsageEvent]:

@@ -20,7 +20,7 @@ from billing.metering import status
 from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
-from tests.billing.books import sheet
+from tests.billing.books import rate_card
 from tests.seeing import Everybody
 
 Reason = UsageQuarantine.Reason
@@ -43,15 +43,15 @@ def quarantined() -> list[tuple[str, bytes]]:
 
 
 def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
-    at, version = datetime.now(UTC), sheet()
+    at, version = datetime.now(UTC), rate_card()
     sent = event(
         at=at,
         execution=1,
         price_version=version,
-        slice_id=5,
-        fence=6,
-        hold=400_000,
-        hold_tokens=100,
+        lease_id=5,
+        fencing_token=6,
+        reserved_nano=400_000,
+        reserved_tokens=100,
         cache_write_5m=8,
         queue_us=1,
         ttft_us=2,
@@ -63,7 +63,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     assert (row.admitted_at, row.request_id, row.execution) == (at, sent.billing_context.request_id, 1)
     assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
-    assert (row.price_version, row.slice_id, row.fence, row.hold) == (version, 5, 6, 400_000)
+    assert (row.price_version, row.lease_id, row.fencing_token, row.reserved_nano) == (version, 5, 6, 400_000)
     assert row.cost_femto == 10 * 3 * 10**9 + 64 * 3 * 10**8 + 8 * 3_750_000_000 + 7 * 15 * 10**9
     assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False]
     assert row.invoice_period is not None
@@ -141,7 +141,7 @@ def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, br
         ({"output": 10**12}, Reason.REFUSED),
         ({"output": 2**63 + 1}, Reason.REFUSED),
         ({"outcome": "splendid"}, Reason.REFUSED),
-        ({"hold": -5}, Reason.REFUSED),
+        ({"reserved_nano": -5}, Reason.REFUSED),
         ({"tenant_id": 0}, Reason.REFUSED),
         ({"request_id": "r" * 65}, Reason.REFUSED),
         ({"request_id": "nul\x00"}, Reason.REFUSED),
@@ -164,12 +164,12 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
 
 @pytest.mark.parametrize(
     ("over", "detail"),
-    [({"hold": 154_199}, "costs 154200000000 femto-USD"), ({"hold_tokens": 80}, "used 81 tokens")],
+    [({"reserved_nano": 154_199}, "costs 154200000000 femto-USD"), ({"reserved_tokens": 80}, "used 81 tokens")],
 )
-@pytest.mark.parametrize("slice_", [{"slice_id": 5, "fence": 1}, {}], ids=["of a slice", "without budgets"])
-def test_an_execution_over_its_hold_is_not_settled(settler, send, event, over, detail, slice_):
+@pytest.mark.parametrize("lease", [{"lease_id": 5, "fencing_token": 1}, {}], ids=["of a lease", "without budgets"])
+def test_an_execution_over_its_reservation_is_not_settled(settler, send, event, over, detail, lease):
     """Admission makes it impossible; were it to happen, a budget could be overrun, or a bill be a surprise."""
-    given = {**slice_, "hold": 154_200, "hold_tokens": 81, "price_version": sheet()}
+    given = {**lease, "reserved_nano": 154_200, "reserved_tokens": 81, "price_version": rate_card()}
     exact = event(**given)
     send(exact, event(**(given | over)))
     settler().drain()

@@ -1,4 +1,4 @@
-"""Wherever a settler is killed, the next one under its name makes it whole: each execution once, and the windows
+"""Wherever a settler is killed, the next one under its name makes it whole: each execution once, and the budget periods
 exact."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.db import connection
 from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.metering.settler import Settler
-from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
+from billing.models import Adjustment, BudgetPeriod, EarlyRelease, UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_STREAM
 from inference_worker.contract.messages import ExecutionUsage as Told
 from tenants.isolation.db_roles import BypassReason
@@ -30,7 +30,7 @@ from tenants.keys.snapshot import ApiKeySnapshot
 from tests.billing.conftest import ROOT, make_event
 from tests.billing.killed import STEPS
 from tests.gateway import test_money
-from tests.gateway.test_money import COST, DOLLAR, HOLD, check_invariants, tell
+from tests.gateway.test_money import COST, DOLLAR, RESERVED, check_invariants, tell
 from tests.seeing import Everybody
 
 pytestmark = pytest.mark.fault
@@ -40,16 +40,16 @@ EXECUTIONS = 20
 
 @dataclass
 class Books:
-    """A tenant's budgets, a slice that lives, and one whose holds went back."""
+    """A tenant's budgets, a lease that lives, and one whose holds went back."""
 
     key: ApiKeySnapshot
     price: int
     alive: tuple[int, int]
-    reaped: tuple[int, int]
+    reclaimed: tuple[int, int]
 
-    def execution(self, slice_: tuple[int, int], **changes: Any) -> Told:
+    def execution(self, lease: tuple[int, int], **changes: Any) -> Told:
         given = {"uncached": 1000, "cache_read": 9000, "output": 500, "price_version": self.price}
-        held = {"slice_id": slice_[0], "fence": slice_[1], "hold": HOLD, "hold_tokens": 14_096}
+        held = {"lease_id": lease[0], "fencing_token": lease[1], "reserved_nano": RESERVED, "reserved_tokens": 14_096}
         who = {"tenant_id": self.key.tenant_id, "project_id": self.key.project_id, "key_id": self.key.key_id}
         return make_event(**(given | held | who | changes))
 
@@ -60,22 +60,23 @@ def books(table: None, key: ApiKeySnapshot, budget: Callable[..., int]) -> Books
         budget(period=period, name=period, amount=100 * DOLLAR)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         alive, dead = lease(cursor, key, timedelta(hours=1)), lease(cursor, key, timedelta(0))
-        cursor.execute("SELECT max(id) FROM billing_pricesheet")
+        cursor.execute("SELECT max(id) FROM billing_compiledratecard")
         (price,) = cursor.fetchone()
-    assert reservations.reap(datetime.now(UTC)) == 1
+    assert reservations.reclaim(datetime.now(UTC)) == 1
     return Books(key, price, alive, dead)
 
 
 def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, int]:
     cursor.execute(
-        "SELECT window_id FROM billing_open_windows(%s, %s, %s, now())", [key.tenant_id, key.project_id, key.key_id]
+        "SELECT budget_period_id FROM billing_open_budget_periods(%s, %s, %s, now())",
+        [key.tenant_id, key.project_id, key.key_id],
     )
-    windows = [found for (found,) in cursor.fetchall()]
-    need = [HOLD, 14_096, 1]
+    budget_periods = [found for (found,) in cursor.fetchall()]
+    need = [RESERVED, 14_096, 1]
     cursor.execute(
-        "SELECT slice_id, fence FROM billing_lease(%s, 'gw', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],"
-        " %s, interval '0', NULL, NULL, NULL)",
-        [key.tenant_id, windows, need, need, [64 * each for each in need], lasting],
+        "SELECT lease_id, fencing_token FROM billing_lease_budget(%s, 'gw', %s::bigint[], %s::bigint[], %s::bigint[],"
+        " %s::bigint[], %s, interval '0', NULL, NULL, NULL)",
+        [key.tenant_id, budget_periods, need, need, [64 * each for each in need], lasting],
     )
     found: tuple[int, int] = cursor.fetchone()
     return found
@@ -88,13 +89,13 @@ def release(executions: Sequence[Told]) -> int:
             billing_context = execution.billing_context
             nano = COST, execution.usage.prompt + execution.usage.output
             at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=billing_context.admitted_at)
-            unused = [HOLD - nano[0]], [(billing_context.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
+            unused = [RESERVED - nano[0]], [(billing_context.reserved_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
             cursor.execute(
                 """SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[],
                 %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])""",
                 [
-                    [billing_context.slice_id],
-                    [billing_context.fence],
+                    [billing_context.lease_id],
+                    [billing_context.fencing_token],
                     [at],
                     [billing_context.request_id],
                     [billing_context.execution],
@@ -128,7 +129,7 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
         admitted_at=known[0].billing_context.admitted_at,
     )
     refused = [books.execution(books.alive, block_size=-1), books.execution(books.alive, output=5000), b"poison"]
-    messages = [*executions, failed, *executions[:3], books.execution(books.reaped), *refused, known[1]]
+    messages = [*executions, failed, *executions[:3], books.execution(books.reclaimed), *refused, known[1]]
     released = release([*executions[::3], known[0]])  # the last one is settled: nothing of it is released
     assert released == len(executions[::3])
     send(*messages)
@@ -141,17 +142,17 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
         assert Everybody(UsageEvent).count() == EXECUTIONS + 3
         assert Everybody(UsageQuarantine).count() == len(refused)
         assert [each.outcome for each in Everybody(Adjustment).all()] == ["failed"]
-        assert {each.used for each in Everybody(Window).all()} == {(EXECUTIONS + 2) * COST * 10**6}
+        assert {each.used for each in Everybody(BudgetPeriod).all()} == {(EXECUTIONS + 2) * COST * 10**6}
         assert broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
         assert by_gateway == {execution.billing_context.request_id for execution in executions[::3]}
         assert release([]) == 0
         send(*messages, *known)
-    assert {each.held for each in Everybody(Window).all()} == {(64 - EXECUTIONS - 2) * HOLD}
+    assert {each.reserved for each in Everybody(BudgetPeriod).all()} == {(64 - EXECUTIONS - 2) * RESERVED}
     report = reconcile()
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        cursor.execute("UPDATE billing_slice SET reap_at = now()")
-    reservations.reap(datetime.now(UTC))  # what is in quarantine holds nothing for ever
-    assert {each.held for each in Everybody(Window).all()} == {0}
+        cursor.execute("UPDATE billing_budgetlease SET reclaim_at = now()")
+    reservations.reclaim(datetime.now(UTC))  # what is in quarantine holds nothing for ever
+    assert {each.reserved for each in Everybody(BudgetPeriod).all()} == {0}
     check_invariants()

@@ -156,7 +156,7 @@ def make_world() -> World:
     for tenant in tenants.values():
         actions.do_add_member(tenant, owner, "owner")
     projects = {state: only_project(tenant) for state, tenant in tenants.items()}
-    world = World(tenants, projects, {"empty": []}, owner, operator, books.sheet())
+    world = World(tenants, projects, {"empty": []}, owner, operator, books.rate_card())
     for state in ("populated", "over"):
         world.keys[state] = [
             actions.do_create_api_key(projects[state], name)[0] for name in ("prod-support", "prod-search", "łódź-eval")

@@ -23,7 +23,7 @@ from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
 from tests.gateway import test_money, test_money_processes
 from tests.gateway.house import House, house
 from tests.gateway.purse import Admitted
-from tests.gateway.test_money import HOLD, take_up
+from tests.gateway.test_money import RESERVED, take_up
 from tests.gateway.test_money_doubts import change
 from tests.gateway.test_money_processes import codes, done, eventually, hold_of_one, passes, see, set_budget
 from tests.seeing import only_project
@@ -115,15 +115,15 @@ async def _live(broker: redis.asyncio.Redis) -> Any:
 
 async def test_without_the_change_log_each_request_reads_its_budgets(gateway: Any, budget: Any) -> None:
     """So a gateway that continues after a pause admits nothing by an old limit, nor beside a new budget."""
-    made = await sync_to_async(budget)(amount=100 * HOLD)
+    made = await sync_to_async(budget)(amount=100 * RESERVED)
     mine = await gateway()
     await take_up(mine, 1)
     mine.budget_admission.polled(float("-inf"))
-    await sync_to_async(change)(made, amount=2 * HOLD)
+    await sync_to_async(change)(made, amount=2 * RESERVED)
     mine.budget_admission.polled(float("-inf"))
     found = [await mine.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
-    await sync_to_async(change)(made, amount=100 * HOLD)
+    await sync_to_async(change)(made, amount=100 * RESERVED)
     await sync_to_async(budget)(name="calls", unit="requests", amount=1)
     found = [await mine.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]

@@ -690,7 +690,7 @@ async def test_it_is_written_down_why_it_went_there(
     )
 
 
-async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_when_it_is_there_again(
+async def test_without_the_broker_it_is_refused_at_once_and_its_reservation_is_released_when_it_is_there_again(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")

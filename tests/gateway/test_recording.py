@@ -59,7 +59,8 @@ def call(said: Sequence[str] = (), **terms: Any) -> Any:
         prompt=SimpleNamespace(ids=[1] * 10),
         candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
         ticket=SimpleNamespace(
-            limit_statuses=limit_statuses(), terms=AdmissionGrant(20, 5, hold=300, windows=[4, 9], **terms)
+            limit_statuses=limit_statuses(),
+            terms=AdmissionGrant(20, 5, reserved_nano=300, budget_period_ids=[4, 9], **terms),
         ),
         first_at=time.monotonic() + 1,
         said={index: [text] for index, text in enumerate(said)},

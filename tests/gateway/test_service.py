@@ -427,7 +427,7 @@ async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: G
 
 
 @pytest.mark.usefixtures("a")
-async def test_who_resumes_what_nobody_would_ring_for_gives_its_hold_back(gate: Gate) -> None:
+async def test_who_resumes_what_nobody_would_ring_for_releases_its_reservation(gate: Gate) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
     await gate.broker.delete(gateway_stream(GATEWAY))  # as that of a gateway that died
     with pytest.raises(ApiError) as caught:

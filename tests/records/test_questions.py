@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from billing.models import Budget, UsageEvent, Window
+from billing.models import Budget, BudgetPeriod, UsageEvent
 from millrace.apps.records import selectors
 from millrace.apps.records.models import RequestContent, RequestRecord
 from millrace.apps.records.selectors import BadCursor, Filters
@@ -113,7 +113,7 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
     with tenant_scope(acme):
         budget = Budget.objects.create(tenant=acme, name="All", unit="money", period="month", amount=10**9)
     with all_tenants_scope(BypassReason.COMMAND):
-        window = Window.objects.create(tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=NOW)
+        window = BudgetPeriod.objects.create(tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=NOW)
     record(acme, 0, request_id=event.request_id, windows=[window.pk], hold_nano=91_440_000)
     replay = record(acme, -1, replay_of=event.request_id)
     take_back(event, NOW)

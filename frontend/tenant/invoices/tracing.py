@@ -88,7 +88,7 @@ def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, r
         require_usage(invoice.period_id)
     except Conflict as exc:
         rows, fault = [], str(exc)
-    sign = -1 if invoice.gives_back else 1
+    sign = -1 if invoice.is_credit_note else 1
     events = tuple(
         Event(at, name, _request(visit, request_name, name), execution, sign * tokens, Money(sign * int(femto)))
         for at, name, execution, tokens, femto in rows[:SIZE]

@@ -313,7 +313,9 @@ def _execution(execution: RequestExecution) -> ExecutionCard:
             LineRow(COMPONENTS[line.component], line.tokens, decimal(line.nano_per_million, 9, 2), Money(line.femto))
             for line in execution.lines
         ),
-        tuple(AdjustmentRow(_why(each), each.made_at, Money(int(each.cost_femto))) for each in execution.adjustments),
+        tuple(
+            AdjustmentRow(_why(each), each.created_at, Money(int(each.cost_femto))) for each in execution.adjustments
+        ),
         Money(int(event.cost_femto) + adjusted),
         event.price_version,
         event.settled_at,

@@ -137,7 +137,7 @@ class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
 
     class Meta:
         model = Adjustment
-        fields = ("outcome", *TOKEN_CLASSES, "usd", "made_at")
+        fields = ("outcome", *TOKEN_CLASSES, "usd", "created_at")
 
     def get_usd(self, row: Adjustment) -> str:
         return _usd(int(row.cost_femto))
@@ -165,7 +165,7 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     cache_write_1h = serializers.IntegerField(source="event.cache_write_1h")
     output = serializers.IntegerField(source="event.output")
     miss_reason = serializers.CharField(source="event.miss_reason", help_text="Of the prefix cache; empty: none.")
-    hold_nano = serializers.IntegerField(source="event.hold", allow_null=True)
+    hold_nano = serializers.IntegerField(source="event.reserved_nano", allow_null=True)
     price_version = serializers.IntegerField(source="event.price_version", allow_null=True)
     lines = serializers.SerializerMethodField()
     adjustments = RequestAdjustmentOut(many=True)

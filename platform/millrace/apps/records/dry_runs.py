@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db.models import F, QuerySet, Sum
 
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, UsageEvent, Window
+from billing.models import Budget, BudgetPeriod, UsageEvent
 from billing.periods import billing_zone
 from tenants.models import ApiKey
 
@@ -196,8 +196,10 @@ def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = N
         set_id, _, limit = name.partition(":")
         counts.setdefault((int(set_id), limit), [0, 0])[why == "dry"] += number
     found = [Counted("limit", pk, name, *both) for (pk, name), both in sorted(counts.items())]
-    since = Window.objects.for_tenant(tenant_id).filter(period_start__gte=end - timedelta(days=days), refused__gt=0)
-    budgets = since.order_by("budget_id").values_list("budget_id").annotate(count=Sum("refused"))
+    since = BudgetPeriod.objects.for_tenant(tenant_id).filter(
+        period_start__gte=end - timedelta(days=days), rejected__gt=0
+    )
+    budgets = since.order_by("budget_id").values_list("budget_id").annotate(count=Sum("rejected"))
     return found + [Counted("budget", pk, "", 0, count) for pk, count in budgets]
 
 

@@ -17,7 +17,7 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 
 from billing.metering.usage import BUCKETS, Bucket, instant
-from billing.models import TOKEN_CLASSES, Adjustment, Budget, Price, UsageEvent, Window
+from billing.models import TOKEN_CLASSES, Adjustment, Budget, BudgetPeriod, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
 from millrace.apps.records.models import RequestContent, RequestOutcome, RequestRecord
@@ -216,7 +216,7 @@ def story(tenant_id: int, request_id: str) -> RequestStory | None:
     replays = list(records.filter(replay_of=request_id).order_by("at")[:20])
     rated: list[UsageEvent | Adjustment] = [execution.event for execution in executions]
     rated += [each for execution in executions for each in execution.adjustments]
-    held = [execution.event.hold for execution in executions if execution.event.hold is not None]
+    held = [execution.event.reserved_nano for execution in executions if execution.event.reserved_nano is not None]
     return RequestStory(
         request_id,
         record,
@@ -245,7 +245,7 @@ def _executions(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution,
     events = list(rows.order_by("admitted_at", "request_id", "execution")[:MAX_EXECUTIONS])
     if not events:
         return ()
-    adjustments = list(Adjustment.objects.for_tenant(tenant_id).filter(request_id__in=names).order_by("made_at"))
+    adjustments = list(Adjustment.objects.for_tenant(tenant_id).filter(request_id__in=names).order_by("created_at"))
     wanted = {price_id for event in events for price_id in event.price_ids or () if price_id}
     prices = Price.objects.in_bulk(wanted)
     return tuple(
@@ -270,7 +270,7 @@ def _lines(event: UsageEvent, prices: Mapping[int, Price]) -> Iterable[RequestLi
 
 
 def _budgets(tenant_id: int, windows: Iterable[int]) -> tuple[HeldFrom, ...]:
-    ids = Window.objects.for_tenant(tenant_id).filter(pk__in=list(windows)).values("budget_id")
+    ids = BudgetPeriod.objects.for_tenant(tenant_id).filter(pk__in=list(windows)).values("budget_id")
     rows = Budget.objects.for_tenant(tenant_id).filter(pk__in=ids).order_by("pk")
     return tuple(
         HeldFrom(row.pk, row.name, row.unit, row.period, budget_scope(row), row.mode, row.amount) for row in rows

@@ -31,10 +31,10 @@ class InferenceJobBuilder:
             key_id=key.key_id,
             model=demand.candidates[0].model.name,
             price_version=terms.price_version,
-            slice_id=terms.slice_id,
-            fence=terms.fence,
-            hold=terms.hold,
-            hold_tokens=terms.hold_tokens,
+            lease_id=terms.lease_id,
+            fencing_token=terms.fencing_token,
+            reserved_nano=terms.reserved_nano,
+            reserved_tokens=terms.reserved_tokens,
             traceparent=tracing.current(),
         )
 
