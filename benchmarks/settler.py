@@ -1,9 +1,9 @@
 """How many usage events a second one settler brings into PostgreSQL, and how soon: `python -m benchmarks.settler`.
 
 Starts a PostgreSQL (with fsync, as in production) and a Valkey of its own in a temporary folder, fills the stream, and
-drains it with batches of several sizes. The mix: 200 tenants, each with three windows, priced by list A; half of the
-events settle a hold from one of the tenant's four slices; one in twenty comes twice. CPU is this process' own. "Until
-its row" is from one event, sent alone, until another session sees its row: median, and of 100 the 95th.
+drains it with batches of several sizes. The mix: 200 tenants, each with three budget periods, priced by list A; half of
+the events settle a hold from one of the tenant's four leases; one in twenty comes twice. CPU is this process' own.
+"Until its row" is from one event, sent alone, until another session sees its row: median, and of 100 the 95th.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from millrace.devserver.postgres import Postgres  # noqa: E402
 from millrace.devserver.valkey import Valkey  # noqa: E402
 
 TENANTS = 200
-SLICES = 4  # of each tenant
+LEASES = 4  # of each tenant
 LIST_A = {"uncached": 3000, "cache_write_5m": 3750, "cache_write_1h": 6000, "cache_read": 300, "output": 15000}
 CHANCE = random.Random(7)  # noqa: S311  (nothing secret)
 
@@ -47,17 +47,17 @@ def main() -> None:
     options = parse(parser, {"events": 400, "batches": [200], "threads": [2], "samples": 3})
     with ExitStack() as running:
         set_up(running)
-        sheet = _set_up_money()
+        rate_card = _set_up_money()
         gc.collect()
         gc.freeze()  # as `manage.py run_settler` does
         print(f"{'threads':>7} {'batch':>6} {'events':>8} {'events/s':>9} {'CPU us':>7} {'repeats/s':>9}")
         for batch, threads in product(options.batches, options.threads):
             events = min(options.events, batch * 500)
-            taken = [_drain_twice(batch, threads, events, sheet) for _ in range(options.rounds)]
+            taken = [_drain_twice(batch, threads, events, rate_card) for _ in range(options.rounds)]
             first, cpu, again = (statistics.median(column) for column in zip(*taken, strict=True))
             figures = f"{events / first:>9.0f} {cpu / events * 1e6:>7.1f} {events / again:>9.0f}"
             print(f"{threads:>7} {batch:>6} {events:>8} {figures}", flush=True)
-        times = sorted(_until_rows(sheet, options.samples))
+        times = sorted(_until_rows(rate_card, options.samples))
         print(
             f"until its row: {statistics.median(times) * 1e3:.1f} ms, p95 {times[len(times) * 95 // 100] * 1e3:.1f} ms"
         )
@@ -93,11 +93,11 @@ def set_up(running: ExitStack) -> None:
 
 
 def _set_up_money() -> int:
-    """List A's prices; a day's, a month's and a lifetime's window of each tenant, and slices of all three; the sheet's
-    version."""
+    """List A's prices; a day's, a month's and a lifetime's budget period of each tenant, and leases of all three; the
+    rate card's version."""
     from datetime import UTC, datetime, timedelta
 
-    from billing.models import CompiledSheet, Slice, Window
+    from billing.models import BudgetLease, BudgetPeriod, CompiledRateCard
     from billing.pricing.pricing import Component, Rate, encode_rates
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
@@ -106,29 +106,29 @@ def _set_up_money() -> int:
     rates = tuple(
         Rate(place, Component(name), price * 10**6) for place, (name, price) in enumerate(LIST_A.items(), start=1)
     )
-    plenty = {"money": 10**14, "tokens": 10**11, "requests": 10**8, "sealed": False, "gateway_id": "b"}
-    times = {"made_at": now, "leased_until": now, "reap_at": now + timedelta(days=1)}
+    plenty = {"money": 10**14, "tokens": 10**11, "requests": 10**8, "fully_reserved": False, "gateway_id": "b"}
+    times = {"created_at": now, "leased_until": now, "reclaim_at": now + timedelta(days=1)}
     with all_tenants_scope(BypassReason.COMMAND):
         for tenant in range(1, TENANTS + 1):
-            windows = [
-                Window.objects.create(
-                    tenant_id=tenant, budget_id=tenant * 3 + each, unit="money", period_start=now, held=4 * 10**14
+            budget_periods = [
+                BudgetPeriod.objects.create(
+                    tenant_id=tenant, budget_id=tenant * 3 + each, unit="money", period_start=now, reserved=4 * 10**14
                 )
                 for each in range(3)
             ]
-            for each in range(SLICES):
-                ids = [window.pk for window in windows]
-                number = tenant * SLICES + each
-                Slice.objects.create(pk=number, tenant_id=tenant, windows=ids, **plenty, **times)
-        sheet = CompiledSheet.objects.create(
+            for each in range(LEASES):
+                ids = [budget_period.pk for budget_period in budget_periods]
+                number = tenant * LEASES + each
+                BudgetLease.objects.create(pk=number, tenant_id=tenant, budget_period_ids=ids, **plenty, **times)
+        rate_card = CompiledRateCard.objects.create(
             model="smollm2-135m", tier="standard", effective_from=now, rates=encode_rates(rates)
         )
-    return int(sheet.pk)
+    return int(rate_card.pk)
 
 
-def _drain_twice(batch: int, threads: int, events: int, sheet: int) -> tuple[float, float, float]:
+def _drain_twice(batch: int, threads: int, events: int, rate_card: int) -> tuple[float, float, float]:
     """Seconds and CPU seconds for new events, and seconds for the same once more, all repeats."""
-    messages = [_message(sheet) for _ in range(events * 19 // 20)]
+    messages = [_message(rate_card) for _ in range(events * 19 // 20)]
     messages += CHANCE.sample(messages, events - len(messages))
     first, cpu = _drain(batch, threads, messages)
     again, _ = _drain(batch, threads, messages)
@@ -165,14 +165,14 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
     return taken
 
 
-def _message(sheet: int) -> bytes:
+def _message(rate_card: int) -> bytes:
     from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
     from inference_worker.contract.request import TokenUsage
 
     chance, at = CHANCE, time.time_ns() // 1000
     tenant = chance.randint(1, TENANTS)
-    slice_, fence = (tenant * SLICES + chance.randrange(SLICES), 1) if chance.random() < 0.5 else (None, None)
-    money = (sheet, slice_, fence, 91_440_000, 14_096)  # held: nano-USD and tokens
+    lease, fencing_token = (tenant * LEASES + chance.randrange(LEASES), 1) if chance.random() < 0.5 else (None, None)
+    money = (rate_card, lease, fencing_token, 91_440_000, 14_096)  # held: nano-USD and tokens
     name = f"req_{at // 1000:012x}{secrets.token_hex(10)}"
     trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     key = tenant * 5 + chance.randrange(5)
@@ -184,7 +184,7 @@ def _message(sheet: int) -> bytes:
     return encode(ExecutionUsage(billing_context, 1, "completed", "stop", usage, "smollm2-135m-0.0a1b2c3d", 32, *times))
 
 
-def _until_rows(sheet: int, samples: int) -> list[float]:
+def _until_rows(rate_card: int, samples: int) -> list[float]:
     """Seconds from sending an event until its row is there, one after another."""
     from django.db import connection
 
@@ -199,7 +199,7 @@ def _until_rows(sheet: int, samples: int) -> list[float]:
     thread.start()
     for _ in range(samples):
         time.sleep(CHANCE.uniform(0.05, 0.15))
-        message = _message(sheet)
+        message = _message(rate_card)
         name = decode_usage(message).billing_context.request_id
         start, found = time.perf_counter(), False
         own.xadd(USAGE_STREAM, {"e": message})

@@ -1,1 +1,1 @@
-"""Usage events and what is made of them: who used how much, and what it costs."""
+"""Metering, prices, budgets, invoices and the ledger."""

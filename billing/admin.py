@@ -1,7 +1,7 @@
-"""Read-only views of money under /operator/django-admin/. Only actions move amounts, and each leaves an audit entry.
+"""Read-only views of billing under /operator/django-admin/. Only actions change amounts, and each writes an audit
+entry.
 
-Usage events, adjustments and rollups have no page here: Django's admin knows no keys of several columns, and a question
-about usage is one for the console.
+Usage events, adjustments and rollups have no page, because Django's admin does not support composite primary keys.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tenants.admin import ReadOnlyAdmin
     m.BillingEntity,
     m.BillingProfile,
     m.Commitment,
-    m.Correction,
+    m.BudgetCorrection,
     m.CreditGrant,
-    m.CreditUse,
+    m.CreditApplication,
     m.ExchangeRate,
-    m.InvoiceMail,
+    m.InvoiceEmail,
     m.NumberSeries,
     m.PriceBook,
     m.TaxRule,
     m.UsageArchive,
 )
 class MoneyAdmin(ReadOnlyAdmin):
-    """What says enough by its name."""
+    """The page of models that need no list of their own."""
 
 
 @admin.register(m.Budget)
@@ -35,19 +35,19 @@ class BudgetAdmin(ReadOnlyAdmin):
     list_display = ("name", "tenant", "unit", "period", "amount", "mode", "active")
 
 
-@admin.register(m.Window)
-class WindowAdmin(ReadOnlyAdmin):
-    list_display = ("id", "tenant_id", "budget_id", "unit", "period_start", "used", "held")
+@admin.register(m.BudgetPeriod)
+class BudgetPeriodAdmin(ReadOnlyAdmin):
+    list_display = ("id", "tenant_id", "budget_id", "unit", "period_start", "used", "reserved")
 
 
-@admin.register(m.Slice)
-class SliceAdmin(ReadOnlyAdmin):
-    list_display = ("id", "tenant_id", "gateway_id", "money", "settled_money", "open", "made_at", "reap_at")
+@admin.register(m.BudgetLease)
+class BudgetLeaseAdmin(ReadOnlyAdmin):
+    list_display = ("id", "tenant_id", "gateway_id", "money", "settled_money", "open", "created_at", "reclaim_at")
 
 
 @admin.register(m.Reconciliation)
 class ReconciliationAdmin(ReadOnlyAdmin):
-    list_display = ("at", "windows", "corrected", "overdue_slices", "quarantined")
+    list_display = ("created_at", "budget_periods", "corrected", "overdue_leases", "quarantined")
 
 
 @admin.register(m.UsageQuarantine)
@@ -96,7 +96,7 @@ class PriceAdmin(ReadOnlyAdmin):
     list_display = ("model", "tier", "component", "nano_per_million", "tenant_id", "effective_from", "effective_until")
 
 
-@admin.register(m.CompiledSheet)
-class CompiledSheetAdmin(ReadOnlyAdmin):
+@admin.register(m.CompiledRateCard)
+class CompiledRateCardAdmin(ReadOnlyAdmin):
     list_display = ("id", "model", "tier", "tenant_id", "effective_from")
     exclude = ("rates",)

@@ -1,7 +1,7 @@
-"""Whole numbers of money and how they are written. Free of Django.
+"""Integer amounts of money and their formats. Does not import Django.
 
-femto-USD for what use costs (tokens x nano-USD per million is exact), nano-USD for credits and the ledger, cents on
-invoices. Nothing here divides but to round once, and nothing is a float.
+femto-USD for costs (tokens x nano-USD per million is exact), nano-USD for credits and the ledger, cents on invoices.
+Amounts are rounded only once, and no amount is a float.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PPM = 10**6  # tax rates are in millionths: 8.875 % is 88,750
 
 
 def half_up(amount: int, unit: int) -> int:
-    """`amount` in units of `unit`; a half goes away from zero."""
+    """Return `amount` in units of `unit`, with halves rounded away from zero."""
     whole = (abs(amount) * 2 + unit) // (2 * unit)
     return whole if amount >= 0 else -whole
 
@@ -23,12 +23,12 @@ def cents(femto: int) -> int:
 
 
 def tax(base_cents: int, rate_ppm: int) -> int:
-    """Tax on a base, in cents."""
+    """Return the tax on a base, in cents."""
     return half_up(base_cents * rate_ppm, PPM)
 
 
 def decimal(amount: int, digits: int, least: int = 0) -> str:
-    """`amount` of 10^-digits as decimal text, with at least `least` digits after the point: (620000, 6, 2) is 0.62."""
+    """Return `amount` of 10^-digits as decimal text with at least `least` decimals: (620000, 6, 2) is 0.62."""
     whole, rest = divmod(abs(amount), 10**digits)
     fraction = str(rest).zfill(digits).rstrip("0") if digits else ""
     fraction = fraction.ljust(least, "0")
@@ -37,6 +37,6 @@ def decimal(amount: int, digits: int, least: int = 0) -> str:
 
 
 def dollars(amount_cents: int) -> str:
-    """As a person reads it: −$1,234.50, with a real minus."""
+    """Return cents as dollars for display: −$1,234.50, with a minus sign (U+2212)."""
     whole, rest = divmod(abs(amount_cents), 100)
     return f"{'−' if amount_cents < 0 else ''}${whole:,}.{rest:02}"

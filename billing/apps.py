@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class BillingConfig(AppConfig):
-    """Usage events and what is made of them."""
+    """Django configuration of billing."""
 
     name = "billing"
     default_auto_field = "django.db.models.BigAutoField"

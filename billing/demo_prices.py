@@ -1,4 +1,4 @@
-"""What the embedded models cost until an operator says otherwise: on a fresh platform requests are priced at once."""
+"""Default prices of the embedded models, so that a new platform can price requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EMBEDDING = {C.UNCACHED: "0.02", C.CACHE_READ: "0.02"}
 
 
 def proposal(models: Iterable[str], embeddings: Iterable[str] = ()) -> Proposal:
-    """Prices in USD a million tokens for the models, and for those that embed."""
+    """Return the prices in USD per million tokens of the generation and embedding models."""
     prices = [
         NewPrice(model, tier, component, nano_per_million(usd))
         for names, tiers in (

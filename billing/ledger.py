@@ -1,4 +1,4 @@
-"""The books: double entry, append-only, in nano-USD. Debits are positive; a transaction sums to zero."""
+"""The ledger: double-entry, append-only, in nano-USD. Debits are positive; a transaction sums to zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from billing.models import Account, LedgerEntry, LedgerTransaction
 
 
 class PostedEntry(NamedTuple):
-    """So much on an account; of an invoice, if the account is kept by invoice."""
+    """An amount on an account, with the invoice if the account is kept by invoice."""
 
     account: Account
     nano: int
@@ -19,7 +19,7 @@ class PostedEntry(NamedTuple):
 
 
 def post(tenant_id: int, key: str, entries: Iterable[PostedEntry]) -> None:
-    """Book a transaction. Entries of nothing are left out.
+    """Book a transaction. Entries of zero are omitted.
 
     Raises:
         django.db.IntegrityError: `key` was booked before; at the database transaction's end also, the sum is not zero.
@@ -31,7 +31,7 @@ def post(tenant_id: int, key: str, entries: Iterable[PostedEntry]) -> None:
 
 
 def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> int:
-    """Return what stands on a tenant's account, in nano-USD; with `invoice_id`, of that invoice alone."""
+    """Return the balance of a tenant's account in nano-USD; with `invoice_id`, of one invoice."""
     entries = LedgerEntry.objects.for_tenant(tenant_id).filter(account=account)
     if invoice_id is not None:
         entries = entries.filter(invoice_id=invoice_id)

@@ -1,8 +1,8 @@
-"""Billing periods: the months of each billing entity, and which of them an event is invoiced in.
+"""Billing periods: the months of each billing entity, and the assignment of events to them.
 
-An event belongs to the period of its admission. If that one is closed by then, it is late, and goes to the first period
-after it that is open. The settler asks `stamps` in the transaction that inserts the events: open periods are locked
-FOR SHARE there, and FOR UPDATE while they are closed, so no event is stamped with a period that is closed already.
+An event belongs to the period of its admission. If that one is closed, the event is late and belongs to the next open
+period. The settler calls `stamps` in the transaction that inserts the events. Open periods are locked FOR SHARE there,
+and FOR UPDATE while they are closed, so no event gets a closed period.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Open(NamedTuple):
 
 
 def month_bounds(time_zone: str, year: int, month: int) -> tuple[datetime, datetime]:
-    """Return the month's first instant and the one after its last, in UTC, by the clocks of the time zone."""
+    """Return the UTC start and end of a month in the time zone; the end is exclusive."""
     zone = ZoneInfo(time_zone)
     years, index = divmod(year * 12 + month, 12)
     return (
@@ -45,7 +45,7 @@ def month_bounds(time_zone: str, year: int, month: int) -> tuple[datetime, datet
 
 
 def billing_zone(tenant_id: int) -> ZoneInfo:
-    """Whose clocks a tenant’s months go by: those of the entity that bills it, which no tenant’s scope shows."""
+    """Return the time zone of the tenant's billing entity, which no tenant scope shows."""
     with all_tenants_scope(BypassReason.BILLING):
         profile = BillingProfile.objects.for_tenant(tenant_id).select_related("entity").first()
         entity = BillingEntity.objects.filter(slug="default").first() if profile is None else profile.entity
@@ -53,12 +53,12 @@ def billing_zone(tenant_id: int) -> ZoneInfo:
 
 
 def default_entity() -> BillingEntity:
-    """Return the entity that bills tenants for whom no other is named; made when it is first asked for."""
+    """Return the default billing entity. It is created on first use."""
     return BillingEntity.objects.get_or_create(slug="default", defaults={"name": "Millrace", "country": "US"})[0]
 
 
 def ensure_periods(entity: BillingEntity, first: datetime, last: datetime) -> None:
-    """Make the entity's periods from the month of `first` to that of `last`, as far as they are missing."""
+    """Create the entity's missing periods from the month of `first` to that of `last`."""
     zone = ZoneInfo(entity.time_zone)
     local, end = first.astimezone(zone), last.astimezone(zone)
     rows = []
@@ -70,9 +70,9 @@ def ensure_periods(entity: BillingEntity, first: datetime, last: datetime) -> No
 
 
 def stamps(cursor: Any, events: Sequence[tuple[int, datetime]]) -> list[int]:
-    """Return the period that each (tenant, admitted at) is invoiced in; it stays open until the transaction ends.
+    """Return the billing period of each (tenant, admitted at). It stays open until the transaction ends.
 
-    A period that is not there yet is made.
+    Missing periods are created.
     """
     cursor.execute(_ENTITIES, [sorted({tenant for tenant, _ in events})])
     entity_of = dict(cursor.fetchall())
@@ -82,7 +82,7 @@ def stamps(cursor: Any, events: Sequence[tuple[int, datetime]]) -> list[int]:
     wanted = [(entity_of[tenant], at) for tenant, at in events]
     first = min(at for _, at in events)
     chosen = _choose(_lock(cursor, first), wanted)
-    # Late, or of a month that no event was in before.
+    # Late, or the first event of a month.
     odd = [pair for pair, got in zip(wanted, chosen, strict=True) if got is None or got.starts_at > pair[1]]
     if odd:
         now = datetime.now(UTC)
@@ -99,7 +99,7 @@ def stamps(cursor: Any, events: Sequence[tuple[int, datetime]]) -> list[int]:
 
 
 def _lock(cursor: Any, first: datetime) -> dict[int, list[_Open]]:
-    """Each entity's open periods that end after `first`, in order."""
+    """Lock each entity's open periods that end after `first`. Return them in order."""
     cursor.execute(_LOCK, [first])
     found: dict[int, list[_Open]] = {}
     for pk, entity, starts_at, ends_at in cursor.fetchall():
@@ -108,10 +108,10 @@ def _lock(cursor: Any, first: datetime) -> dict[int, list[_Open]]:
 
 
 def _choose(periods: dict[int, list[_Open]], wanted: Sequence[tuple[int, datetime]]) -> list[_Open | None]:
-    """For each (entity, admitted at) the first open period that ends after it."""
+    """Return for each (entity, admitted at) the first open period that ends after it."""
     chosen: list[_Open | None] = []
     for entity, at in wanted:
-        mine = periods.get(entity, [])
-        index = bisect_right(mine, at, key=lambda period: period.ends_at)
-        chosen.append(mine[index] if index < len(mine) else None)
+        open_periods = periods.get(entity, [])
+        index = bisect_right(open_periods, at, key=lambda period: period.ends_at)
+        chosen.append(open_periods[index] if index < len(open_periods) else None)
     return chosen

@@ -1,4 +1,4 @@
-"""What beat runs for billing, and when. Free of Django: millrace.conf.celery reads it before Django is set up."""
+"""Periodic tasks of billing. Does not import Django, because millrace.conf.celery reads it before Django's setup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The usage API's questions and answers."""
+"""Serializers of the usage API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from billing.pricing.pricing import COMPONENTS
 
 @extend_schema_field(OpenApiTypes.DATETIME)
 class InstantField(serializers.Field[datetime, str, str, datetime]):
-    """A date or a date and time, as a point in time: by the clocks that the query names, if it has no offset."""
+    """A date or a date and time. Without an offset, the query's time zone applies."""
 
     default_error_messages = {"invalid": "Give a date (2026-11-01) or a time with its offset (2026-11-01T09:00:00Z)."}  # noqa: RUF012
 
@@ -35,7 +35,7 @@ class InstantField(serializers.Field[datetime, str, str, datetime]):
 
 @extend_schema_field(OpenApiTypes.STR)
 class GroupsField(serializers.Field[tuple[str, ...], str, str, tuple[str, ...]]):
-    """Comma-separated names of what to group by; empty for one sum over all."""
+    """Comma-separated names of the groups; empty for one total."""
 
     default_error_messages = {"invalid": "Give a comma-separated list of: " + ", ".join(GROUPS) + "."}  # noqa: RUF012
 
@@ -50,9 +50,9 @@ class GroupsField(serializers.Field[tuple[str, ...], str, str, tuple[str, ...]])
 
 
 class _Query(serializers.Serializer[Any]):
-    """Query parameters: a name that is not known is refused, so that a misspelt filter never shows too much."""
+    """Query parameters. Unknown names are rejected, so that a misspelled filter never returns too much."""
 
-    tenant = serializers.SlugField(required=False, help_text="The tenant's slug, for people who may see several.")
+    tenant = serializers.SlugField(required=False, help_text="The tenant's slug, for users of several tenants.")
     model = serializers.CharField(required=False, max_length=128, help_text="Only this model.")
     key = serializers.IntegerField(required=False, min_value=1, max_value=2**63 - 1, help_text="Only this key's id.")
     project = serializers.IntegerField(
@@ -100,7 +100,7 @@ class UsageQuery(_Query):
 
     @property
     def zone(self) -> tzinfo:
-        """Whose clocks count; a name that is none is told by its own field."""
+        """Return the time zone of the query. An unknown name is reported by its own field."""
         try:
             found: tzinfo = ZoneField().run_validation(self.initial_data.get("tz", "UTC"))
         except serializers.ValidationError:
@@ -118,9 +118,13 @@ class UsageQuery(_Query):
 
 
 class UsageEventQuery(_Query):
-    request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's legs.")
-    limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Events on a page; 50.")
-    verdict = serializers.ChoiceField(ExecutionOutcome.choices, required=False, help_text="Only legs that ended so.")
+    request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's executions.")
+    limit = serializers.IntegerField(
+        required=False, min_value=1, max_value=200, help_text="Events per page. Default: 50."
+    )
+    outcome = serializers.ChoiceField(
+        ExecutionOutcome.choices, required=False, help_text="Only executions that ended so."
+    )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
@@ -150,7 +154,7 @@ class TokensOut(serializers.Serializer[Any]):
 
 
 class RequestsOut(serializers.Serializer[Any]):
-    """Requests by how they ended (a request of several legs counts once for each)."""
+    """Numbers of requests by outcome; a request counts once for each execution."""
 
     completed = serializers.IntegerField()
     cancelled = serializers.IntegerField()
@@ -161,17 +165,17 @@ class RequestsOut(serializers.Serializer[Any]):
 
 
 class AnswerHitsOut(serializers.Serializer[Any]):
-    """Tokens that answers from a cache made needless. They are in no other sum."""
+    """Tokens that cached answers made unnecessary. They are in no other sum."""
 
     input = serializers.IntegerField(source="answer_hit_input")
     output = serializers.IntegerField(source="answer_hit_output")
 
 
 class CostOut(serializers.Serializer[Any]):
-    """What it cost and what caches saved, in USD, exactly: 15 digits after the point at most, and never rounded."""
+    """The cost and the cache savings in exact USD, with up to 15 decimals."""
 
     usd = serializers.CharField()
-    saved_usd = serializers.CharField(help_text="Below zero if writing to the cache cost more than reading it saved.")
+    saved_usd = serializers.CharField(help_text="Negative if cache writes cost more than reads saved.")
 
     def to_representation(self, instance: Any) -> dict[str, str]:
         part = _part(("cost_femto", "saved_femto"))(instance)
@@ -179,32 +183,32 @@ class CostOut(serializers.Serializer[Any]):
 
 
 def usd(femto: int) -> str:
-    """Femto-USD as decimal text in USD, all digits."""
+    """Convert femto-USD to decimal USD with all digits."""
     return decimal(femto, 15, 2)
 
 
 class CountsOut(serializers.Serializer[Any]):
-    """What a set of events adds up to."""
+    """The sums of a set of events."""
 
     requests = RequestsOut(source="*")
     tokens = TokensOut(source="*")
     answer_hits = AnswerHitsOut(source="*")
     unpinned_tokens = serializers.IntegerField(
-        help_text="Marked for the cache, and not kept, because a cap on what is kept was reached."
+        help_text="Marked for caching, but not pinned because a limit was reached."
     )
     cost = CostOut(source="*")
 
 
 class UsageRowOut(CountsOut):
-    """One group's sums. What was grouped by is there, and `start` if there is a bucket."""
+    """The sums of one group, with the group's values, and `start` if there is a bucket."""
 
     start = InstantField(required=False, help_text="The bucket's first instant.")
     model = serializers.CharField(required=False)
     key_id = serializers.IntegerField(required=False)
     project_id = serializers.IntegerField(required=False)
-    tier = serializers.CharField(required=False, help_text="The service tier; empty for what was not priced.")
+    tier = serializers.CharField(required=False, help_text="The service tier; empty if not priced.")
     miss_reason = serializers.CharField(
-        required=False, help_text="Why the prefix cache did not give the whole prompt; empty where it did."
+        required=False, help_text="The reason of a prefix cache miss; empty without one."
     )
 
 
@@ -232,13 +236,13 @@ class RatedLineOut(serializers.Serializer[Any]):
 
 
 class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
-    """One leg of a request, as it was metered and rated. The context's `prices` are the price book's rows by id."""
+    """An execution as metered and priced. The context's `prices` are the price book's rows by id."""
 
     tokens = TokensOut(source="*")
     answer_hits = AnswerHitsOut(source="*")
     cost = CostOut(source="*")
-    lines = serializers.SerializerMethodField(help_text="Empty where nobody pays.")
-    miss_reason = serializers.CharField(help_text="Why the prefix cache did not give the whole prompt; empty: it did.")
+    lines = serializers.SerializerMethodField(help_text="Empty if not billed.")
+    miss_reason = serializers.CharField(help_text="The reason of a prefix cache miss; empty without one.")
 
     @extend_schema_field(RatedLineOut(many=True))
     def get_lines(self, event: UsageEvent) -> list[dict[str, Any]]:
@@ -262,13 +266,13 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
         model = UsageEvent
         fields = (
             "request_id",
-            "leg",
+            "execution",
             "admitted_at",
             "settled_at",
             "project_id",
             "key_id",
             "model",
-            "verdict",
+            "outcome",
             "finish_reason",
             "attempt",
             "tokens",

@@ -1,4 +1,4 @@
-"""Billing's web jobs (see billing/schedule.py for when they run)."""
+"""Celery tasks of billing (see billing/schedule.py for their schedule)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 @shared_task(name="billing.make_partitions")
 def make_partitions() -> list[str]:
-    """Make the usage table's partitions for the months ahead; returns those made now."""
+    """Create the partitions of usage events for the next months. Return the new ones."""
     made = ensure_partitions()
     if made:
         log.info("partitions_created", names=made)
@@ -28,13 +28,13 @@ def make_partitions() -> list[str]:
 
 @shared_task(name="billing.update_rollups")
 def update_rollups() -> int:
-    """Bring the sums of usage by hour and day up to now; returns how many hours were made again."""
+    """Update the sums of usage by hour and day. Return how many hours were computed."""
     return rollups.build().hours
 
 
 @shared_task(name="billing.generate_invoices")
 def generate_invoices() -> None:
-    """Invoice the months that are over, and mail the invoices."""
+    """Invoice the months that are over, and send the invoices by email."""
     report = runs.invoice_months()
     log.info("months_invoiced", finalized=len(report.finalized), left=len(report.left))
     emails.send_all()
@@ -42,41 +42,41 @@ def generate_invoices() -> None:
 
 @shared_task(name="billing.send_invoice_mails")
 def send_invoice_mails() -> int:
-    """Send the mails that are due; returns how many were sent."""
+    """Send the invoice emails that are due. Return how many were sent."""
     return emails.send_all()
 
 
 @shared_task(name="billing.send_payment_reminders")
 def send_payment_reminders() -> int:
-    """Note reminders of invoices past due; returns how many are new."""
+    """Create reminders of invoices past due. Return how many are new."""
     return emails.remind()
 
 
 @shared_task(name="billing.expire_credits")
 def expire_credits() -> int:
-    """Write off credits whose time is over; returns how many."""
+    """Expire credits. Return how many."""
     return do_expire_credits()
 
 
 @shared_task(name="billing.collect_payments")
 def collect_payments() -> int:
-    """Record payments from files in the data directory's `payments`; returns how many were new."""
+    """Record payments from files in the data directory's `payments`. Return how many were new."""
     return collect(platform_settings().data_dir / "payments")
 
 
 @shared_task(name="billing.check_thresholds")
 def check_thresholds() -> int:
-    """Alert for every budget that passed a threshold; returns how many are new."""
+    """Write alerts for budgets that reached a threshold. Return how many are new."""
     return alerts.check_thresholds()
 
 
 @shared_task(name="billing.check_forecasts")
 def check_forecasts() -> int:
-    """Alert for every budget whose forecast passes its limit; returns how many are new."""
+    """Write alerts for budgets whose forecast exceeds the limit. Return how many are new."""
     return alerts.check_forecasts()
 
 
 @shared_task(name="billing.reconcile")
 def run_reconciler() -> bool:
-    """Compare windows, slices, events and journals; whether all agreed."""
+    """Compare budget periods, leases, events and journals. Return whether all agreed."""
     return reconcile(platform_settings().data_dir / "journal").is_clean

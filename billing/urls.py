@@ -1,4 +1,4 @@
-"""Billing's part of the management API, below /api/."""
+"""URLs of billing in the management API, below /api/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The usage API: sums and single events of one's own tenant."""
+"""The usage API: sums and single events of the caller's tenant."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tenants.views import TenantView
 
 
 class NewestEvents(NewestFirst):
-    """Events by time of admission, newest first; legs of one instant in a fixed order."""
+    """The order of events: time of admission, newest first, with a fixed order of simultaneous ones."""
 
     def get_ordering(self, *_: Any) -> tuple[str, ...]:
-        return ("-admitted_at", "-request_id", "-leg")
+        return ("-admitted_at", "-request_id", "-execution")
 
     def check_position(self, position: str) -> None:
         instant(position)
 
 
 class CsvRenderer(BaseRenderer):
-    """`rows` or `results` of an answer as a table, a column for each value; what is no such answer as JSON."""
+    """The CSV format: `rows` or `results` as a table with a column for each value; other responses as JSON."""
 
     media_type = "text/csv"
     format = "csv"
@@ -62,23 +62,24 @@ class UsageView(TenantView):
 
     @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageOut, tags=["usage"])
     def get(self, request: Request) -> Response:
-        """Tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by model. As
-        CSV with `format=csv`."""
-        asked = _asked(UsageQuery, request)
+        """Return tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by
+        model. CSV with `format=csv`.
+        """
+        query = _parsed_query(UsageQuery, request)
         tenant = self.access.tenant
-        groups, bucket = asked["group_by"], asked.get("bucket")
+        groups, bucket = query["group_by"], query.get("bucket")
         try:
             with tenant_scope(tenant):
-                rows = sums(_question(tenant.pk, asked), groups, bucket, asked["tz"])
+                rows = sums(_report_of(tenant.pk, query), groups, bucket, query["tz"])
         except OddHours as exc:
             message = "Its clocks are off from UTC by part of an hour; usage is summed by whole UTC hours."
             raise serializers.ValidationError({"tz": [message]}) from exc
         except TooManyRows as exc:
             message = f"The answer would have more than {MAX_ROWS} rows: ask for less time or fewer groups."
             raise serializers.ValidationError({"group_by": [message]}) from exc
-        answer = {"tenant": tenant.slug, "from": asked["from"], "to": asked["to"], "group_by": list(groups)}
-        told = {"bucket": bucket, "tz": asked["tz"], "rows": rows, "total": total(rows)}
-        return Response(UsageOut({**answer, **told}).data)
+        selection = {"tenant": tenant.slug, "from": query["from"], "to": query["to"], "group_by": list(groups)}
+        result = {"bucket": bucket, "tz": query["tz"], "rows": rows, "total": total(rows)}
+        return Response(UsageOut({**selection, **result}).data)
 
 
 class UsageEventsView(TenantView):
@@ -93,28 +94,28 @@ class UsageEventsView(TenantView):
         operation_id="usage_events", parameters=[UsageEventQuery], responses=UsageEventOut(many=True), tags=["usage"]
     )
     def get(self, request: Request) -> Response:
-        """Each leg of each request as it was metered, newest first, in pages."""
-        asked = _asked(UsageEventQuery, request)
+        """Return each execution of each request as metered, newest first, in pages."""
+        query = _parsed_query(UsageEventQuery, request)
         with tenant_scope(self.access.tenant):
-            page = self.paginate_queryset(_question(self.access.tenant.pk, asked).events()) or []
+            page = self.paginate_queryset(_report_of(self.access.tenant.pk, query).events()) or []
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
         return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
 
 
-def _asked(query: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
-    asked = query(data=request.query_params.dict())
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+def _parsed_query(serializer: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
+    query = serializer(data=request.query_params.dict())
+    query.is_valid(raise_exception=True)
+    return dict(query.validated_data)
 
 
-def _question(tenant_id: int, asked: dict[str, Any]) -> UsageReport:
+def _report_of(tenant_id: int, query: dict[str, Any]) -> UsageReport:
     return UsageReport(
         tenant_id,
-        start=asked.get("from"),
-        end=asked.get("to"),
-        model=asked.get("model"),
-        key_id=asked.get("key"),
-        project_id=asked.get("project"),
-        verdict=asked.get("verdict"),
-        request_id=asked.get("request_id"),
+        start=query.get("from"),
+        end=query.get("to"),
+        model=query.get("model"),
+        key_id=query.get("key"),
+        project_id=query.get("project"),
+        outcome=query.get("outcome"),
+        request_id=query.get("request_id"),
     )

@@ -1,8 +1,9 @@
-"""Verbs that take a month of usage out of the database and bring it back. Each may be killed at any line and run again.
+"""Actions that archive a month of usage events and restore it. Each may be killed at any line and run again.
 
-They need the tables' owner: the role the platform runs as cannot detach a partition. A month is written to files, the
-files are read back and compared with its rows, and only then is it detached, in one transaction that counts the rows
-once more: they are append-only, so as many rows are the same rows. Its adjustments are few and stay.
+They need the tables' owner, because the platform's database role cannot detach a partition. A month is written to
+files. The files are read back and compared with its rows. Only then is the partition detached, in one transaction that
+counts the rows again: rows are append-only, so the same number of rows are the same rows. Adjustments stay in the
+database.
 """
 
 from __future__ import annotations
@@ -27,31 +28,30 @@ from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 OWNER = "owner"
-_LOCK = 0x61726368  # any number that is nobody else's advisory lock
+_LOCK = 0x61726368  # an arbitrary advisory lock, used only here
 
 
-def do_archive(month: date, folder: Path, *, drop: bool = False) -> Manifest:
-    """Write the month's usage to `folder`, detach its partition and, with `drop`, drop it.
+def do_archive(month: date, directory: Path, *, drop: bool = False) -> Manifest:
+    """Write the month's usage to `folder`, detach its partition and, with `drop`, drop the detached table.
 
-    Raises:
-        Conflict: it may still change or is needed, or is gone already.
-        ArchiveDamagedError: the files are not what was written.
+    Raises: Conflict if the month may still change, is needed or was archived; ArchiveDamagedError if the files differ
+    from what was written.
     """
     with _alone():
         row = UsageArchive.objects.filter(month=month, restored_at__isnull=True).first()
         if row is not None and (row.dropped_at is not None or not drop):
-            raise Conflict(f"{month:%Y-%m} is archived already{'' if row.dropped_at is None else ', and dropped'}.")
+            raise Conflict(f"{month:%Y-%m} is already archived{'' if row.dropped_at is None else ', and dropped'}.")
         if row is None:
-            manifest = _write(month, folder, _settled(month))
+            manifest = _write(month, directory, _settled(month))
         else:
-            manifest = archives.read(archives.manifest_path(folder, month))
+            manifest = archives.read(archives.manifest_path(directory, month))
         if drop:
             _drop(month, manifest)
     return manifest
 
 
 def do_restore(path: Path) -> Manifest:
-    """Bring an archived month back from its manifest; its rows are compared byte for byte before it is attached.
+    """Restore an archived month from its manifest. The rows are compared byte for byte before they are attached.
 
     Raises:
         Conflict: the month is in the database.
@@ -62,9 +62,9 @@ def do_restore(path: Path) -> Manifest:
     with _alone(), _as_owner() as cursor:
         if name in existing_partitions():
             raise Conflict(f"{manifest.month} is in the database.")
-        cursor.execute(f"DROP TABLE IF EXISTS {name}")  # detached only: the files are the same
-        cursor.execute("SELECT billing_make_partitions(%s)", [[month]])
-        # NOTE: PostgreSQL copies into no table whose policies bind the one who copies.
+        cursor.execute(f"DROP TABLE IF EXISTS {name}")  # detached, not dropped: the files are the same
+        cursor.execute("SELECT billing_create_partitions(%s)", [[month]])
+        # NOTE: PostgreSQL does not copy into a table with policies that apply to the current role.
         cursor.execute(f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY")
         with cursor.copy(f"COPY {name} ({', '.join(manifest.usage.columns)}) FROM STDIN (FORMAT csv, HEADER)") as copy:
             for piece in archives.contents(path.parent / manifest.usage.file):
@@ -79,14 +79,14 @@ def do_restore(path: Path) -> Manifest:
 
 
 def _settled(month: date) -> list[int]:
-    """Return the periods that the month's events are in.
+    """Return the billing periods of the month's events.
 
     Raises:
         Conflict: something of it may still change, or is not invoiced.
     """
     label, name = f"{month:%Y-%m}", partition_name(month)
     if month >= shifted(month_of(datetime.now(UTC)), -MONTHS_BEHIND):
-        raise Conflict(f"{label} is too young: months are kept until the one after them is over.")
+        raise Conflict(f"{label} cannot be archived before the following month is over.")
     if name not in existing_partitions():
         raise Conflict(f"There is no usage of {label}.")
     starts, ends = (datetime.combine(day, datetime.min.time(), UTC) for day in (month, shifted(month, 1)))
@@ -99,26 +99,26 @@ def _settled(month: date) -> list[int]:
             raise Conflict(f"Not invoiced yet: {', '.join(late)}.")
         drafts = Invoice.objects.all_tenants().filter(period__in=periods, state=Invoice.State.DRAFT)
         if number := drafts.count():
-            raise Conflict(f"Drafts of invoices wait to be finalized: {number}.")
+            raise Conflict(f"Finalize the invoice drafts of the month first: {number} are left.")
         if running := open_before(cursor, ends):
-            raise Conflict(f"Requests admitted in {label} may still run: {running} holds are open.")
-        corrected = f"(SELECT max(made_at) FROM {adjustments_of(month)})"  # noqa: S608
+            raise Conflict(f"Requests admitted in {label} may still run: {running} reservations are open.")
+        corrected = f"(SELECT max(created_at) FROM {adjustments_of(month)})"  # noqa: S608
         cursor.execute(f"SELECT greatest(max(settled_at), {corrected}) FROM {name}")  # noqa: S608
         (latest,) = cursor.fetchone()
         state = RollupState.objects.first()
     if latest is not None and (state is None or state.settled_before - rollups.OVERLAP <= latest):
-        raise Conflict(f"The sums by hour lack usage of {label}, or have had it for a few minutes only: wait.")
+        raise Conflict(f"The hourly sums do not include all usage of {label} yet. Try again in a few minutes.")
     return [row.pk for row in periods]
 
 
-def _write(month: date, folder: Path, periods: list[int]) -> Manifest:
-    """Write, compare, detach."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _write(month: date, directory: Path, periods: list[int]) -> Manifest:
+    """Write the files, compare them with the rows and detach the partition."""
+    directory.mkdir(parents=True, exist_ok=True)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        manifest = archives.write(cursor, month, folder)
+        manifest = archives.write(cursor, month, directory)
         for part, relation in ((manifest.usage, events_of(month)), (manifest.adjustments, adjustments_of(month))):
             if archives.summed(cursor, relation) != (part.rows, part.sums):
-                raise Conflict(f"Usage of {manifest.month} came in meanwhile: run it again.")
+                raise Conflict(f"Usage of {manifest.month} was settled meanwhile. Run the command again.")
     _detach(month, manifest, periods)
     return manifest
 
@@ -126,17 +126,17 @@ def _write(month: date, folder: Path, periods: list[int]) -> Manifest:
 def _detach(month: date, manifest: Manifest, periods: list[int]) -> None:
     name = partition_name(month)
     with _as_owner() as cursor:
-        cursor.execute("SET LOCAL lock_timeout = '10s'")  # settling waits behind this lock
+        cursor.execute("SET LOCAL lock_timeout = '10s'")  # the settler waits for this lock
         cursor.execute("LOCK TABLE billing_usageevent IN ACCESS EXCLUSIVE MODE")
         cursor.execute(f"SET LOCAL ROLE {SYSTEM}")
         cursor.execute(f"SELECT count(*) FROM {name}")  # noqa: S608
         rows = cursor.fetchone()[0]
         cursor.execute("SET LOCAL ROLE NONE")
         if rows != manifest.usage.rows:
-            raise Conflict(f"Usage of {manifest.month} came in meanwhile: run it again.")
+            raise Conflict(f"Usage of {manifest.month} was settled meanwhile. Run the command again.")
         cursor.execute(f"ALTER TABLE billing_usageevent DETACH PARTITION {name}")
-        told = {"rows": rows, "sha256": manifest.usage.sha256, "periods": periods, "detached_at": datetime.now(UTC)}
-        _archive_rows().update_or_create(month=month, defaults={**told, "dropped_at": None, "restored_at": None})
+        values = {"rows": rows, "sha256": manifest.usage.sha256, "periods": periods, "detached_at": datetime.now(UTC)}
+        _archive_rows().update_or_create(month=month, defaults={**values, "dropped_at": None, "restored_at": None})
     log.info("usage_detached", month=manifest.month, rows=rows)
 
 
@@ -147,7 +147,7 @@ def _drop(month: date, manifest: Manifest) -> None:
         found = archives.digest(cursor, name, manifest.usage.columns)
         cursor.execute("SET LOCAL ROLE NONE")
         if found != manifest.usage.sha256:
-            raise archives.ArchiveDamagedError(f"The files hold something else than the detached {manifest.month}.")
+            raise archives.ArchiveDamagedError(f"The files differ from the detached month {manifest.month}.")
         cursor.execute(f"DROP TABLE {name}")
         _archive_rows().filter(month=month).update(dropped_at=datetime.now(UTC))
     log.info("usage_dropped", month=manifest.month)
@@ -166,10 +166,10 @@ def _as_owner() -> Iterator[Any]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Nobody else archives or restores meanwhile.
+    """Hold the lock of archives.
 
     Raises:
-        Conflict: somebody does.
+        Conflict: another process has it.
     """
     with connections[OWNER].cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])

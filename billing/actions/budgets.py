@@ -1,7 +1,7 @@
 """Actions on budgets and quotas.
 
-A new or changed budget has taken effect in every live gateway when its action returns, but for `pending_gateways`. In
-an outer transaction that is so when that transaction has been committed.
+A new or changed budget applies in every live gateway when its action returns, except in `pending_gateways`. In an outer
+transaction it applies after the commit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenants.models import ApiKey, ChangeLog, Membership, Project, Tenant, User
 from tenants.outbox.propagation import Pending, after_commit
 
 CHANGEABLE = (
-    *("name", "amount", "mode", "clamp", "raise_amount", "raise_until", "rollover_cap"),
+    *("name", "amount", "mode", "reduce_max_tokens", "temporary_increase", "increase_expires_at", "rollover_limit"),
     *("thresholds", "alert_forecast"),
 )
 MAX_THRESHOLDS = 10
@@ -33,7 +33,7 @@ def do_make_budget(
     member: User | None = None,
     **fields: Any,
 ) -> Budget:
-    """Bound what the tenant, or one project, key or member may use, from now on: earlier use does not count.
+    """Create a budget of the tenant, or of one project, key or member. Earlier usage does not count.
 
     Raises:
         ActionRefused: a value is wrong, or more than one of project, key and member is named.
@@ -51,7 +51,7 @@ def do_make_budget(
 
 
 def do_change_budget(budget: Budget, **fields: Any) -> Budget:
-    """Change it, for the period under way too. Whose it is, its unit and its period stay: make another one.
+    """Change a budget, including its current period. Its scope, unit and period cannot change.
 
     Raises:
         Conflict: it was removed. ActionRefused: a value is wrong.
@@ -71,7 +71,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
 
 
 def do_remove_budget(budget: Budget) -> bool:
-    """Let it bound nothing any more. Its windows stay, for what they counted. False if that was done before."""
+    """Deactivate a budget. Its budget periods are retained. Return False if it was inactive."""
     with changing(budget.tenant_id) as tenant:
         found = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
         if found is None:
@@ -97,20 +97,20 @@ def _active(tenant: Tenant, budget: Budget) -> Budget:
 
 def _check(budget: Budget) -> None:
     check(budget)
-    if min(budget.amount, budget.raise_amount, budget.rollover_cap) < 0:
+    if min(budget.amount, budget.temporary_increase, budget.rollover_limit) < 0:
         raise ActionRefused("The amount must not be negative.")
-    if bool(budget.raise_amount) != (budget.raise_until is not None):
-        raise ActionRefused("Set raise_amount and raise_until together.")
+    if bool(budget.temporary_increase) != (budget.increase_expires_at is not None):
+        raise ActionRefused("Set temporary_increase and increase_expires_at together.")
     budget.thresholds = sorted(set(budget.thresholds))
     if len(budget.thresholds) > MAX_THRESHOLDS or not all(
         0 < each <= MAX_THRESHOLD_PERCENT for each in budget.thresholds
     ):
         raise ActionRefused(f"Enter up to {MAX_THRESHOLDS} thresholds from 1 to {MAX_THRESHOLD_PERCENT}%.")
-    if budget.raise_until is not None and budget.raise_until.tzinfo is None:
-        budget.raise_until = budget.raise_until.replace(tzinfo=UTC)
-    if budget.rollover_cap and budget.period == Budget.Period.LIFETIME:
+    if budget.increase_expires_at is not None and budget.increase_expires_at.tzinfo is None:
+        budget.increase_expires_at = budget.increase_expires_at.replace(tzinfo=UTC)
+    if budget.rollover_limit and budget.period == Budget.Period.LIFETIME:
         raise ActionRefused("A budget that never resets cannot roll over. Choose a daily or monthly period.")
-    if budget.clamp and budget.unit == "requests":
+    if budget.reduce_max_tokens and budget.unit == "requests":
         raise ActionRefused("max_tokens can only be reduced for money and token budgets.")
 
 
@@ -123,5 +123,5 @@ def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None, m
 
 
 def is_raised(budget: Budget, at: datetime) -> bool:
-    """Whether the temporary raise holds at that instant."""
-    return budget.raise_until is not None and budget.raise_until > at
+    """Return whether the temporary increase is active at that time."""
+    return budget.increase_expires_at is not None and budget.increase_expires_at > at

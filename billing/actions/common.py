@@ -1,4 +1,4 @@
-"""What billing's verbs rest on."""
+"""Transactions of billing's actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenants.models import Tenant
 def booking(tenant_id: int) -> Iterator[Tenant]:
     """Open a transaction that changes the tenant's ledger, after any other such transaction.
 
-    Unlike in `changing`, the tenant may be gone: its last invoice is still to be written and paid.
+    Unlike `locked_tenant`, it accepts a deleted tenant, whose last invoice is still to be issued and paid.
     """
     with all_tenants_scope(BypassReason.BILLING):
         yield Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant_id)

@@ -1,4 +1,4 @@
-"""Verbs that correct a final invoice: a credit note, taking it back, giving it up."""
+"""Actions that correct a final invoice: credit note, void and write-off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.actions import ActionRefused, Conflict
 
 
 def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], reason: str) -> Invoice:
-    """Give back part of an invoice: (what for, cents before tax) each, at the invoice's own tax.
+    """Issue a credit note on an invoice: pairs of description and cents before tax, at the invoice's tax.
 
     Raises:
         ActionRefused: nothing, or less. Conflict: the invoice is no longer owed or paid, or was less than that.
@@ -28,14 +28,16 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
     with booking(invoice.tenant_id) as tenant:
         rows = Invoice.objects.for_tenant(tenant).select_related("entity", "period")
         billed = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
-        if billed.gives_back or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
+        if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
             raise Conflict("Only open or paid invoices can be credited.")
-        same = Invoice.objects.for_tenant(tenant).filter(period=billed.period, kind=Invoice.Kind.CREDIT_NOTE)
+        same = Invoice.objects.for_tenant(tenant).filter(
+            period=billed.period, invoice_type=Invoice.InvoiceType.CREDIT_NOTE
+        )
         note = Invoice(
             tenant=tenant,
             entity=billed.entity,
             period=billed.period,
-            kind=Invoice.Kind.CREDIT_NOTE,
+            invoice_type=Invoice.InvoiceType.CREDIT_NOTE,
             revision=same.count() + 1,
             refers_to=billed,
             reason=reason,
@@ -53,7 +55,7 @@ def _credit(note: Invoice, position: int, description: str, cents: int) -> Invoi
         invoice=note,
         tenant_id=note.tenant_id,
         position=position,
-        kind=InvoiceLine.Kind.CREDIT,
+        line_type=InvoiceLine.LineType.CREDIT,
         description=description,
         femto=cents * FEMTO_A_CENT,
         cents=cents,
@@ -61,7 +63,7 @@ def _credit(note: Invoice, position: int, description: str, cents: int) -> Invoi
 
 
 def do_void(invoice: Invoice, reason: str) -> Invoice:
-    """Take back an invoice of which nothing was paid or credited; it keeps its number, and may be drafted again.
+    """Void an invoice that was neither paid nor credited. It keeps its number, and may be drafted again.
 
     Raises:
         Conflict: it is not open, or something was.
@@ -79,14 +81,14 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
 
 
 def do_write_off(invoice: Invoice, reason: str) -> Invoice:
-    """Give up on what is still owed.
+    """Write off the outstanding amount of an invoice.
 
     Raises:
         Conflict: it is not open.
     """
     with booking(invoice.tenant_id):
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
-        if row.gives_back or row.state != Invoice.State.OPEN:
+        if row.is_credit_note or row.state != Invoice.State.OPEN:
             raise Conflict("Only open invoices can be written off.")
         nano = outstanding(row) * NANO_A_CENT
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
@@ -95,9 +97,9 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
     return row
 
 
-def _end(invoice: Invoice, state: Invoice.State, verb: str, reason: str) -> None:
+def _end(invoice: Invoice, state: Invoice.State, action: str, reason: str) -> None:
     before = audit.described(invoice)
     invoice.state = state
     invoice.save(update_fields=["state"])
     after = audit.described(invoice) | {"reason": reason}
-    audit.record(verb, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
+    audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)

@@ -1,4 +1,4 @@
-"""Verbs on credits and commitments."""
+"""Actions on credits and commitments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db.models.functions import Cast, Coalesce
 from billing.actions.common import booking
 from billing.amounts import NANO_A_CENT
 from billing.ledger import PostedEntry, balance, post
-from billing.models import Account, Commitment, CreditGrant, CreditUse, Invoice, Period
+from billing.models import Account, Commitment, CreditApplication, CreditGrant, Invoice, Period
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -21,16 +21,16 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 _SOURCE = {
-    CreditGrant.Kind.PREPAID: Account.DEPOSITS,
-    CreditGrant.Kind.PROMOTIONAL: Account.PROMOTIONS,
-    CreditGrant.Kind.COMMITMENT: Account.COMMITMENTS,
+    CreditGrant.GrantType.PREPAID: Account.DEPOSITS,
+    CreditGrant.GrantType.PROMOTIONAL: Account.PROMOTIONS,
+    CreditGrant.GrantType.COMMITMENT: Account.COMMITMENTS,
 }
-_GONE_TO = {**_SOURCE, CreditGrant.Kind.PREPAID: Account.BREAKAGE}
+_GONE_TO = {**_SOURCE, CreditGrant.GrantType.PREPAID: Account.BREAKAGE}
 
 
 def do_grant_credit(
     tenant: Tenant | int,
-    kind: CreditGrant.Kind,
+    grant_type: CreditGrant.GrantType,
     nano: int,
     *,
     priority: int = 100,
@@ -38,7 +38,7 @@ def do_grant_credit(
     expires_at: datetime | None = None,
     note: str = "",
 ) -> CreditGrant:
-    """Let a tenant use up so much. Prepaid credit is paid for by deposits, so the payment must be on record.
+    """Grant credit in nano-USD. Prepaid credit is paid from deposits, so the payment must be recorded before.
 
     Raises:
         ActionRefused: nothing, or no time to use it. Conflict: deposits do not cover it.
@@ -49,11 +49,11 @@ def do_grant_credit(
     if expires_at is not None and expires_at <= starts_at:
         raise ActionRefused("The expiration date is in the past. Choose a later date.")
     with booking(tenant if isinstance(tenant, int) else tenant.pk) as locked:
-        if kind == CreditGrant.Kind.PREPAID and -balance(locked.pk, Account.DEPOSITS) < nano:
+        if grant_type == CreditGrant.GrantType.PREPAID and -balance(locked.pk, Account.DEPOSITS) < nano:
             raise Conflict("The tenant’s advance payments are too low. Record the payment first.")
         grant = CreditGrant(
             tenant=locked,
-            kind=kind,
+            grant_type=grant_type,
             nano=nano,
             priority=priority,
             starts_at=starts_at,
@@ -68,7 +68,7 @@ def do_grant_credit(
 def _grant(grant: CreditGrant) -> None:
     check(grant)
     grant.save(force_insert=True)
-    source = _SOURCE[CreditGrant.Kind(grant.kind)]
+    source = _SOURCE[CreditGrant.GrantType(grant.grant_type)]
     post(
         grant.tenant_id,
         f"grant:{grant.pk}",
@@ -76,25 +76,25 @@ def _grant(grant: CreditGrant) -> None:
     )
 
 
-def committed(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """Return the commitments that hold in the period, of one tenant or all."""
+def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
+    """Return the commitments that are active in the period, of one tenant or all."""
     rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
-    held = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return held.order_by("pk")
+    active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
+    return active.order_by("pk")
 
 
 def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
-    """See that the commitments that hold in the period have their credit of that month; gives those commitments."""
-    held = list(committed(period, tenant_id))
+    """Grant the credit of the active commitments in the period, if it is missing. Return the commitments."""
+    active = list(active_commitments(period, tenant_id))
     granted = set(
         CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
     )
-    for commitment in held:
+    for commitment in active:
         if commitment.pk not in granted:
             _grant(
                 CreditGrant(
                     tenant_id=tenant_id,
-                    kind=CreditGrant.Kind.COMMITMENT,
+                    grant_type=CreditGrant.GrantType.COMMITMENT,
                     nano=commitment.included_nano,
                     priority=commitment.priority,
                     starts_at=period.starts_at,
@@ -104,12 +104,12 @@ def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
                     period=period,
                 )
             )
-    return held
+    return active
 
 
 def with_rest(grants: QuerySet[CreditGrant]) -> Any:
-    """Grants with `rest`, what is left of each, in nano-USD."""
-    return grants.annotate(rest=Cast(F("nano") - Coalesce(Sum("uses__nano"), Value(0)), BigIntegerField()))
+    """Return the grants with `rest`, the unused credit of each in nano-USD."""
+    return grants.annotate(rest=Cast(F("nano") - Coalesce(Sum("applications__nano"), Value(0)), BigIntegerField()))
 
 
 def usable(tenant_id: int, period: Period) -> list[Any]:
@@ -121,39 +121,39 @@ def usable(tenant_id: int, period: Period) -> list[Any]:
     return list(with_rest(alive).filter(rest__gt=0).order_by(*order))
 
 
-def burnt(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
-    """Return how much of each grant, in order, the cents use. Fractions of a cent are carried forward."""
-    burnt = []
+def applied_credit(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
+    """Return how much of each grant, in order, is applied to the cents. Fractions of a cent are carried forward."""
+    applied = []
     for grant in grants:
         part = min(cents, grant.rest // NANO_A_CENT)
         if part > 0:
-            burnt.append((grant, part))
+            applied.append((grant, part))
             cents -= part
-    return burnt
+    return applied
 
 
-def use(invoice: Invoice, burnt: Iterable[tuple[CreditGrant, int]]) -> None:
+def apply_credit(invoice: Invoice, applied: Iterable[tuple[CreditGrant, int]]) -> None:
     """Apply the credit permanently."""
-    CreditUse.objects.all_tenants().bulk_create(
-        CreditUse(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
-        for grant, cents in burnt
+    CreditApplication.objects.all_tenants().bulk_create(
+        CreditApplication(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
+        for grant, cents in applied
     )
 
 
 def do_give_back(invoice: Invoice) -> int:
-    """Undo what the invoice burnt; how many nano-USD that is."""
-    uses = CreditUse.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
+    """Restore the credit applied to the invoice. Return its nano-USD."""
+    uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
     found = uses.order_by("grant_id").values_list("grant_id").annotate(sum=Sum("nano")).filter(sum__gt=0)
     sums = [(grant_id, int(nano)) for grant_id, nano in found]
-    CreditUse.objects.all_tenants().bulk_create(
-        CreditUse(grant_id=grant_id, tenant_id=invoice.tenant_id, invoice=invoice, nano=-nano)
+    CreditApplication.objects.all_tenants().bulk_create(
+        CreditApplication(grant_id=grant_id, tenant_id=invoice.tenant_id, invoice=invoice, nano=-nano)
         for grant_id, nano in sums
     )
     return sum(nano for _, nano in sums)
 
 
 def do_expire_credits(now: datetime | None = None) -> int:
-    """Write off what is left of credits whose time is over, once every month they could be used in is invoiced."""
+    """Expire the unused credit of grants whose months are all invoiced."""
     now = now or datetime.now(UTC)
     with all_tenants_scope(BypassReason.BILLING):
         rows = CreditGrant.objects.all_tenants().filter(expires_at__lte=now)
@@ -167,15 +167,15 @@ def _expire(pk: int, tenant_id: int) -> bool:
         rest: int = grant.rest
         if rest <= 0 or _still_wanted(grant):
             return False
-        CreditUse.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
-        gone_to = _GONE_TO[CreditGrant.Kind(grant.kind)]
+        CreditApplication.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
+        gone_to = _GONE_TO[CreditGrant.GrantType(grant.grant_type)]
         post(tenant_id, f"expiry:{grant.pk}", [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
         audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.described(grant))
     return True
 
 
 def _still_wanted(grant: CreditGrant) -> bool:
-    """Whether an invoice that may use it is still to come."""
+    """Return whether a later invoice may still use the grant."""
     within = {"starts_at__lt": grant.expires_at, "ends_at__gt": grant.starts_at}
     drafts = Invoice.objects.for_tenant(grant.tenant_id).filter(
         state=Invoice.State.DRAFT, **{f"period__{name}": value for name, value in within.items()}
@@ -193,15 +193,16 @@ def do_commit(
     last_month: str = "",
     priority: int = 50,
 ) -> Commitment:
-    """Agree on so much use a month (`included_nano`) for a monthly fee in cents, from one month to another or on.
+    """Create a commitment: included usage (`included_nano`) for a monthly fee in cents, from one month, to another or
+    without an end.
 
     Raises:
         ActionRefused: the amounts or months make no sense.
     """
     if fee < 0 or included_nano <= 0:
-        raise ActionRefused("A commitment includes some use, for a fee that is not negative.")
+        raise ActionRefused("The included usage must be greater than zero, and the fee must not be negative.")
     if last_month and last_month < first_month:
-        raise ActionRefused("Its last month comes before its first.")
+        raise ActionRefused("The last month must not be before the first.")
     with booking(tenant.pk) as locked:
         row = Commitment(
             tenant=locked,
@@ -219,7 +220,7 @@ def do_commit(
 
 
 def do_end_commitment(commitment: Commitment, last_month: str) -> Commitment:
-    """Let it hold until the end of that month."""
+    """End a commitment with that month."""
     with booking(commitment.tenant_id):
         row = Commitment.objects.for_tenant(commitment.tenant_id).select_for_update().get(pk=commitment.pk)
         before = audit.described(row)

@@ -1,4 +1,4 @@
-"""Verbs that close a period and draft its invoices. Each may run twice at once, and be killed at any line."""
+"""Actions that close a billing period and draft its invoices. They are safe to run concurrently and after a crash."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
-SETTLING = timedelta(minutes=10)  # for the usage of a request that ran to its deadline to be settled
+SETTLING = timedelta(minutes=10)  # to settle the usage of a request that ran to its deadline
 
 
 def close_after() -> timedelta:
-    """How long after its end a period takes usage in: until every request admitted in it has ended, budgets or not."""
+    """Return how long after its end a period accepts usage: until every request admitted in it has ended."""
     return timedelta(seconds=platform_settings().request_timeout_seconds) + SETTLING
 
 
 def do_close_period(period: Period, now: datetime | None = None) -> bool:
-    """Let nothing more into the period; what comes later goes to the next. False if it was closed before.
+    """Close a billing period. Later usage goes to the next one. Return False if it was closed before.
 
     Raises:
         Conflict: it is not over, or requests admitted in it still run.
@@ -50,10 +50,10 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
         if row.ends_at > now:
             raise Conflict(f"The period {row.label} is not over.")
         if row.ends_at + close_after() > now:
-            raise Conflict(f"Requests admitted in {row.label} may still run: wait {close_after()} from its end.")
+            raise Conflict(f"Requests admitted in {row.label} may still run. Try again {close_after()} after its end.")
         with connection.cursor() as cursor:
             if running := open_before(cursor, row.ends_at):
-                raise Conflict(f"Requests admitted in {row.label} may still run: {running} holds are open.")
+                raise Conflict(f"Requests admitted in {row.label} may still run: {running} reservations are open.")
         row.closed_at = now
         row.save(update_fields=["closed_at"])
         audit.record("period.closed", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})
@@ -62,14 +62,14 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
 
 
 def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
-    """Draft the period's invoices and corrections again, for one tenant or all; what is finalized stays as it is.
+    """Draft the period's invoices and corrections again, for one tenant or all. Final ones do not change.
 
     Raises:
         Conflict: usage of the period is archived.
     """
     only = None if tenant is None else tenant.pk
     with all_tenants_scope(BypassReason.BILLING):
-        # NOTE: the period first: if it is closed, all events that bear its stamp are seen below.
+        # NOTE: the period first: once it is closed, all events of the period are visible below.
         period = Period.objects.select_related("entity").get(pk=period.pk)
         uses, counts = used(period, only), counted(period, only)
         require_usage(period.pk)
@@ -80,40 +80,47 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
 
 
 def _committed(period: Period, tenant_id: int | None) -> list[int]:
-    """Tenants with commitments whom this period's entity bills."""
-    tenants = set(credits.committed(period, tenant_id).values_list("tenant_id", flat=True))
+    """Return the tenants with commitments that the period's entity bills."""
+    tenants = set(credits.active_commitments(period, tenant_id).values_list("tenant_id", flat=True))
     others = dict(BillingProfile.objects.all_tenants().filter(tenant__in=tenants).values_list("tenant_id", "entity_id"))
     default = default_entity().pk
     return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
 
 
 def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
-    """Return a tenant's drafts: the invoice, and a correction if something is given back."""
+    """Return a tenant's drafts: the invoice, and a correction if usage was reversed."""
     found = []
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
-        taken, back = wanted(Invoice.Kind.INVOICE, uses), wanted(Invoice.Kind.CORRECTION, uses)
-        if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.Kind.INVOICE)):
+        taken, back = wanted(Invoice.InvoiceType.INVOICE, uses), wanted(Invoice.InvoiceType.CORRECTION, uses)
+        if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
             lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
-        if back and (note := _blank(period, tenant, Invoice.Kind.CORRECTION)):
+        if back and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION)):
             note.reason = "Corrections to invoiced usage"
-            note.refers_to = _standing(tenant_id, max(use.late_from for use in back))
+            note.refers_to = _standing(tenant_id, max(use.usage_month for use in back))
             found.append(write(note, [line(note, number, use) for number, use in enumerate(back, 1)]))
     return found
 
 
-def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None:
-    """Return the draft of this kind to fill; None if there is a finalized one that stands."""
-    newest = Invoice.objects.for_tenant(tenant).filter(period=period, kind=kind).order_by("-revision").first()
+def _blank(period: Period, tenant: Tenant, invoice_type: Invoice.InvoiceType) -> Invoice | None:
+    """Return the draft of this type to fill. None: there is a final document that was not voided."""
+    newest = (
+        Invoice.objects.for_tenant(tenant)
+        .filter(period=period, invoice_type=invoice_type)
+        .order_by("-revision")
+        .first()
+    )
     if newest is not None and newest.state == Invoice.State.DRAFT:
         draft = newest
         lines_of(draft).delete()
     elif newest is None or newest.state == Invoice.State.VOID:
         revision = 1 if newest is None else newest.revision + 1
-        draft = Invoice(tenant=tenant, entity=period.entity, period=period, kind=kind, revision=revision)
+        draft = Invoice(
+            tenant=tenant, entity=period.entity, period=period, invoice_type=invoice_type, revision=revision
+        )
     else:
         return None
     draft.period, draft.complete = period, period.closed_at is not None
@@ -122,7 +129,7 @@ def _blank(period: Period, tenant: Tenant, kind: Invoice.Kind) -> Invoice | None
 
 def _standing(tenant_id: int, month: str) -> Invoice | None:
     """Return the invoice of that month."""
-    rows = Invoice.objects.for_tenant(tenant_id).filter(kind=Invoice.Kind.INVOICE, period__label=month)
+    rows = Invoice.objects.for_tenant(tenant_id).filter(invoice_type=Invoice.InvoiceType.INVOICE, period__label=month)
     return rows.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).first()
 
 
@@ -132,7 +139,7 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
         invoice=invoice,
         tenant_id=invoice.tenant_id,
         position=position,
-        kind=InvoiceLine.Kind.COMMITMENT,
+        line_type=InvoiceLine.LineType.COMMITMENT,
         description=commitment.name,
         femto=commitment.fee * FEMTO_A_CENT,
         cents=commitment.fee,
@@ -141,7 +148,7 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
 
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     address(invoice)
-    with suppress(NoTaxRule):  # a draft may be without; finalizing it will say so
+    with suppress(NoTaxRule):  # a draft may lack it; finalizing then fails
         total(invoice, lines)
     invoice.save()
     InvoiceLine.objects.all_tenants().bulk_create(lines)
@@ -149,7 +156,7 @@ def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
 
 
 def address(invoice: Invoice) -> None:
-    """Note who bills whom, as they are called now."""
+    """Store the current addresses of seller and buyer."""
     entity = invoice.entity
     invoice.seller = entity.party() | {
         "registration": entity.registration,
@@ -165,33 +172,33 @@ def address(invoice: Invoice) -> None:
 
 
 def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None = None) -> list[tuple[CreditGrant, int]]:
-    """Add the lines up; gives the credit that an invoice burns: of `grants`, by default all that are usable.
+    """Compute the totals from the lines. Return the credit to apply, from `grants` or from all usable grants.
 
     Raises:
-        NoTaxRule: nobody has said which tax holds.
+        NoTaxRule: no tax rule matches the buyer.
     """
-    use = sum(line.cents for line in lines if line.kind == InvoiceLine.Kind.USAGE)
+    use = sum(line.cents for line in lines if line.line_type == InvoiceLine.LineType.USAGE)
     invoice.subtotal = sum(line.cents for line in lines)
-    invoice.residue_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
-    burnt: list[tuple[CreditGrant, int]] = []
-    if invoice.gives_back:
+    invoice.rounding_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
+    applied: list[tuple[CreditGrant, int]] = []
+    if invoice.is_credit_note:
         invoice.taxable, invoice.taxes = _given_back(invoice)
         rest = invoice.subtotal - invoice.taxable
         invoice.credits = [{"label": "Returned as credit", "cents": rest}] if rest else []
     else:
         usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
-        burnt = credits.burnt(usable, use)
-        invoice.credits = [{"label": str(grant), "cents": cents} for grant, cents in burnt]
-        invoice.taxable = invoice.subtotal - sum(cents for _, cents in burnt)
+        applied = credits.applied_credit(usable, use)
+        invoice.credits = [{"label": str(grant), "cents": cents} for grant, cents in applied]
+        invoice.taxable = invoice.subtotal - sum(cents for _, cents in applied)
         invoice.taxes = [taxed(_rule(invoice), invoice.taxable)]
     invoice.total = invoice.taxable + sum(tax["tax"] for tax in invoice.taxes)
-    return burnt
+    return applied
 
 
 def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
-    """Of a credit note: how much was charged as money and so is given back as such, and its taxes.
+    """Return of a credit note the part that was charged in money, and its taxes.
 
-    The last note on an invoice gives back what is left of its tax, so that together they give back what was taken.
+    The last credit note on an invoice returns the rest of its tax, so that together they return all of it.
     """
     billed = note.refers_to
     if billed is None:

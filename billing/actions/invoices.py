@@ -1,4 +1,4 @@
-"""The verb that makes an invoice final: numbered, booked, stored. It may run twice at once, and end at any line."""
+"""The action that finalizes an invoice: number, ledger and PDF. It is safe to run concurrently and after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
-from billing.invoicing.webhook_events import tell_finalized
+from billing.invoicing.webhook_events import emit_finalized
 from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
@@ -23,9 +23,9 @@ from billing.models import (
     CreditGrant,
     ExchangeRate,
     Invoice,
+    InvoiceEmail,
     InvoiceFile,
     InvoiceLine,
-    InvoiceMail,
 )
 from tenants import audit
 from tenants.actions import Conflict
@@ -37,10 +37,10 @@ ON CONFLICT (entity_id, prefix, year) DO UPDATE SET last = billing_numberseries.
 
 
 def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
-    """Give a draft its number, burn credit, book it and store its PDF; from then on it never changes.
+    """Give a draft its number, apply credit, book it and store its PDF. It never changes afterwards.
 
     Raises:
-        Conflict: the draft is older than the period's end, or nobody has said which tax it carries.
+        Conflict: the draft is older than the period's end, or no tax rule matches.
     """
     now = now or datetime.now(UTC)
     with booking(invoice.tenant_id):
@@ -55,31 +55,31 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         address(row)
         lines = list(lines_of(row))
         try:
-            burnt = total(row, lines)
+            applied = total(row, lines)
         except NoTaxRule as exc:
             raise Conflict(str(exc)) from exc
         _issue(row, now)
         _fix(row, lines)
-        tell_finalized(row)
-        credits.use(row, burnt)
+        emit_finalized(row)
+        credits.apply_credit(row, applied)
         _book(row)
         audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.described(row))
-        InvoiceMail.objects.create(invoice=row, tenant_id=row.tenant_id, kind=InvoiceMail.Kind.ISSUED)
+        InvoiceEmail.objects.create(invoice=row, tenant_id=row.tenant_id, email_type=InvoiceEmail.EmailType.ISSUED)
     return row
 
 
 def _issue(invoice: Invoice, now: datetime) -> None:
-    """Date it, pin the rate its sum is shown at, and take the next number: the series is locked from here on."""
+    """Set the dates and the display rate, and take the next number. The series is locked from here on."""
     entity, today = invoice.entity, now.astimezone(zone(invoice)).date()
     invoice.issued_at = now
-    if not invoice.gives_back:
+    if not invoice.is_credit_note:
         invoice.due_on = today + timedelta(days=entity.terms_days)
     profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
     if profile is not None and profile.currency != "USD":
         rates = ExchangeRate.objects.filter(currency=profile.currency, on__lte=today).order_by("-on")
         if (rate := rates.first()) is not None:
             invoice.display_currency, invoice.display_rate = rate.currency, rate.micro_per_usd
-    prefix = entity.credit_note_prefix if invoice.gives_back else entity.invoice_prefix
+    prefix = entity.credit_note_prefix if invoice.is_credit_note else entity.invoice_prefix
     with connection.cursor() as cursor:
         cursor.execute(_NEXT_NUMBER, [entity.pk, prefix, today.year])
         invoice.number = f"{prefix}-{today.year}-{cursor.fetchone()[0]:06}"
@@ -98,10 +98,10 @@ def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
 
 
 def _book(invoice: Invoice) -> None:
-    """Into the ledger, and match it with what was paid before."""
+    """Book the invoice in the ledger and match it with deposits."""
     nano = {name: getattr(invoice, name) * NANO_A_CENT for name in ("subtotal", "taxable", "total")}
     tax, key = nano["total"] - nano["taxable"], f"invoice:{invoice.pk}"
-    if invoice.gives_back:
+    if invoice.is_credit_note:
         _book_note(invoice, nano, tax)
         return
     entries = [
@@ -111,7 +111,7 @@ def _book(invoice: Invoice) -> None:
         PostedEntry(Account.TAX, -tax, invoice.pk),
     ]
     post(invoice.tenant_id, key, entries)
-    note_balance(invoice)  # of nothing, nothing is owed
+    note_balance(invoice)  # an amount of zero is paid
     match_deposits(invoice.tenant_id)
     invoice.refresh_from_db(fields=["state"])
 
@@ -130,7 +130,9 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
     note.state = Invoice.State.PAID
     note.save(update_fields=["state"])
     if rest := nano["subtotal"] - nano["taxable"]:
-        credits.do_grant_credit(note.tenant_id, CreditGrant.Kind.PROMOTIONAL, rest, note=f"Credit note {note.number}")
+        credits.do_grant_credit(
+            note.tenant_id, CreditGrant.GrantType.PROMOTIONAL, rest, note=f"Credit note {note.number}"
+        )
     if note.refers_to is not None:
         note_balance(note.refers_to)
     match_deposits(note.tenant_id)

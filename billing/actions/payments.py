@@ -1,4 +1,4 @@
-"""Verbs on payments: money comes in, is matched with invoices, or goes back."""
+"""Actions on payments: record, match with invoices, refund."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models import Sum
 from billing.actions.common import booking
 from billing.actions.credits import do_grant_credit
 from billing.amounts import NANO_A_CENT
-from billing.invoicing.webhook_events import tell_paid
+from billing.invoicing.webhook_events import emit_paid
 from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from tenants import audit
@@ -21,10 +21,10 @@ from tenants.models import Tenant
 
 
 class Received(NamedTuple):
-    """What a payment provider tells of: `cents` came in (negative: went back) for a tenant or one of its invoices."""
+    """A payment as a provider reports it: `cents` (negative: a refund) for a tenant or one of its invoices."""
 
     provider: str
-    reference: str  # the provider's own, by which it is known again
+    reference: str  # the provider's identifier
     cents: int
     received_at: datetime
     tenant: str = ""  # slug; or
@@ -34,7 +34,7 @@ class Received(NamedTuple):
 
 
 def outstanding(invoice: Invoice) -> int:
-    """Return what is still owed on it, in cents."""
+    """Return the outstanding cents of an invoice."""
     return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // NANO_A_CENT
 
 
@@ -68,7 +68,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         if received.cents < 0:
             _reopen(payment)
         elif received.as_credit:
-            do_grant_credit(tenant.pk, CreditGrant.Kind.PREPAID, nano, note=f"Payment {received.reference}"[:200])
+            do_grant_credit(tenant.pk, CreditGrant.GrantType.PREPAID, nano, note=f"Payment {received.reference}"[:200])
         else:
             match_deposits(tenant.pk, invoice_id)
     return payment, True
@@ -91,7 +91,9 @@ def _whose(received: Received) -> tuple[int, int | None]:
 def match_deposits(tenant_id: int, first: int | None = None) -> None:
     """Pay open invoices from the tenant's deposits: the one with the id `first`, then the oldest."""
     deposits = -balance(tenant_id, Account.DEPOSITS)
-    invoices = Invoice.objects.for_tenant(tenant_id).filter(kind=Invoice.Kind.INVOICE, state=Invoice.State.OPEN)
+    invoices = Invoice.objects.for_tenant(tenant_id).filter(
+        invoice_type=Invoice.InvoiceType.INVOICE, state=Invoice.State.OPEN
+    )
     for invoice in sorted(invoices, key=lambda invoice: (invoice.pk != first, invoice.issued_at, invoice.pk)):
         part = min(deposits, outstanding(invoice) * NANO_A_CENT)
         if part > 0:
@@ -100,7 +102,7 @@ def match_deposits(tenant_id: int, first: int | None = None) -> None:
 
 
 def _pay(invoice: Invoice, nano: int) -> None:
-    """Move deposits to the invoice; negative: back."""
+    """Move deposits to the invoice, or back if negative."""
     start = f"match:{invoice.pk}:"
     number = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start).count()
     entries = [PostedEntry(Account.DEPOSITS, nano), PostedEntry(Account.RECEIVABLE, -nano, invoice.pk)]
@@ -109,7 +111,7 @@ def _pay(invoice: Invoice, nano: int) -> None:
 
 
 def note_balance(invoice: Invoice) -> None:
-    """Mark an invoice as paid if nothing is owed, else as open."""
+    """Mark an invoice as paid if nothing is outstanding, else as open."""
     owed = outstanding(invoice)
     state = {Invoice.State.OPEN: Invoice.State.PAID, Invoice.State.PAID: Invoice.State.OPEN}.get(
         Invoice.State(invoice.state)
@@ -120,16 +122,18 @@ def note_balance(invoice: Invoice) -> None:
     invoice.state = state
     invoice.save(update_fields=["state"])
     after = audit.described(invoice)
-    verb = "invoice.paid" if state == Invoice.State.PAID else "invoice.reopened"
-    audit.record(verb, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
+    action = "invoice.paid" if state == Invoice.State.PAID else "invoice.reopened"
+    audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
     if state == Invoice.State.PAID:
-        tell_paid(invoice)
+        emit_paid(invoice)
 
 
 def _reopen(payment: Payment) -> None:
-    """Money that went back is owed again, as far as deposits do not cover it: on its invoice, then the newest paid."""
+    """Reopen invoices after a refund that deposits do not cover: the payment's invoice, then the newest paid one."""
     missing = balance(payment.tenant_id, Account.DEPOSITS)
-    paid = Invoice.objects.for_tenant(payment.tenant_id).filter(kind=Invoice.Kind.INVOICE, state__in=["paid", "open"])
+    paid = Invoice.objects.for_tenant(payment.tenant_id).filter(
+        invoice_type=Invoice.InvoiceType.INVOICE, state__in=["paid", "open"]
+    )
     for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
         matched = _matched(invoice)
         part = min(missing, matched)
@@ -139,7 +143,7 @@ def _reopen(payment: Payment) -> None:
 
 
 def _matched(invoice: Invoice) -> int:
-    """How much of it was paid from deposits, in nano-USD."""
+    """Return the nano-USD of the invoice that were paid from deposits."""
     entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(
         invoice=invoice, account=Account.RECEIVABLE, transaction__key__startswith=f"match:{invoice.pk}:"
     )

@@ -1,4 +1,4 @@
-"""Verbs on the price book. One at a time on the whole book: compiled sheets get their ids in the order of commits."""
+"""Actions on price books. They run one at a time, so that compiled rate cards get their ids in the order of commits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
-from billing.models import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
-from billing.pricing.price_book import Kind, Proposal, compile_sheets, parse
+from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
+from billing.pricing.price_book import ModelTier, Proposal, compile_rate_cards, parse
 from billing.pricing.pricing import RateCard, Tier
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
@@ -19,7 +19,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 
-_LOCK = 0x70726963  # any number that is nobody else's advisory lock
+_LOCK = 0x70726963  # an arbitrary advisory lock, used only here
 _BATCH = 1000
 _END = """
 UPDATE billing_price SET effective_until = %s
@@ -38,7 +38,7 @@ def do_propose_prices(
     note: str = "",
     created_by: User | None = None,
 ) -> PriceVersion:
-    """Draft a price version, of a book or of one tenant's own prices, for a second person to publish.
+    """Draft a price version of a book, or of one tenant's own prices, for a second user to publish.
 
     Raises:
         ActionRefused: the prices are not right.
@@ -66,8 +66,8 @@ def do_propose_prices(
 
 
 def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
-    """Publish the draft's prices. `by` is another person than its author; None: the operator at the machine,
-    who may also let prices begin in the past.
+    """Publish the draft's prices. `by` must be another user than the author. None: the operator at the machine, who may
+    also let prices start in the past.
 
     Raises:
         Conflict: it is no draft any more, its moment has passed, or a later version is in its way.
@@ -92,7 +92,7 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
 
 
 def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
-    """Give the draft up.
+    """Discard a draft.
 
     Raises:
         Conflict: it is no draft any more.
@@ -108,18 +108,18 @@ def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
     return locked
 
 
-def do_price_unpriced(proposal: Proposal, note: str) -> list[Kind]:
-    """Publish the list prices of models and tiers that never had any, and return these prices."""
+def do_price_unpriced(proposal: Proposal, note: str) -> list[ModelTier]:
+    """Publish list prices for models and tiers that never had any, and return these models and tiers."""
     with _changing():
-        priced = set(_kinds(_book(PriceBook.LIST)))
-        prices = tuple(price for price in proposal.prices if price.kind not in priced)
+        priced = set(_model_tiers(_book(PriceBook.LIST)))
+        prices = tuple(price for price in proposal.prices if price.model_tier not in priced)
         if prices:
             do_publish_prices(do_propose_prices(Proposal(prices), note=note), by=None)
-    return sorted({price.kind for price in prices})
+    return sorted({price.model_tier for price in prices})
 
 
 def do_assign_book(tenant: Tenant, book: str) -> None:
-    """Let the tenant have the prices of this book from now on; its own still beat them.
+    """Assign the tenant to a price book from now on. Prices of the tenant take precedence.
 
     Raises:
         ActionRefused: there is no such book.
@@ -128,20 +128,22 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
         chosen = PriceBook.objects.filter(name=book).first()
         if chosen is None:
             raise ActionRefused(f"Price book {book!r} does not exist.")
-        assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
+        assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
         before = assigned.book if assigned else _book(PriceBook.LIST)
         if before == chosen:
             return
-        row, _ = BookAssignment.objects.for_tenant(tenant).update_or_create(tenant=tenant, defaults={"book": chosen})
-        kinds = set(_kinds(before)) | set(_kinds(chosen)) | set(_kinds(_book(PriceBook.LIST)))
-        compile_sheets(chosen, tenant.pk, kinds, now)
+        row, _ = PriceBookAssignment.objects.for_tenant(tenant).update_or_create(
+            tenant=tenant, defaults={"book": chosen}
+        )
+        model_tiers = set(_model_tiers(before)) | set(_model_tiers(chosen)) | set(_model_tiers(_book(PriceBook.LIST)))
+        compile_rate_cards(chosen, tenant.pk, model_tiers, now)
         audit.record(
             "price_book.assigned", row, tenant_id=tenant.pk, before={"book": before.name}, after={"book": chosen.name}
         )
 
 
-def sheets_to_be(version: PriceVersion) -> list[RateCard]:
-    """Return the sheets that publishing the draft would make, as of the moment its prices begin.
+def rate_cards_to_be(version: PriceVersion) -> list[RateCard]:
+    """Return the rate cards that publishing the draft would compile, from the start of its prices.
 
     Raises:
         Conflict: it is no draft any more, or a later version is in its way.
@@ -149,9 +151,9 @@ def sheets_to_be(version: PriceVersion) -> list[RateCard]:
     with _changing() as now, transaction.atomic():
         locked = _draft(version)
         at = locked.effective_from or now
-        newest = CompiledSheet.objects.aggregate(newest=Max("pk"))["newest"] or 0
+        newest = CompiledRateCard.objects.aggregate(newest=Max("pk"))["newest"] or 0
         _set_prices(locked, at)
-        found = [row.decoded() for row in CompiledSheet.objects.filter(pk__gt=newest, effective_from=at)]
+        found = [row.decoded() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
         transaction.set_rollback(True)
     return found
 
@@ -181,15 +183,15 @@ def _next_number(book: PriceBook) -> int:
     return (latest or 0) + 1
 
 
-def _kinds(book: PriceBook) -> list[Kind]:
+def _model_tiers(book: PriceBook) -> list[ModelTier]:
     rows = Price.objects.filter(book=book, tenant_id=None).values_list("model", "tier").distinct()
     return [(model, Tier(tier)) for model, tier in rows]
 
 
 def _set_prices(version: PriceVersion, at: datetime) -> None:
     proposal = parse(version.body)
-    kinds = sorted(proposal.kinds)
-    models, tiers = [model for model, _ in kinds], [tier for _, tier in kinds]
+    model_tiers = sorted(proposal.model_tiers)
+    models, tiers = [model for model, _ in model_tiers], [tier for _, tier in model_tiers]
     with connection.cursor() as cursor:
         cursor.execute(_END, [at, version.book_id, version.tenant_id, models, tiers, at, at])
     rows = [
@@ -207,4 +209,4 @@ def _set_prices(version: PriceVersion, at: datetime) -> None:
             Price.objects.bulk_create(rows, batch_size=_BATCH)
     except IntegrityError as exc:
         raise Conflict("A version with the same or a later effective date already sets some of these prices.") from exc
-    compile_sheets(version.book, version.tenant_id, kinds, at)
+    compile_rate_cards(version.book, version.tenant_id, model_tiers, at)

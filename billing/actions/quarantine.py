@@ -1,4 +1,4 @@
-"""Verbs on usage records in quarantine: settle one again, or decide that it shall not count."""
+"""Actions on usage messages in quarantine: settle again, or dismiss."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from tenants.isolation.scopes import all_tenants_scope
 
 
 def do_replay_quarantined(pk: int) -> UsageQuarantine:
-    """Settle the record after all, now that what was wrong is mended: a price is there, or the month's partition.
+    """Settle a message again after its cause was fixed, such as a missing price or partition.
 
-    Call it outside of any transaction. If it ends half-way the record is settled and still here; once more is no harm.
+    Call it outside of any transaction. If it fails halfway, the message may be settled and still in quarantine; run it
+    again.
 
-    Raises:
-        Conflict: nobody waits for it any more. ActionRefused: it cannot be settled as things are.
+    Raises: Conflict if it was handled before; ActionRefused if it still cannot be settled.
     """
     row = _open(pk)
-    outcome = settle([UsageMessage(row.stream_id, bytes(row.payload))])
-    if not (outcome.settled or outcome.repeated):
+    result = settle([UsageMessage(row.stream_id, bytes(row.payload))])
+    if not (result.settled or result.repeated):
         raise ActionRefused(f"The record still cannot be settled: {row.detail}.")
     return _resolve(row, "quarantine.replayed", {})
 
 
-def do_dismiss_quarantined(pk: int, why: str) -> UsageQuarantine:
-    """Decide that the record never counts. It is kept, with the reason in the audit log.
+def do_dismiss_quarantined(pk: int, reason: str) -> UsageQuarantine:
+    """Dismiss a message, so that it is never settled. The row is retained, with the reason in the audit log.
 
-    Raises:
-        Conflict: nobody waits for it any more. ActionRefused: there is no reason.
+    Raises: Conflict if it was handled before; ActionRefused without a reason.
     """
-    if not why.strip() or len(why) > 200:
+    if not reason.strip() or len(reason) > 200:
         raise ActionRefused("Enter a reason of up to 200 characters.")
-    return _resolve(_open(pk), "quarantine.dismissed", {"why": why.strip()})
+    return _resolve(_open(pk), "quarantine.dismissed", {"why": reason.strip()})
 
 
 def _open(pk: int) -> UsageQuarantine:
@@ -46,12 +45,12 @@ def _open(pk: int) -> UsageQuarantine:
     return row
 
 
-def _resolve(row: UsageQuarantine, verb: str, more: dict[str, str]) -> UsageQuarantine:
+def _resolve(row: UsageQuarantine, action: str, more: dict[str, str]) -> UsageQuarantine:
     before = audit.described(row)
     row.resolved_at = datetime.now(UTC)
     with all_tenants_scope(BypassReason.BILLING):
         open_still = UsageQuarantine.objects.filter(pk=row.pk, resolved_at__isnull=True)
         if not open_still.update(resolved_at=row.resolved_at):
             raise Conflict("This record was already handled by another operator.")
-        audit.record(verb, row, tenant_id=None, before=before, after=audit.described(row) | more)
+        audit.record(action, row, tenant_id=None, before=before, after=audit.described(row) | more)
     return row

@@ -1,4 +1,4 @@
-"""Verbs on who bills, whom, and with which tax."""
+"""Actions on billing entities, billing profiles, taxes and exchange rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenants.models import Tenant
 
 
 def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
-    """Change what a tenant's next invoices say of it; what is not named stays."""
+    """Update a tenant's billing profile, for the next invoices. Fields that are not named do not change."""
     with booking(tenant.pk) as locked:
         row = BillingProfile.objects.for_tenant(locked).select_related("entity").first()
         before = None if row is None else audit.described(row)
@@ -33,7 +33,7 @@ def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
 
 
 def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
-    """Have another entity bill the tenant.
+    """Assign another billing entity to the tenant.
 
     Raises:
         Conflict: it has usage or invoices, which belong to the periods of the one it has.
@@ -43,7 +43,7 @@ def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
         if profile.entity_id == entity.pk:
             return profile
         if UsageEvent.objects.for_tenant(locked).exists() or Invoice.objects.for_tenant(locked).exists():
-            raise Conflict("It has usage already: that is billed by the entity it has.")
+            raise Conflict("The tenant has usage, which its billing entity bills. The entity cannot be changed.")
         profile.entity = entity
         profile.save(update_fields=["entity"])
         audit.record("billing_profile.entity_changed", profile, tenant_id=locked.pk, after={"entity": entity.slug})
@@ -65,7 +65,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
 
 
 def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
-    """Change what its next invoices say.
+    """Update a billing entity, for the next invoices.
 
     Raises:
         Conflict: the time zone, once there are periods: they are months by its clocks.
@@ -75,7 +75,7 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
         zone = fields.get("time_zone", row.time_zone)
         _check_zone(zone)
         if zone != row.time_zone and Period.objects.filter(entity=row).exists():
-            raise Conflict("It has periods by the clocks of its time zone: make another entity.")
+            raise Conflict("The entity has billing periods in its time zone. Create another entity instead.")
         before = audit.described(row)
         _change(row, fields)
         audit.record("billing_entity.updated", row, tenant_id=None, before=before, after=audit.described(row))
@@ -90,7 +90,7 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
     """
     rule = TaxRule(**fields)
     if (rule.category == "S") != (rule.rate_ppm > 0):
-        raise ActionRefused("rate_ppm: the category S has a rate, and no other does.")
+        raise ActionRefused("rate_ppm must be positive for category S, and 0 for the others.")
     with all_tenants_scope(BypassReason.BILLING):
         insert(rule, "There is a rule for the same buyers from that day on.")
         audit.record("tax_rule.created", rule, tenant_id=None, after=audit.described(rule))
@@ -98,7 +98,7 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
 
 
 def do_end_tax_rule(rule: TaxRule, ends_on: date) -> TaxRule:
-    """Let it hold until that day."""
+    """End a tax rule on that day."""
     with all_tenants_scope(BypassReason.BILLING):
         row = TaxRule.objects.select_for_update().get(pk=rule.pk)
         before = audit.described(row)
@@ -116,7 +116,7 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
     """
     rate = ExchangeRate(**fields)
     if rate.micro_per_usd <= 0:
-        raise ActionRefused("micro_per_usd: more than nothing.")
+        raise ActionRefused("micro_per_usd must be greater than zero.")
     with all_tenants_scope(BypassReason.BILLING):
         insert(rate, "There is a rate of that day.")
         shown = {"currency": rate.currency, "on": rate.on.isoformat(), "micro_per_usd": rate.micro_per_usd}
@@ -135,4 +135,4 @@ def _check_zone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise ActionRefused(f"time_zone: {name!r} is none that is known.") from exc
+        raise ActionRefused(f"time_zone: {name!r} is unknown. Use an IANA name, such as Europe/Berlin.") from exc

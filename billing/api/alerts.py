@@ -1,4 +1,4 @@
-"""Alerts and forecasts, below /api/."""
+"""Endpoints of budget alerts and forecasts, below /api/."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.budgets.alerts import alerts_of
-from billing.budgets.forecast import Forecast, forecast_tenant, forecast_window
-from billing.models import Budget, BudgetAlert, Window
+from billing.budgets.forecast import Forecast, forecast_budget_period, forecast_tenant
+from billing.models import Budget, BudgetAlert, BudgetPeriod
 from tenants.api.serializers import Query
 from tenants.permissions import Permission
 from tenants.views import TenantView
 
 
 class AlertOut(serializers.ModelSerializer[BudgetAlert]):
-    """A threshold that was passed; amounts as they were then, in the budget's unit."""
+    """A threshold that was reached, with the amounts of that time in the budget's unit."""
 
     budget_name = serializers.CharField(source="budget.name")
-    unit = serializers.ChoiceField(Window.Unit.choices, source="budget.unit")
-    period_start = serializers.DateTimeField(source="window.period_start")
-    period_end = serializers.DateTimeField(source="window.period_end", allow_null=True)
+    unit = serializers.ChoiceField(BudgetPeriod.Unit.choices, source="budget.unit")
+    period_start = serializers.DateTimeField(source="budget_period.period_start")
+    period_end = serializers.DateTimeField(source="budget_period.period_end", allow_null=True)
     event_id = serializers.IntegerField(allow_null=True, help_text="Its webhook event, for 90 days.")
 
     class Meta:
         model = BudgetAlert
         fields = (
             *("id", "budget_id", "budget_name", "unit", "period_start", "period_end", "threshold"),
-            *("used", "limit", "forecast", "event_id", "at"),
+            *("used", "limit", "forecast", "event_id", "created_at"),
         )
         read_only_fields = fields
 
 
 class DayOut(serializers.Serializer[Any]):
-    """Sums from the period's start to the end of a day: what was used, or what may be."""
+    """The sums from the period's start to the end of a day: actual or forecast usage."""
 
     day = serializers.DateField()
     actual = serializers.IntegerField(allow_null=True)
@@ -47,10 +47,10 @@ class DayOut(serializers.Serializer[Any]):
 
 
 class ForecastOut(serializers.Serializer[Any]):
-    """What the month will come to; all null, and no days, when there is too little to say it by."""
+    """The forecast of the month. All null and without days if there is too little history."""
 
     point = serializers.IntegerField(allow_null=True)
-    low = serializers.IntegerField(allow_null=True, help_text="`low` to `high` holds it four times out of five.")
+    low = serializers.IntegerField(allow_null=True, help_text="`low` to `high` is an 80% prediction interval.")
     high = serializers.IntegerField(allow_null=True)
     path = DayOut(many=True)
 
@@ -69,7 +69,7 @@ class Alerts(TenantView):
 
     @extend_schema(operation_id="alerts", parameters=[Query], responses=AlertOut(many=True))
     def get(self, request: Request) -> Response:
-        """Every threshold that budgets passed, newest first."""
+        """Return the thresholds that budgets reached, newest first."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
             return self.page(alerts_of(self.access.tenant.pk), AlertOut)
@@ -82,7 +82,7 @@ class BudgetAlerts(TenantView):
 
     @extend_schema(operation_id="budget_alerts", parameters=[Query], responses=AlertOut(many=True))
     def get(self, request: Request, pk: int) -> Response:
-        """Return the thresholds this budget passed, newest first."""
+        """Return the thresholds that this budget reached, newest first."""
         budget = self.find(Budget, pk)
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
@@ -99,9 +99,9 @@ class BudgetForecast(TenantView):
         """Return the forecast of a monthly budget's current period, by day."""
         budget, now = self.find(Budget, pk), datetime.now(UTC)
         with self.scope():
-            rows = self.rows(Window).filter(period_end__gt=now, budget_id=budget.pk, period_start__lte=now)
-            window = rows.first()
-            return _out(None if window is None else forecast_window(budget, window, now))
+            rows = self.rows(BudgetPeriod).filter(period_end__gt=now, budget_id=budget.pk, period_start__lte=now)
+            budget_period = rows.first()
+            return _out(None if budget_period is None else forecast_budget_period(budget, budget_period, now))
 
 
 @extend_schema(tags=["usage"])

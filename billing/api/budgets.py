@@ -1,4 +1,4 @@
-"""Budgets and quotas, below /api/."""
+"""Endpoints of budgets and quotas, below /api/."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from billing.actions.budgets import (
     do_remove_budget,
     is_raised,
 )
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import ApiKey, Membership, Project
@@ -37,43 +37,54 @@ def _id(text: str) -> serializers.IntegerField:
     return serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, required=False, help_text=text)
 
 
-class WindowOut(serializers.ModelSerializer[Window]):
-    """A period of a budget under way; in nano-USD, tokens or requests."""
+class BudgetPeriodOut(serializers.ModelSerializer[BudgetPeriod]):
+    """The current period of a budget, in nano-USD, tokens or requests."""
 
     used = serializers.SerializerMethodField()
     left = serializers.SerializerMethodField()
 
     class Meta:
-        model = Window
-        fields = ("period_start", "period_end", "carried", "used", "held", "left", "refused")
+        model = BudgetPeriod
+        fields = ("period_start", "period_end", "rolled_over", "used", "reserved", "left", "rejected")
 
-    def get_used(self, window: Window) -> int:
-        return -(-int(window.used) // MILLIONTHS)
+    def get_used(self, budget_period: BudgetPeriod) -> int:
+        return -(-int(budget_period.used) // MILLIONTHS)
 
-    def get_left(self, window: Window) -> int:
+    def get_left(self, budget_period: BudgetPeriod) -> int:
         budget = self.context["budget"]
-        limit = budget.amount + window.carried
+        limit = budget.amount + budget_period.rolled_over
         if is_raised(budget, datetime.now(UTC)):
-            limit += budget.raise_amount
-        return max(0, int((limit - window.held) * MILLIONTHS - window.used) // MILLIONTHS)
+            limit += budget.temporary_increase
+        return max(0, int((limit - budget_period.reserved) * MILLIONTHS - budget_period.used) // MILLIONTHS)
 
 
 class BudgetOut(serializers.ModelSerializer[Budget]):
-    window = serializers.SerializerMethodField()
+    budget_period = serializers.SerializerMethodField()
 
     class Meta:
         model = Budget
         fields: tuple[str, ...] = (
-            *("id", "name", "project_id", "key_id", "member_id", "unit", "period", "amount", "mode", "clamp"),
-            *("raise_amount", "raise_until", "rollover_cap", "thresholds", "alert_forecast", "active"),
-            *("created_at", "window"),
+            *(
+                "id",
+                "name",
+                "project_id",
+                "key_id",
+                "member_id",
+                "unit",
+                "period",
+                "amount",
+                "mode",
+                "reduce_max_tokens",
+            ),
+            *("temporary_increase", "increase_expires_at", "rollover_limit", "thresholds", "alert_forecast", "active"),
+            *("created_at", "budget_period"),
         )
         read_only_fields = fields
 
-    def get_window(self, budget: Budget) -> dict[str, Any] | None:
-        """Return the period under way; null until a request has needed it."""
-        found = self.context["windows"].get(budget.pk)
-        return None if found is None else dict(WindowOut(found, context={"budget": budget}).data)
+    def get_budget_period(self, budget: Budget) -> dict[str, Any] | None:
+        """Return the current period. null: no request has used the budget in it."""
+        found = self.context["budget_periods"].get(budget.pk)
+        return None if found is None else dict(BudgetPeriodOut(found, context={"budget": budget}).data)
 
 
 class BudgetSaved(BudgetOut):
@@ -97,15 +108,20 @@ class BudgetChange(Strict):
         min_value=0, max_value=MAX_AMOUNT, help_text="Of each period: nano-USD, tokens or requests."
     )
     mode = serializers.ChoiceField(
-        Budget.Mode.choices, required=False, help_text="hard refuses, soft counts, dry_run counts what it would refuse"
+        Budget.Mode.choices, required=False, help_text="hard rejects, soft counts, dry_run counts what it would reject"
     )
-    clamp = serializers.BooleanField(required=False, help_text="Shorten answers that are too dear; do not refuse them.")
-    raise_amount = serializers.IntegerField(
-        min_value=0, max_value=MAX_AMOUNT, required=False, help_text="So much more, until raise_until."
+    reduce_max_tokens = serializers.BooleanField(
+        required=False, help_text="Reduce max_tokens of a request that does not fit, instead of rejecting it."
     )
-    raise_until = serializers.DateTimeField(required=False, allow_null=True)
-    rollover_cap = serializers.IntegerField(
-        min_value=0, max_value=MAX_AMOUNT, required=False, help_text="So much of what a period left goes to the next."
+    temporary_increase = serializers.IntegerField(
+        min_value=0, max_value=MAX_AMOUNT, required=False, help_text="Added to the limit until increase_expires_at."
+    )
+    increase_expires_at = serializers.DateTimeField(required=False, allow_null=True)
+    rollover_limit = serializers.IntegerField(
+        min_value=0,
+        max_value=MAX_AMOUNT,
+        required=False,
+        help_text="Most of the unused amount that rolls over to the next period.",
     )
 
     thresholds = serializers.ListField(
@@ -125,7 +141,7 @@ class BudgetIn(BudgetChange):
     project_id = _id("Of this project.")
     key_id = _id("Of this key.")
     member_id = _id("Of the keys this member (by membership) made.")
-    unit = serializers.ChoiceField(Window.Unit.choices)
+    unit = serializers.ChoiceField(BudgetPeriod.Unit.choices)
     period = serializers.ChoiceField(Budget.Period.choices)
 
 
@@ -133,25 +149,25 @@ class BudgetQuery(Query):
     names = {"project": "project_id", "key": "key_id"}  # noqa: RUF012
     project = _id("Only this project's.")
     key = _id("Only this key's.")
-    unit = serializers.ChoiceField(Window.Unit.choices, required=False)
+    unit = serializers.ChoiceField(BudgetPeriod.Unit.choices, required=False)
     active = serializers.BooleanField(required=False)
 
 
 def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
-    """Return the budgets with their windows under way; the scope must be open."""
+    """Serialize the budgets with their current periods. The tenant scope must be open."""
     now = datetime.now(UTC)
-    windows: dict[int, Window] = {}
+    budget_periods: dict[int, BudgetPeriod] = {}
     if budgets:
         under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
-        rows = Window.objects.for_tenant(budgets[0].tenant_id).filter(
+        rows = BudgetPeriod.objects.for_tenant(budgets[0].tenant_id).filter(
             under_way, budget_id__in=[each.pk for each in budgets], period_start__lte=now
         )
-        windows = {window.budget_id: window for window in rows}
-    return [dict(BudgetOut(each, context={"windows": windows}).data) for each in budgets]
+        budget_periods = {budget_period.budget_id: budget_period for budget_period in rows}
+    return [dict(BudgetOut(each, context={"budget_periods": budget_periods}).data) for each in budgets]
 
 
 def _saved(view: TenantView, budget: Budget, status: int) -> Response:
-    """Return the budget, and once it is committed the gateways in which it has not taken effect."""
+    """Serialize the budget, and after the commit the gateways that have not applied it."""
     with view.scope():
         fields: dict[str, Any] = _out([budget])[0] | {"pending_gateways": None}
 
@@ -169,17 +185,17 @@ class Budgets(TenantView):
 
     @extend_schema(operation_id="budgets", parameters=[BudgetQuery], responses=BudgetOut(many=True))
     def get(self, request: Request) -> Response:
-        """Every budget and quota, and what its period under way has used, holds and leaves."""
-        asked = BudgetQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return every budget and quota, with the used, reserved and remaining amounts of its current period."""
+        query = BudgetQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            found = self.paginate_queryset(self.rows(Budget).filter(**asked.filters()).order_by("-pk"))
+            found = self.paginate_queryset(self.rows(Budget).filter(**query.filters()).order_by("-pk"))
             return self.get_paginated_response(_out(list(found or [])))
 
     @extend_schema(operation_id="budgets_make", parameters=[HEADER], request=BudgetIn, responses={201: BudgetSaved})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make one. It counts from now on."""
+        """Create a budget. Earlier usage does not count."""
         fields = given(BudgetIn, request.data)
         membership = self._named(Membership, "member_id", fields.pop("member_id", None))
         budget = do_make_budget(
@@ -217,13 +233,13 @@ class BudgetDetail(TenantView):
 
     @extend_schema(operation_id="budget_change", request=BudgetChange, responses=BudgetSaved)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change it, for the period under way too."""
+        """Change a budget, including its current period."""
         changed = do_change_budget(self.find(Budget, pk), **given(BudgetChange, request.data, partial=True))
         return _saved(self, changed, 200)
 
     @extend_schema(operation_id="budget_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Let it bound nothing any more."""
+        """Deactivate a budget."""
         do_remove_budget(self.find(Budget, pk))
         return Response(status=204)
 

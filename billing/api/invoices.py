@@ -1,4 +1,4 @@
-"""Invoices as their tenant sees them: lists, the document in four forms, its events, and a check."""
+"""Endpoints of a tenant's invoices: lists, documents, usage events and checks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class _InvoiceView(TenantView):
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     def document(self, pk: int) -> tuple[Invoice, dict[str, Any]]:
-        """Return the invoice and what it says.
+        """Return the invoice and its document.
 
         Raises:
             NotFound: there is none such.
         """
         self.find(Invoice, pk)
-        with all_tenants_scope(BypassReason.BILLING):  # the entity is nobody's row
+        with all_tenants_scope(BypassReason.BILLING):  # entities belong to no tenant
             invoice = _whole(pk)
             return invoice, document.described(invoice, lines_of(invoice))
 
@@ -56,11 +56,11 @@ class Invoices(TenantView):
 
     @extend_schema(operation_id="invoices", parameters=[s.InvoiceQuery], responses=s.InvoiceOut(many=True))
     def get(self, request: Request) -> Response:
-        """Invoices and credit notes, newest first; a draft shows what is on the next."""
-        asked = s.InvoiceQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        with all_tenants_scope(BypassReason.BILLING):  # periods are nobody's rows
-            return self.page(self.rows(Invoice).select_related(*_RELATED).filter(**asked.filters()), s.InvoiceOut)
+        """Return invoices and credit notes, newest first. A draft shows the next invoice."""
+        query = s.InvoiceQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        with all_tenants_scope(BypassReason.BILLING):  # billing periods belong to no tenant
+            return self.page(self.rows(Invoice).select_related(*_RELATED).filter(**query.filters()), s.InvoiceOut)
 
 
 @extend_schema(tags=["invoices"])
@@ -69,7 +69,7 @@ class InvoiceDetail(_InvoiceView):
 
     @extend_schema(operation_id="invoice", parameters=[Query])
     def get(self, request: Request, pk: int) -> Response:
-        """All that an invoice says, as JSON."""
+        """Return the invoice document as JSON."""
         invoice, shown = self.document(pk)
         with self.scope():
             owed = outstanding(invoice)
@@ -81,7 +81,7 @@ class InvoiceDetail(_InvoiceView):
 class InvoicePdf(_InvoiceView):
     @extend_schema(operation_id="invoice_pdf", responses={(200, "application/pdf"): OpenApiTypes.BINARY})
     def get(self, request: Request, pk: int) -> HttpResponse:
-        """Return the PDF as it was sent: PDF/A-3 with the Factur-X XML attached."""
+        """Return the PDF as sent: PDF/A-3 with the Factur-X XML attached."""
         invoice = self.find(Invoice, pk)
         with self.scope():
             file = self.rows(InvoiceFile).filter(invoice=invoice).first()
@@ -96,7 +96,7 @@ class InvoicePdf(_InvoiceView):
 class InvoiceHtml(_InvoiceView):
     @extend_schema(operation_id="invoice_html", responses={(200, "text/html"): OpenApiTypes.STR})
     def get(self, request: Request, pk: int) -> HttpResponse:
-        """Return the invoice as a page."""
+        """Return the invoice as HTML."""
         return HttpResponse(html(self.document(pk)[1]))
 
 
@@ -104,7 +104,7 @@ class InvoiceHtml(_InvoiceView):
 class InvoiceCsv(_InvoiceView):
     @extend_schema(operation_id="invoice_csv", responses={(200, "text/csv"): OpenApiTypes.STR})
     def get(self, request: Request, pk: int) -> HttpResponse:
-        """Its lines, with exact amounts."""
+        """Return the lines with exact amounts, as CSV."""
         invoice, shown = self.document(pk)
         answer = HttpResponse(as_csv(shown), content_type="text/csv; charset=utf-8")
         answer.headers["Content-Disposition"] = f'attachment; filename="{invoice.number or "draft"}.csv"'
@@ -118,11 +118,11 @@ class InvoiceEvents(_InvoiceView):
 
     @extend_schema(operation_id="invoice_events", parameters=[s.LineQuery], responses=UsageEventOut(many=True))
     def get(self, request: Request, pk: int) -> Response:
-        """Return the usage events that a line, or all of it, is the sum of, newest first."""
+        """Return the usage events of a line, or of the whole invoice, newest first."""
         invoice = self.find(Invoice, pk)
-        asked = s.LineQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        position = asked.validated_data.get("line")
+        query = s.LineQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        position = query.validated_data.get("line")
         with self.scope():
             line = self.rows(InvoiceLine).filter(invoice=invoice, position=position).first()
             if position is not None and line is None:
@@ -139,7 +139,7 @@ class InvoiceCheck(_InvoiceView):
 
     @extend_schema(operation_id="invoice_check")
     def get(self, request: Request, pk: int) -> Response:
-        """Recompute it from its usage events and the price book, and compare byte for byte."""
+        """Recompute the invoice from its usage events and the price book, and compare it byte for byte."""
         invoice = self.find(Invoice, pk)
         if invoice.state == Invoice.State.DRAFT:
             raise StateConflict("A draft is not final yet.")

@@ -1,4 +1,4 @@
-"""A tenant's billing profile, credits, commitments, payments and books."""
+"""Endpoints of a tenant's billing profile, credits, commitments, payments and ledger."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Profile(TenantView):
 
     @extend_schema(operation_id="billing_profile_update", request=s.ProfileIn)
     def patch(self, request: Request) -> Response:
-        """Change it, for the next invoices."""
+        """Update the billing profile, for the next invoices."""
         return Response(
             s.ProfileOut(do_set_profile(self.access.tenant, **given(s.ProfileIn, request.data, partial=True))).data
         )
@@ -56,7 +56,7 @@ class Credits(TenantView):
 
     @extend_schema(operation_id="credits", parameters=[Query], responses=s.CreditOut(many=True))
     def get(self, request: Request) -> Response:
-        """Credits, and what is left of each, newest first."""
+        """Return the credits with the unused amount of each, newest first."""
         _checked(Query, request)
         with self.scope():
             return self.page(with_rest(self.rows(CreditGrant)), s.CreditOut)
@@ -69,7 +69,7 @@ class Commitments(TenantView):
 
     @extend_schema(operation_id="commitments", parameters=[Query], responses=s.CommitmentOut(many=True))
     def get(self, request: Request) -> Response:
-        """Monthly commitments, newest first."""
+        """Return the monthly commitments, newest first."""
         _checked(Query, request)
         with self.scope():
             return self.page(self.rows(Commitment), s.CommitmentOut)
@@ -82,7 +82,7 @@ class Payments(TenantView):
 
     @extend_schema(operation_id="payments", parameters=[Query], responses=s.PaymentOut(many=True))
     def get(self, request: Request) -> Response:
-        """Payments, newest first."""
+        """Return the payments, newest first."""
         _checked(Query, request)
         with self.scope():
             return self.page(self.rows(Payment).select_related("invoice"), s.PaymentOut)
@@ -95,21 +95,21 @@ class Ledger(TenantView):
 
     @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerOut(many=True))
     def get(self, request: Request) -> Response:
-        """Return the tenant's books, entry by entry, newest first."""
+        """Return the tenant's ledger entries, newest first."""
         _checked(Query, request)
         with self.scope():
             return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerOut)
 
 
 class PaymentWebhook(APIView):
-    """Where payment providers tell of payments. Signatures say who calls."""
+    """The endpoint for webhooks of payment providers, authenticated by signature."""
 
     authentication_classes = ()
     permission_classes = ()
 
     @extend_schema(operation_id="payment_webhook", tags=["billing"], request=None, responses={204: None})
     def post(self, request: Request, provider: str) -> Response:
-        """Receive a payment provider's message, in the provider's signature format."""
+        """Receive a webhook of a payment provider."""
         known = by_webhook().get(provider)
         if known is None:
             raise exceptions.NotFound

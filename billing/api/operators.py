@@ -1,4 +1,4 @@
-"""What operators alone do with money: entities, taxes, credits, payments, and an invoice's fate."""
+"""Endpoints of billing for operators: entities, taxes, credits, payments and invoice actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Model)
 
 class _MoneyView(OperatorView):
     def row(self, rows: QuerySet[M], pk: int) -> M:
-        """One of the rows.
+        """Return a row by its id.
 
         Raises:
             NotFound: there is none such.
@@ -56,7 +56,7 @@ class Entities(_MoneyView):
 
     @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.EntityOut(many=True))
     def get(self, request: Request) -> Response:
-        """Return the companies that issue invoices."""
+        """Return the billing entities."""
         return self.page(BillingEntity.objects.all(), s.EntityOut)
 
     @extend_schema(
@@ -64,7 +64,7 @@ class Entities(_MoneyView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """One more."""
+        """Create a billing entity."""
         with self.scope():
             fields = given(s.EntityIn, request.data)
         return Response(s.EntityOut(setup.do_add_entity(**fields)).data, status=201)
@@ -76,7 +76,7 @@ class EntityOne(_MoneyView):
 
     @extend_schema(operation_id="operator_entity_update", request=s.EntityIn)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change what its next invoices say."""
+        """Update a billing entity, for the next invoices."""
         entity = self.row(BillingEntity.objects.all(), pk)
         with self.scope():
             fields = given(s.EntityIn, request.data, partial=True)
@@ -90,7 +90,7 @@ class TaxRules(_MoneyView):
 
     @extend_schema(operation_id="operator_tax_rules", parameters=[Query], responses=s.TaxRuleOut(many=True))
     def get(self, request: Request) -> Response:
-        """Which tax which invoices carry."""
+        """Return the tax rules."""
         return self.page(TaxRule.objects.select_related("entity"), s.TaxRuleOut)
 
     @extend_schema(
@@ -98,7 +98,7 @@ class TaxRules(_MoneyView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """One more rule; the most precise one that fits counts."""
+        """Create a tax rule. The most specific matching rule applies."""
         with self.scope():
             return Response(s.TaxRuleOut(setup.do_add_tax_rule(**given(s.TaxRuleIn, request.data))).data, status=201)
 
@@ -109,7 +109,7 @@ class ExchangeRates(_MoneyView):
 
     @extend_schema(operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateOut(many=True))
     def get(self, request: Request) -> Response:
-        """Return what a dollar is worth, for display."""
+        """Return the exchange rates for display."""
         return self.page(ExchangeRate.objects.all(), s.ExchangeRateOut)
 
     @extend_schema(
@@ -120,7 +120,7 @@ class ExchangeRates(_MoneyView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Set the rate from a day on."""
+        """Set the exchange rate from a day on."""
         with self.scope():
             fields = given(s.ExchangeRateIn, request.data)
         return Response(s.ExchangeRateOut(setup.do_add_exchange_rate(**fields)).data, status=201)
@@ -132,7 +132,7 @@ class Periods(_MoneyView):
 
     @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.PeriodOut(many=True))
     def get(self, request: Request) -> Response:
-        """Return the months of every entity, and which are closed and invoiced."""
+        """Return the billing periods of every entity, with the times of closing and invoicing."""
         return self.page(Period.objects.select_related("entity"), s.PeriodOut)
 
 
@@ -143,7 +143,7 @@ class PeriodClose(_MoneyView):
     @extend_schema(operation_id="operator_period_close", parameters=[HEADER], request=None, responses=s.PeriodOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Close a month that is over; what comes later goes to the next."""
+        """Close a billing period that is over. Later usage goes to the next one."""
         do_close_period(self.row(Period.objects.all(), pk))
         return Response(s.PeriodOut(self.row(Period.objects.select_related("entity"), pk)).data)
 
@@ -177,9 +177,11 @@ class TenantCredits(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Grant credit; prepaid credit is paid for from the tenant's deposits."""
+        """Grant credit. Prepaid credit is paid from the tenant's deposits."""
         fields = given(s.CreditIn, request.data)
-        grant = do_grant_credit(self.find(pk), CreditGrant.Kind(fields.pop("kind")), fields.pop("nano"), **fields)
+        grant = do_grant_credit(
+            self.find(pk), CreditGrant.GrantType(fields.pop("grant_type")), fields.pop("nano"), **fields
+        )
         with self.scope():
             shown = with_rest(CreditGrant.objects.all_tenants()).get(pk=grant.pk)
         return Response(s.CreditOut(shown).data, status=201)
@@ -197,7 +199,7 @@ class TenantCommitments(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Agree on a monthly commitment."""
+        """Create a monthly commitment."""
         return Response(
             s.CommitmentOut(do_commit(self.find(pk), **given(s.CommitmentIn, request.data))).data, status=201
         )
@@ -212,7 +214,7 @@ class TenantPayments(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Record a payment by hand; the same reference is recorded once."""
+        """Record a payment manually. A reference is recorded once."""
         tenant = self.find(pk)
         received = Received("manual", tenant=tenant.slug, **given(s.PaymentIn, request.data))
         payment, _ = do_record_payment(received)
@@ -228,12 +230,12 @@ class TenantEntity(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Have another entity bill a tenant that has used nothing yet."""
+        """Assign another billing entity to a tenant without usage."""
         tenant, slug = self.find(pk), given(s.EntityNameIn, request.data)["entity"]
         with self.scope():
             entity = BillingEntity.objects.filter(slug=slug).first()
         if entity is None:
-            raise exceptions.ValidationError({"entity": ["There is none such."]})
+            raise exceptions.ValidationError({"entity": ["There is no such billing entity."]})
         return Response(s.ProfileOut(setup.do_assign_entity(tenant, entity)).data)
 
 
@@ -247,14 +249,14 @@ class InvoiceFinalize(_MoneyView):
     @extend_schema(operation_id="operator_invoice_finalize", parameters=[HEADER], request=None, responses=s.InvoiceOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Make a draft final."""
+        """Finalize a draft."""
         do_finalize(self.invoice(pk))
         return Response(s.InvoiceOut(self.invoice(pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class InvoiceFate(_MoneyView):
-    """POST /api/operator/invoices/{id}/{fate}."""
+    """An action on an invoice: POST /api/operator/invoices/{id}/{fate}."""
 
     fate: ClassVar[str] = ""
     serializer_class = s.InvoiceOut
@@ -278,7 +280,7 @@ class InvoiceCreditNotes(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Give part of an invoice back, with its tax."""
+        """Issue a credit note on part of an invoice, with its tax."""
         fields = given(s.CreditNoteIn, request.data)
         amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
         note = do_issue_credit_note(self.invoice(pk), amounts, fields["reason"])

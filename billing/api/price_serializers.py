@@ -1,4 +1,4 @@
-"""What the API of prices takes and gives. Prices are decimals in USD a million tokens, as text, exact."""
+"""Serializers of the price API. Prices are exact decimals in USD per million tokens, as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_FILE_CHARACTERS = 8_000_000  # characters
 
 
 class _Part(serializers.Serializer[Any]):
-    """A part of what was sent: a name that is not known is refused here too."""
+    """A nested object that rejects unknown fields."""
 
     def to_internal_value(self, data: Any) -> Any:
         if unknown := sorted(set(data) - set(self.fields) if isinstance(data, Mapping) else ()):
@@ -31,7 +31,7 @@ class _Part(serializers.Serializer[Any]):
 
 
 class DecimalText(serializers.CharField):
-    """A decimal as text: a JSON number would have been through a float."""
+    """A decimal as text, since JSON numbers are parsed as floats."""
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
@@ -40,7 +40,7 @@ class DecimalText(serializers.CharField):
 
 
 class PriceIn(_Part):
-    """A price, for prompts and times of day in half-open ranges."""
+    """A price for half-open ranges of prompt lengths and times of day."""
 
     model = serializers.CharField(max_length=MAX_NAME_LENGTH)
     tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
@@ -86,22 +86,24 @@ class KindIn(_Part):
 class PriceDraftIn(Strict):
     tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Its own prices.")
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
-    effective_from = serializers.DateTimeField(required=False, help_text="Default: when it is published.")
+    effective_from = serializers.DateTimeField(required=False, help_text="Default: the time of publication.")
     note = serializers.CharField(max_length=200, required=False)
 
 
 class ProposalIn(PriceDraftIn):
     prices = PriceIn(many=True, required=False)
-    withdrawn = KindIn(many=True, required=False, help_text="What is to have no price any more.")
+    withdrawn = KindIn(many=True, required=False, help_text="Models and tiers without a price from then on.")
 
 
 class ImportIn(PriceDraftIn):
-    kind = serializers.ChoiceField(["json", "csv"])
+    file_type = serializers.ChoiceField(["json", "csv"])
     content = serializers.CharField(max_length=MAX_FILE_CHARACTERS, trim_whitespace=False, help_text="The file's text.")
     models = serializers.ListField(
         child=serializers.CharField(), required=False, help_text="Only these, of a public price file."
     )
-    round = serializers.BooleanField(required=False, help_text="Round what is not whole nano-USD a million tokens.")
+    round = serializers.BooleanField(
+        required=False, help_text="Round prices that are not whole nano-USD per million tokens."
+    )
 
 
 class VersionQuery(Query):
@@ -126,7 +128,7 @@ class VersionOut(serializers.ModelSerializer[PriceVersion]):
 
 
 class PriceOut(serializers.Serializer[Any]):
-    """A price. Ranges are half-open."""
+    """A price with half-open ranges."""
 
     model = serializers.CharField()
     tier = serializers.ChoiceField(_TIERS)
@@ -172,12 +174,14 @@ class VersionDetailOut(VersionOut):
 
 
 class LeftOutOut(serializers.Serializer[Any]):
-    not_whole = serializers.ListField(child=serializers.CharField(), help_text="Not whole nano-USD a million tokens.")
+    not_whole = serializers.ListField(child=serializers.CharField(), help_text="Not whole nano-USD per million tokens.")
     rounded = serializers.BooleanField(help_text="They are taken, rounded.")
     refused = serializers.ListField(child=serializers.CharField(), help_text="No prices at all.")
     unpriced = serializers.ListField(child=serializers.CharField(), help_text="Models without a price per token.")
     free = serializers.ListField(child=serializers.CharField(), help_text="Models that are free, as the file says.")
-    other_fields = serializers.DictField(child=serializers.IntegerField(), help_text="Prices of what is not metered.")
+    other_fields = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Prices of units that are not metered."
+    )
 
 
 class ImportOut(serializers.Serializer[Any]):
@@ -195,14 +199,14 @@ class PricesQuery(Query):
 
 
 class ComparisonOut(serializers.Serializer[Any]):
-    """A tenant's usage of a model."""
+    """A tenant's usage of a model at current and at proposed prices."""
 
     tenant_id = serializers.IntegerField()
     model = serializers.CharField()
     events = serializers.IntegerField()
     was_usd = serializers.CharField()
     would_be_usd = serializers.CharField()
-    unpriced = serializers.IntegerField(help_text="Events that would have been refused; in neither sum.")
+    unpriced = serializers.IntegerField(help_text="Events that would have been rejected; in neither sum.")
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The price book: operators propose, compare and publish; tenants see what they pay."""
+"""Endpoints of price books: operators propose, compare and publish prices; tenants read their own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rest_framework.response import Response
 
 from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.api import price_serializers as s
-from billing.models import BookAssignment, PriceBook, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, in_force
+from billing.models import PriceBook, PriceBookAssignment, PriceVersion
+from billing.pricing.price_book import NewPrice, Proposal, current_prices
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.rerating import last_month, preview
 from tenants.api.idempotency import HEADER, idempotent
@@ -36,10 +36,10 @@ class Prices(TenantView):
 
     @extend_schema(operation_id="prices", parameters=[s.PricesQuery], responses=s.PriceOut(many=True))
     def get(self, request: Request) -> Response:
-        """Return what the tenant pays now: its own prices where it has them, else its price list's."""
-        asked = given(s.PricesQuery, request.query_params.dict())
+        """Return the tenant's current prices: its own ones, else those of its price book."""
+        query = given(s.PricesQuery, request.query_params.dict())
         with self.scope():
-            found = in_force(self.access.tenant.pk, datetime.now(UTC), asked.get("model"))
+            found = current_prices(self.access.tenant.pk, datetime.now(UTC), query.get("model"))
         return Response(s.PriceOut(found, many=True).data)
 
 
@@ -61,12 +61,12 @@ class PriceVersions(_BookView):
 
     @extend_schema(operation_id="operator_prices", parameters=[s.VersionQuery], responses=s.VersionOut(many=True))
     def get(self, request: Request) -> Response:
-        """Drafts and published versions, newest first."""
-        asked = s.VersionQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return drafts and published versions, newest first."""
+        query = s.VersionQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         rows = PriceVersion.objects.select_related(*_NAMED).defer("body")
         with self.scope():
-            page = self.paginate_queryset(rows.filter(**asked.filters()))
+            page = self.paginate_queryset(rows.filter(**query.filters()))
         return self.get_paginated_response(s.VersionOut(page or [], many=True).data)
 
     @extend_schema(
@@ -77,7 +77,7 @@ class PriceVersions(_BookView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Draft prices. They replace, as a whole, those of the models and tiers they name."""
+        """Draft prices. They replace all prices of the models and tiers that they name."""
         fields = given(s.ProposalIn, request.data)
         prices = tuple(NewPrice(**price) for price in fields.pop("prices", ()))
         withdrawn = tuple((each["model"], each["tier"]) for each in fields.pop("withdrawn", ()))
@@ -96,12 +96,12 @@ class PriceImport(_BookView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Draft the prices of the public price file (`json`) or a CSV, and tell what of it was left out."""
+        """Draft the prices of the public price file (`json`) or a CSV, and list what was left out."""
         fields = given(s.ImportIn, request.data)
-        kind, content = fields.pop("kind"), fields.pop("content")
+        file_type, content = fields.pop("file_type"), fields.pop("content")
         rounding, models = fields.pop("round", False), fields.pop("models", None)
         try:
-            if kind == "json":
+            if file_type == "json":
                 imported = read_public(content, rounding=rounding, models=models)
             else:
                 imported = Imported(prices=list(read_csv(content.splitlines()).prices))
@@ -130,10 +130,10 @@ class PricePreview(_BookView):
         operation_id="operator_prices_preview", parameters=[s.PreviewQuery], responses=s.ComparisonOut(many=True)
     )
     def get(self, request: Request, pk: int) -> Response:
-        """Return what the usage of a time, by default of last month, would have cost at the draft's prices."""
-        asked = given(s.PreviewQuery, request.query_params.dict())
+        """Return what the usage of a time range, by default the last month, would have cost at the draft's prices."""
+        query = given(s.PreviewQuery, request.query_params.dict())
         start, end = last_month()
-        start, end = asked.get("from") or start, asked.get("to") or end
+        start, end = query.get("from") or start, query.get("to") or end
         if not start < end <= start + MAX_PREVIEW_PERIOD:
             raise exceptions.ValidationError({"from": [f"Give a time of up to {MAX_PREVIEW_PERIOD.days} days."]})
         return Response(s.ComparisonOut(preview(self.version(pk), start, end), many=True).data)
@@ -141,7 +141,7 @@ class PricePreview(_BookView):
 
 @extend_schema(tags=["operators"])
 class PriceVerb(_BookView):
-    """POST /api/operator/prices/{id}/{fate}."""
+    """An action on a price version: POST /api/operator/prices/{id}/{fate}."""
 
     fate: ClassVar[str] = ""
     serializer_class = s.VersionOut
@@ -158,15 +158,15 @@ class TenantBook(_BookView):
 
     @extend_schema(operation_id="operator_tenant_price_book")
     def get(self, request: Request, pk: int) -> Response:
-        """Which price list the tenant has."""
+        """Return the tenant's price book."""
         tenant = self.find(pk)
         with self.scope():
-            assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
+            assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
         return Response({"book": assigned.book.name if assigned else PriceBook.LIST})
 
     @extend_schema(operation_id="operator_tenant_price_book_set", request=s.BookIn, responses=s.BookIn)
     def put(self, request: Request, pk: int) -> Response:
-        """Let the tenant have the prices of this book from now on; its own still beat them."""
+        """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
         book = given(s.BookIn, request.data)["book"]
         do_assign_book(self.find(pk), book)
         return Response({"book": book})
@@ -184,7 +184,7 @@ def _propose(view: OperatorView, request: Request, proposal: Proposal, fields: d
 
 
 def _operator(request: Request) -> User:
-    """Who proposes and publishes must be known: the one is not to be the other."""
+    """Return the operator, who must be a user: author and publisher must differ."""
     operator = person(request)
     if operator is None:
         raise exceptions.PermissionDenied

@@ -1,4 +1,4 @@
-"""How the books stand, for operators' first screen."""
+"""The endpoint of reconciliation reports."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.metering.reconciler import ReconciliationStatus, standing
+from billing.metering.reconciler import ReconciliationStatus, reconciliation_status
 from billing.models import Reconciliation
 from tenants.api.operators import OperatorView
 
 
 class ReportOut(serializers.ModelSerializer[Reconciliation]):
-    """One comparison of windows, slices, events and workers' journals."""
+    """A comparison of budget periods, leases, events and workers' journals."""
 
     class Meta:
         model = Reconciliation
-        fields = ("at", "windows", "differences", "corrected", "overdue_slices")
+        fields = ("created_at", "budget_periods", "differences", "corrected", "overdue_leases")
         read_only_fields = fields
 
 
@@ -26,7 +26,7 @@ class StandingOut(serializers.Serializer[ReconciliationStatus]):
     is_late = serializers.BooleanField(help_text="No comparison for a quarter of an hour.")
     report = ReportOut(allow_null=True, help_text="The newest; null before the first.")
     quarantine = serializers.DictField(
-        child=serializers.IntegerField(), help_text="Usage messages nobody has looked at, by reason."
+        child=serializers.IntegerField(), help_text="Unhandled usage messages in quarantine, by reason."
     )
 
 
@@ -36,7 +36,8 @@ class ReconciliationView(OperatorView):
 
     @extend_schema(operation_id="operator_reconciliation", responses=StandingOut)
     def get(self, request: Request) -> Response:
-        """Whether windows, slices, events and journals agreed when they were last compared, what was repaired, and what
-        usage could not be settled."""
+        """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which usage
+        could not be settled.
+        """
         with self.scope():
-            return Response(StandingOut(standing()).data)
+            return Response(StandingOut(reconciliation_status()).data)

@@ -1,4 +1,4 @@
-"""What the API of invoices and money takes and gives. `cents` are of a US dollar; `nano` is 10^-9 of one."""
+"""Serializers of the invoice and ledger API. `cents` are of a US dollar; `nano` is 10^-9 of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 
 
 class StrictModel(serializers.ModelSerializer[Any]):
-    """A model's fields, and no others."""
+    """A model serializer that rejects unknown fields."""
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if unknown := sorted(set(self.initial_data) - set(self.fields)):
@@ -38,7 +38,7 @@ def _cents(**options: Any) -> serializers.IntegerField:
 
 
 class InvoiceOut(serializers.ModelSerializer[Invoice]):
-    """An invoice in a list. Its lines are in its own answer."""
+    """An invoice in a list, without its lines."""
 
     month = serializers.CharField(source="period.label")
     refers_to = serializers.CharField(source="refers_to.number", default=None, allow_null=True)
@@ -46,7 +46,18 @@ class InvoiceOut(serializers.ModelSerializer[Invoice]):
     class Meta:
         model = Invoice
         fields = (
-            *("id", "number", "kind", "state", "month", "revision", "issued_at", "due_on", "refers_to", "reason"),
+            *(
+                "id",
+                "number",
+                "invoice_type",
+                "state",
+                "month",
+                "revision",
+                "issued_at",
+                "due_on",
+                "refers_to",
+                "reason",
+            ),
             *("events", "subtotal", "taxable", "total", "sha256"),
         )
         read_only_fields = fields
@@ -54,13 +65,13 @@ class InvoiceOut(serializers.ModelSerializer[Invoice]):
 
 class InvoiceQuery(Query):
     state = serializers.ChoiceField(Invoice.State.choices, required=False)
-    kind = serializers.ChoiceField(Invoice.Kind.choices, required=False)
+    invoice_type = serializers.ChoiceField(Invoice.InvoiceType.choices, required=False)
     month = serializers.RegexField(_MONTH, required=False, help_text="For example 2026-11.")
     names = {"month": "period__label"}  # noqa: RUF012
 
 
 class InvoiceWhole(serializers.Serializer[Any]):
-    """An invoice with all it says. `document` is what `sha256` is the hash of, once it is final."""
+    """An invoice with its document. `sha256` of a final one is the hash of `document`."""
 
     id = serializers.IntegerField()
     state = serializers.ChoiceField(Invoice.State.choices)
@@ -76,7 +87,7 @@ class LineQuery(Query):
 
 
 class CheckOut(serializers.Serializer[Any]):
-    """Whether the invoice is what its usage says."""
+    """The result of recomputing an invoice."""
 
     events = serializers.IntegerField()
     unrated = serializers.IntegerField()
@@ -108,12 +119,12 @@ class CreditOut(serializers.ModelSerializer[CreditGrant]):
 
     class Meta:
         model = CreditGrant
-        fields = ("id", "kind", "nano", "rest", "priority", "starts_at", "expires_at", "created_at", "note")
+        fields = ("id", "grant_type", "nano", "rest", "priority", "starts_at", "expires_at", "created_at", "note")
         read_only_fields = fields
 
 
 class CreditIn(Strict):
-    kind = serializers.ChoiceField(["prepaid", "promotional"])
+    grant_type = serializers.ChoiceField(["prepaid", "promotional"])
     nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT)
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
     starts_at = serializers.DateTimeField(required=False)
@@ -147,7 +158,7 @@ class PaymentOut(serializers.ModelSerializer[Payment]):
 
 
 class PaymentIn(Strict):
-    """A payment as a person tells of it; `cents` below zero went back."""
+    """A manually recorded payment. Negative `cents` are a refund."""
 
     reference = serializers.CharField(max_length=200)
     cents = serializers.IntegerField(min_value=-(10**12), max_value=10**12)
@@ -158,20 +169,20 @@ class PaymentIn(Strict):
 
     def validate_cents(self, value: int) -> int:
         if value == 0:
-            raise serializers.ValidationError("Give more or less than nothing.")
+            raise serializers.ValidationError("The amount must not be zero.")
         return value
 
 
 class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
-    """An entry of the books: debit positive, credit negative."""
+    """A ledger entry: debit positive, credit negative."""
 
     transaction = serializers.CharField(source="transaction.key")
-    at = serializers.DateTimeField(source="transaction.at")
+    created_at = serializers.DateTimeField(source="transaction.created_at")
     invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
 
     class Meta:
         model = LedgerEntry
-        fields = ("id", "transaction", "at", "account", "invoice", "nano")
+        fields = ("id", "transaction", "created_at", "account", "invoice", "nano")
         read_only_fields = fields
 
 

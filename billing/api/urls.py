@@ -1,4 +1,4 @@
-"""Invoices and money, below /api/."""
+"""URLs of invoices and the ledger, below /api/."""
 
 from __future__ import annotations
 

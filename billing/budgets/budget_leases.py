@@ -1,6 +1,7 @@
-"""Slices of budget windows, as gateways lease, spend and return them. Free of Django.
+"""Budget leases, as gateways take, spend and return them. Does not import Django.
 
-Windows live in Postgres and move by the functions of migration 0006; a request that a slice covers needs none of them.
+Budget periods are rows in PostgreSQL. The functions of billing's migration 0003 change them. A request that a lease
+covers needs no database access.
 """
 
 from __future__ import annotations
@@ -19,36 +20,37 @@ from billing.pricing.pricing import PriceIndex, RateCard, Tier, decode_rates
 LEASE_SECONDS = 15.0
 MARGIN_SECONDS = 1.0  # before the lease's end, when admission from it stops
 SETTLING_SECONDS = 60.0  # for the end of a request that ran to its deadline to be settled
-REQUESTS_A_SLICE = 64
+REQUESTS_PER_LEASE = 64
 DATABASE_SECONDS = 0.5
 NO_END = 2**62
 UNITS = ("money", "tokens", "requests")
 
-_OPEN: LiteralString = "SELECT * FROM billing_open_windows(%s, %s, %s, %s)"
+_OPEN: LiteralString = "SELECT * FROM billing_open_budget_periods(%s, %s, %s, %s)"
 _LEASE: LiteralString = """
-SELECT * FROM billing_lease(%s, %s, %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, %s::bigint,
+SELECT * FROM billing_lease_budget(%s, %s, %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, %s::bigint,
     %s::integer, %s::bigint[])
 """
 _RETURN: LiteralString = """
-SELECT billing_return(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::boolean[])
+SELECT billing_return_leases(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::boolean[])
 """
 _RELEASE: LiteralString = """
 SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[], %s::smallint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[])
 """
 _RELEASABLE: LiteralString = """
-SELECT w.id, CASE w.unit WHEN 'requests' THEN 0 ELSE w.held - coalesce((
-    SELECT sum(CASE w.unit WHEN 'money' THEN r.kept_money ELSE r.kept_tokens END)::bigint
-    FROM billing_earlyrelease r JOIN billing_slice s ON s.id = r.slice_id WHERE w.id = ANY(s.windows)), 0) END
-FROM billing_window w WHERE w.id = ANY(%s)
+SELECT w.id, CASE w.unit WHEN 'requests' THEN 0 ELSE w.reserved - coalesce((
+    SELECT sum(CASE w.unit WHEN 'money' THEN r.retained_money ELSE r.retained_tokens END)::bigint
+    FROM billing_earlyrelease r JOIN billing_budgetlease s ON s.id = r.lease_id
+    WHERE w.id = ANY(s.budget_period_ids)), 0) END
+FROM billing_budgetperiod w WHERE w.id = ANY(%s)
 """
-_SHEETS: LiteralString = """
-SELECT id, tenant_id, model, tier, effective_from, rates FROM billing_pricesheet WHERE id > %s ORDER BY id
+_RATE_CARDS: LiteralString = """
+SELECT id, tenant_id, model, tier, effective_from, rates FROM billing_compiledratecard WHERE id > %s ORDER BY id
 """
 
 
 class ReservedAmount(NamedTuple):
-    """What a request needs of each unit's windows."""
+    """The amounts that a request reserves, by unit."""
 
     money: int  # nano-USD
     tokens: int
@@ -59,7 +61,7 @@ class ReservedAmount(NamedTuple):
 
 
 class LeasedPeriod(NamedTuple):
-    """One period of a budget on a key's way."""
+    """A budget period that applies to a key."""
 
     id: int
     budget_id: int
@@ -67,27 +69,27 @@ class LeasedPeriod(NamedTuple):
     unit: str
     period: str  # day, month, lifetime
     mode: str
-    clamp: bool
+    reduce_max_tokens: bool
     starts: datetime
     ends: datetime | None
 
 
 @dataclass
-class BudgetLease:
-    """What this gateway may still admit without asking."""
+class LocalBudgetLease:
+    """Budget that this gateway can still spend without contacting PostgreSQL."""
 
     id: int
-    fence: int
+    fencing_token: int
     granted: ReservedAmount
     until: float  # monotonic: nothing is admitted from it afterwards
-    sealed: bool  # for one request alone: nothing of it can be returned but all
+    fully_reserved: bool  # for one request: it can only be returned as a whole
     left: ReservedAmount = field(init=False)
 
     def __post_init__(self) -> None:
         self.left = self.granted
 
     def take(self, amount: ReservedAmount, now: float) -> bool:
-        """Take the amount, if it is there and the lease has not ended."""
+        """Take the amount, if it fits and the lease has not expired. Return whether it was taken."""
         left = self.left
         if now >= self.until or amount[0] > left[0] or amount[1] > left[1] or amount[2] > left[2]:
             return False
@@ -96,12 +98,12 @@ class BudgetLease:
 
 
 class InsufficientBudget(NamedTuple):
-    """A window that has no room for what was asked."""
+    """A budget period without room for a requested amount."""
 
-    window: LeasedPeriod
+    budget_period: LeasedPeriod
     room: int
-    elsewhere: int  # how much of it slices hold that may not all be admitted
-    until: datetime | None  # when the first of those is taken back at the latest
+    elsewhere: int  # in leases of other gateways, and possibly not admitted
+    until: datetime | None  # when the first of those leases is reclaimed at the latest
     needed: int
 
     @property
@@ -112,46 +114,55 @@ class InsufficientBudget(NamedTuple):
 class UnusedPart(NamedTuple):
     """The unused part of an ended execution's reservation, and what its settlement needs of the rest."""
 
-    slice_id: int
-    fence: int
+    lease_id: int
+    fencing_token: int
     admitted_at: datetime
     request_id: str
-    leg: int
+    execution: int
     money: int  # nano-USD, as in Amount
     tokens: int
-    kept_money: int
-    kept_tokens: int
+    retained_money: int
+    retained_tokens: int
 
 
 @dataclass
 class BudgetChain:
-    """The windows that count for some keys: all of them are taken together."""
+    """The budget periods that apply to some keys. A reservation takes from all of them together."""
 
     tenant_id: int
-    windows: tuple[LeasedPeriod, ...]
-    slice: BudgetLease | None = None
+    budget_periods: tuple[LeasedPeriod, ...]
+    lease: LocalBudgetLease | None = None
     recalled_at: float = float("-inf")  # monotonic: what other gateways could release was waited for then
-    scarce_until: float = 0.0  # monotonic: others need what there is, so nothing is leased beyond what a request needs
+    contended_until: float = 0.0  # monotonic: until then nothing is leased beyond the need of a request
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one lease at a time
     ids: list[int] = field(init=False)
     starts: int = field(init=False)  # microseconds: admissions in [starts, ends) belong here
     ends: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = [window.id for window in self.windows]
-        self.starts = max((_microseconds(window.starts) for window in self.windows), default=0)
-        self.ends = min((_microseconds(window.ends) for window in self.windows if window.ends), default=NO_END)
+        self.ids = [budget_period.id for budget_period in self.budget_periods]
+        self.starts = max((_microseconds(budget_period.starts) for budget_period in self.budget_periods), default=0)
+        self.ends = min(
+            (_microseconds(budget_period.ends) for budget_period in self.budget_periods if budget_period.ends),
+            default=NO_END,
+        )
 
     @property
-    def may_clamp(self) -> bool:
-        """Whether the budgets would rather have a shorter answer than none."""
-        hard = [window for window in self.windows if window.mode == "hard" and window.unit != "requests"]
-        return all(window.clamp for window in hard)
+    def may_reduce_max_tokens(self) -> bool:
+        """Return whether every hard budget of money or tokens allows a reduction of max_tokens."""
+        hard = [
+            budget_period
+            for budget_period in self.budget_periods
+            if budget_period.mode == "hard" and budget_period.unit != "requests"
+        ]
+        return all(budget_period.reduce_max_tokens for budget_period in hard)
 
 
 class BudgetLeaseStore:
-    """The one authority, asked over a pool whose sessions have the system's role. Methods may raise psycopg.Error,
-    PoolTimeout or TimeoutError; what was asked then may have been done or not."""
+    """The functions that lease and return budgets in PostgreSQL, called with the system role.
+
+    Methods may raise psycopg.Error, PoolTimeout or TimeoutError. The call may have been executed or not.
+    """
 
     def __init__(self, database: AsyncConnectionPool, gateway_id: str, request_seconds: float) -> None:
         self._database = database
@@ -159,62 +170,64 @@ class BudgetLeaseStore:
         self._lease = timedelta(seconds=LEASE_SECONDS)
         self._longest = timedelta(seconds=request_seconds + SETTLING_SECONDS)
 
-    async def open_windows(
+    async def open_budget_periods(
         self, tenant_id: int, project_id: int, key_id: int, at: datetime
     ) -> tuple[LeasedPeriod, ...]:
         rows = await self._ask(_OPEN, [tenant_id, project_id, key_id, at])
         return tuple(LeasedPeriod(*row) for row in rows)
 
     async def lease(
-        self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, old: BudgetLease | None
-    ) -> BudgetLease | list[InsufficientBudget]:
+        self, chain: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, old: LocalBudgetLease | None
+    ) -> LocalBudgetLease | list[InsufficientBudget]:
         """Lease at least `floor`, or return what is missing. The same step returns the rest of the old lease."""
-        asked = time.monotonic()
-        requests = 1 if asked < path.scarce_until else REQUESTS_A_SLICE
+        requested_at = time.monotonic()
+        requests = 1 if requested_at < chain.contended_until else REQUESTS_PER_LEASE
         rows = await self._ask(
             _LEASE,
             [
-                path.tenant_id,
+                chain.tenant_id,
                 self._gateway_id,
-                path.ids,
+                chain.ids,
                 list(floor),
                 list(amount),
                 list(amount.times(requests)),
                 self._lease,
                 self._longest,
                 old and old.id,
-                old and old.fence,
+                old and old.fencing_token,
                 list(old.left) if old else None,
             ],
         )
         if rows and rows[0][0] is not None:
-            slice_id, fence, money, tokens, requests = rows[0][:5]
-            until = asked + LEASE_SECONDS - MARGIN_SECONDS
+            lease_id, fencing_token, money, tokens, requests = rows[0][:5]
+            until = requested_at + LEASE_SECONDS - MARGIN_SECONDS
             granted = ReservedAmount(money, tokens, requests)
-            return BudgetLease(slice_id, fence, granted, until, granted == amount)
-        windows = {window.id: window for window in path.windows}
+            return LocalBudgetLease(lease_id, fencing_token, granted, until, granted == amount)
+        budget_periods = {budget_period.id: budget_period for budget_period in chain.budget_periods}
         needed = dict(zip(UNITS, floor, strict=True))
         return [
-            InsufficientBudget(windows[window_id], room, elsewhere, until, needed[windows[window_id].unit])
-            for *_, window_id, room, elsewhere, until in rows
+            InsufficientBudget(
+                budget_periods[budget_period_id], room, elsewhere, until, needed[budget_periods[budget_period_id].unit]
+            )
+            for *_, budget_period_id, room, elsewhere, until in rows
         ]
 
-    async def give_back(self, slices: Sequence[BudgetLease]) -> None:
-        """Return what is left of slices that nothing is admitted from any more."""
-        rows = [(each.id, each.fence, *each.left, each.left == each.granted) for each in slices]
+    async def return_leases(self, leases: Sequence[LocalBudgetLease]) -> None:
+        """Return the rest of leases from which nothing is admitted any more."""
+        rows = [(lease.id, lease.fencing_token, *lease.left, lease.left == lease.granted) for lease in leases]
         await self._ask(_RETURN, [list(column) for column in zip(*rows, strict=True)])
 
     async def release_unused(self, parts: Sequence[UnusedPart]) -> None:
         """Release the unused parts of reservations before their settlement. A part that was released is skipped."""
         await self._ask(_RELEASE, [list(column) for column in zip(*parts, strict=True)])
 
-    async def releasable(self, windows: Sequence[int]) -> dict[int, int]:
-        """Return what is reserved of each window and may be more than what will be used."""
-        return dict(await self._ask(_RELEASABLE, [list(windows)]))
+    async def releasable(self, budget_periods: Sequence[int]) -> dict[int, int]:
+        """Return the reserved amount of each budget period that may exceed its later usage."""
+        return dict(await self._ask(_RELEASABLE, [list(budget_periods)]))
 
     async def load_prices(self, index: PriceIndex) -> None:
-        """Add the price sheets that are new."""
-        rows = await self._ask(_SHEETS, [index.newest])
+        """Add the rate cards that are new to the index."""
+        rows = await self._ask(_RATE_CARDS, [index.newest])
         index.add(
             RateCard(version, tenant_id, model, Tier(tier), _microseconds(effective_from), decode_rates(rates))
             for version, tenant_id, model, tier, effective_from, rates in rows

@@ -1,7 +1,7 @@
-"""What a budget's month, or a tenant's, will come to, with a band: from the sums of usage by day. See projection.py.
+"""Forecasts of the current month of a budget or a tenant, from the daily sums of usage. See projection.py.
 
-The tenant's scope, or the system's, must be open. Days are UTC's, as the sums are; what was used in the period until
-now is the window's own count, so that the forecast begins where the budget stands.
+The tenant scope or an all-tenants scope must be open. Days are in UTC, like the sums. The forecast starts from the used
+amount of the budget period.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from django.db.models.functions import TruncDay
 
 from billing.budgets.projection import FEWEST_DAYS, fit, project
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, UsageRollup, Window
+from billing.models import Budget, BudgetPeriod, UsageRollup
 from billing.periods import billing_zone, month_bounds
 from tenants.models import ApiKey
 
-HISTORY = timedelta(days=56)  # eight weeks: what was before says little of today
+HISTORY = timedelta(days=56)  # eight weeks; older usage says little about today
 FEMTO_A_NANO = 10**6
 MILLIONTHS = 10**6
 _COUNTED = {
-    Window.Unit.MONEY: F("cost_femto"),
-    Window.Unit.REQUESTS: F("completed") + F("cancelled"),
-    Window.Unit.TOKENS: F("uncached") + F("cache_read") + F("cache_write_5m") + F("cache_write_1h") + F("output"),
+    BudgetPeriod.Unit.MONEY: F("cost_femto"),
+    BudgetPeriod.Unit.REQUESTS: F("completed") + F("cancelled"),
+    BudgetPeriod.Unit.TOKENS: F("uncached") + F("cache_read") + F("cache_write_5m") + F("cache_write_1h") + F("output"),
 }
 _DAY = timedelta(days=1)
 
 
 class Day(NamedTuple):
-    """How much was used, or may be, from the period's start to the end of a day; in the budget's unit."""
+    """The usage from the period's start to the end of a day, actual or forecast, in the budget's unit."""
 
     day: date
-    actual: int | None  # of days gone by, and of today until now
-    point: int | None = None  # of today and the days to come
+    actual: int | None  # of past days, and of today until now
+    point: int | None = None  # of today and future days
     low: int | None = None
     high: int | None = None
 
 
 class Forecast(NamedTuple):
-    """What the period will come to: `low` to `high` holds it four times out of five."""
+    """The forecast of a period: `low` to `high` is an 80% prediction interval."""
 
     point: int
     low: int
@@ -50,31 +50,33 @@ class Forecast(NamedTuple):
     path: tuple[Day, ...]
 
 
-def forecast_window(budget: Budget, window: Window, now: datetime | None = None) -> Forecast | None:
-    """Return a budget's month under way; None for other periods, and with less than three days of use before."""
-    if budget.period != Budget.Period.MONTH or window.period_end is None:
+def forecast_budget_period(budget: Budget, budget_period: BudgetPeriod, now: datetime | None = None) -> Forecast | None:
+    """Forecast a budget's current month. None: another period, or less than three days of usage."""
+    if budget.period != Budget.Period.MONTH or budget_period.period_end is None:
         return None
-    unit = Window.Unit(budget.unit)
-    daily = _daily(_rollups(budget), unit, window.period_start, now := now or datetime.now(UTC))
-    return _forecast(daily, window.period_start, window.period_end, -(-int(window.used) // MILLIONTHS), now)
+    unit = BudgetPeriod.Unit(budget.unit)
+    daily = _daily(_rollups(budget), unit, budget_period.period_start, now := now or datetime.now(UTC))
+    return _forecast(
+        daily, budget_period.period_start, budget_period.period_end, -(-int(budget_period.used) // MILLIONTHS), now
+    )
 
 
 def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo | None = None) -> Forecast | None:
-    """Return what the tenant's month under way will cost, in nano-USD; None with less than three days of use before.
+    """Forecast the cost of a tenant's current month in nano-USD. None: less than three days of usage.
 
-    `zone`: that of who bills the tenant, if it is known already.
+    `zone`: the time zone of the tenant's billing entity, if it is known.
     """
     now, zone = now or datetime.now(UTC), zone or billing_zone(tenant_id)
     local = now.astimezone(zone)
     start, end = month_bounds(zone.key, local.year, local.month)
     rollups = UsageRollup.objects.for_tenant(tenant_id)
-    daily = _daily(rollups, Window.Unit.MONEY, start, now)
+    daily = _daily(rollups, BudgetPeriod.Unit.MONEY, start, now)
     used = total(sums(UsageReport(tenant_id, start=start, end=now)))["cost_femto"]
     return _forecast(daily, start, end, -(-used // FEMTO_A_NANO), now)
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:
-    """Return the sums of what the budget bounds."""
+    """Return the rollups to which the budget applies."""
     rows = UsageRollup.objects.for_tenant(budget.tenant_id)
     if budget.member_id is not None:
         keys = ApiKey.objects.for_tenant(budget.tenant_id).filter(created_by_id=budget.member_id)
@@ -83,12 +85,12 @@ def _rollups(budget: Budget) -> QuerySet[UsageRollup]:
     return rows.filter(scope if budget.key_id is None else Q(key_id=budget.key_id))
 
 
-def _daily(rows: QuerySet[UsageRollup], unit: Window.Unit, since: datetime, now: datetime) -> Mapping[date, int]:
-    """Use by day, in whole units: of the last eight weeks and of the period."""
+def _daily(rows: QuerySet[UsageRollup], unit: BudgetPeriod.Unit, since: datetime, now: datetime) -> Mapping[date, int]:
+    """Return the usage by day in whole units, of the last eight weeks and of the period."""
     first = min(now - HISTORY, since).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     days = rows.filter(bucket=UsageRollup.Bucket.DAY, start__gte=first, start__lte=now)
     sums = days.annotate(day=TruncDay("start", tzinfo=UTC)).values("day").annotate(sum=Sum(_COUNTED[unit]))
-    divisor = FEMTO_A_NANO if unit == Window.Unit.MONEY else 1
+    divisor = FEMTO_A_NANO if unit == BudgetPeriod.Unit.MONEY else 1
     return {row["day"].date(): int(row["sum"]) // divisor for row in sums.order_by("day")}
 
 

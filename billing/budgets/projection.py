@@ -1,13 +1,13 @@
-"""How the use of the days to come may turn out, from the days before: a statistical estimate. Free of Django.
+"""Statistical forecast of daily usage from past days. Does not import Django.
 
-The model is simple exponential smoothing with weekdays (in the terms of the field an innovations state space model,
-with errors in proportion to the weekday). Day t is expected to be level x factor(weekday); what it is other than that
-moves the level by the share `alpha`, which is chosen so that the days gone by were foreseen best. So the error of a sum
-of days to come has a closed form: each day's surprise counts for itself and, by `alpha`, for every day after it. The
-band is the middle 80 % of a log-normal distribution with that mean and error (use is not negative, and is skewed), with
-Student's quantile, since the error itself is an estimate. The same days always give the same numbers.
+The model is simple exponential smoothing with weekdays: an innovations state space model with errors proportional to
+the weekday. Day t is expected to be level x factor(weekday). The error of a day changes the level by the share `alpha`,
+which is chosen to minimize the error on past days. So the error of a sum of future days has a closed form: the error of
+each day counts once and, by `alpha`, for every later day. The interval is the middle 80% of a log-normal distribution
+with that mean and error, because usage is not negative and is skewed. It uses Student's quantile, because the error is
+an estimate. The same days always give the same numbers.
 
-Floats are for the estimate alone: what comes in and what goes out are whole numbers.
+Only the estimate uses floats. Inputs and results are integers.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import NamedTuple
 
-FEWEST_DAYS = 3  # of history; with fewer there is nothing to say
+FEWEST_DAYS = 3  # of history that a forecast needs
 _ALPHAS = (0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
-_USUAL_ALPHA = 0.3  # until there are days enough to choose by
+_USUAL_ALPHA = 0.3  # with too few days to choose one
 _MIN_DAYS_TO_CHOOSE = 10
 _WEEKS_FOR_WEEKDAYS = 2
 _SHRINKING = 0.25  # days of "no different from the others" in each weekday's factor
 _MIN_WEEKDAY_SHARE = 0.25  # a weekday without use may still surprise by so much of an average day
-_UNKNOWN_WEEKDAYS = 0.2  # of what is to come: what weekdays may change as long as they are not known
+_UNKNOWN_WEEKDAYS = 0.2  # of the forecast: the error of unknown weekday factors
 _Z = 1.2815515655446004  # the normal distribution's 90 % quantile
 
 
 class ProjectionPoint(NamedTuple):
-    """How much may have been used by the end of a day, counted from now."""
+    """The forecast usage from now to the end of a day."""
 
     day: date
     point: int
@@ -38,7 +38,7 @@ class ProjectionPoint(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What the days gone by say."""
+    """The model fitted to past days."""
 
     level: float
     alpha: float
@@ -52,7 +52,7 @@ class Fitted(NamedTuple):
 
 
 def fit(first: date, used: Sequence[int]) -> Fitted | None:
-    """Learn from whole days without gaps, the oldest first; None if there are fewer than FEWEST_DAYS."""
+    """Fit the model to complete days without gaps, oldest first. None: fewer than FEWEST_DAYS."""
     if len(used) < FEWEST_DAYS:
         return None
     factors = _factors(first, used)
@@ -63,9 +63,9 @@ def fit(first: date, used: Sequence[int]) -> Fitted | None:
 
 
 def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> list[ProjectionPoint]:
-    """Return what may be used from now on, summed up to the end of today and of each of the `days` - 1 days after.
+    """Return the forecast usage from now, summed up to the end of today and of each of the `days` - 1 days after.
 
-    `rest_of_today`: the share of today that is still to come.
+    `rest_of_today`: the remaining share of today.
     """
     parts = [rest_of_today, *[1.0] * (days - 1)]
     shares = [fitted.factors[(today + timedelta(days=number)).weekday()] for number in range(days)]
@@ -77,7 +77,7 @@ def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> lis
         for weight, surprise in zip(reversed(weights[:ahead]), reversed(own[:ahead]), strict=True):
             squares += (surprise + fitted.alpha * after) ** 2
             after += weight
-        squares += total**2 / fitted.days  # the level it starts from is an estimate too
+        squares += total**2 / fitted.days  # the initial level is an estimate, too
         error = math.hypot(fitted.error * math.sqrt(squares), fitted.level * total * fitted.unknown)
         low, high = _band(fitted.level * total, error, fitted.days - 1)
         day = today + timedelta(days=ahead - 1)
@@ -86,7 +86,7 @@ def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> lis
 
 
 def _factors(first: date, used: Sequence[int]) -> tuple[float, ...]:
-    """How much of an average day each weekday is."""
+    """Return the factor of each weekday: its share of an average day."""
     mean = sum(used) / len(used)
     if len(used) < 7 * _WEEKS_FOR_WEEKDAYS or mean == 0:
         return (1.0,) * 7
@@ -100,7 +100,7 @@ def _factors(first: date, used: Sequence[int]) -> tuple[float, ...]:
 
 
 def _smoothed(used: Sequence[int], shares: Sequence[float], alpha: float) -> tuple[float, float, float]:
-    """(Sum of the squares of what surprised, alpha, the level now)."""
+    """Return the sum of the squared errors, alpha, and the current level."""
     start = used[:7]
     level = sum(start) / sum(shares[: len(start)])
     squares = 0.0
@@ -116,7 +116,7 @@ def _floored(share: float) -> float:
 
 
 def _band(mean: float, error: float, freedom: int) -> tuple[float, float]:
-    """Return the middle 80 %."""
+    """Return the middle 80%."""
     if mean < 0.5:  # less than the least there is
         return 0.0, max(mean, error * _student(freedom))
     width = math.log1p((error / mean) ** 2)
@@ -125,6 +125,6 @@ def _band(mean: float, error: float, freedom: int) -> tuple[float, float]:
 
 
 def _student(freedom: int) -> float:
-    """Student's 90 % quantile, by the expansion of Cornish and Fisher."""
+    """Return Student's 90% quantile, by the Cornish-Fisher expansion."""
     z = _Z
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -1,6 +1,7 @@
-"""The settler's side of holds: what settled legs held goes back to their windows, and what they used is used.
+"""Settlement of reservations: releases them from their budget periods and adds what was used.
 
-Called inside the transaction that inserts the events, so a leg moves its windows exactly when it becomes a row.
+The functions run in the transaction that inserts the usage events. So an execution changes its budget periods exactly
+when its event is inserted.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ SELECT billing_settle(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %
     %s::bigint[], %s::bigint[])
 """
 _ADJUST = "SELECT billing_adjust(%s::bigint, %s::numeric, %s::bigint, %s::bigint, %s)"
-_REAP = "SELECT count(*) FROM billing_reap(%s)"
-_OPEN_BEFORE = "SELECT count(*) FROM billing_slice WHERE open AND made_at < %s"
+_RECLAIM = "SELECT count(*) FROM billing_reclaim_leases(%s)"
+_OPEN_BEFORE = "SELECT count(*) FROM billing_budgetlease WHERE open AND created_at < %s"
 
 
 class ReservationUse(NamedTuple):
-    """What a leg uses of each unit's windows."""
+    """The amounts that an execution used, by unit."""
 
     femto: int
     tokens: int
@@ -39,64 +40,68 @@ class ReservationUse(NamedTuple):
 
 
 def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
-    """Return what counts of a leg. A failed one counts for nothing, nor does one that never ran."""
-    if event.verdict == "failed":
+    """Return the amounts that an execution used. A failed execution, or one that never started, used nothing."""
+    if event.outcome == "failed":
         return ReservationUse(0, 0, 0)
     tokens = event.usage.prompt + event.usage.output
     return ReservationUse(cost_femto, tokens, min(tokens, 1))
 
 
-def over_its_hold(event: ExecutionUsage, cost_femto: int) -> str | None:
-    """How a leg used more than was held for it, which admission makes impossible; None: it did not.
+def exceeds_reservation(event: ExecutionUsage, cost_femto: int) -> str | None:
+    """Return how an execution exceeds its reservation, or None. Admission makes that impossible.
 
-    Where no budget bounds it, its hold is no part of any window, but says all the same what it can come to.
+    The check also applies to executions without budgets, which carry the maximum cost as a reservation.
     """
     billing_context, used = event.billing_context, used_by(event, cost_femto)
-    hold, hold_tokens = billing_context.hold, billing_context.hold_tokens
-    if billing_context.slice_id is not None:
-        hold, hold_tokens = hold or 0, hold_tokens or 0
-    if hold is not None and used.femto > hold * FEMTO_PER_NANO:
-        return f"costs {used.femto} femto-USD, more than its hold"
-    if hold_tokens is not None and used.tokens > hold_tokens:
-        return f"used {used.tokens} tokens, more than its hold"
+    reserved_nano, reserved_tokens = billing_context.reserved_nano, billing_context.reserved_tokens
+    if billing_context.lease_id is not None:
+        reserved_nano, reserved_tokens = reserved_nano or 0, reserved_tokens or 0
+    if reserved_nano is not None and used.femto > reserved_nano * FEMTO_PER_NANO:
+        return f"costs {used.femto} femto-USD, more than its reservation"
+    if reserved_tokens is not None and used.tokens > reserved_tokens:
+        return f"used {used.tokens} tokens, more than its reservation"
     return None
 
 
-def settle(cursor: Any, legs: Iterable[tuple[ExecutionUsage, int]]) -> set[int]:
-    """Move the windows of new legs, each with its cost. Returns the slices whose holds had gone back before: their legs
-    are late, and have moved nothing."""
+def settle(cursor: Any, executions: Iterable[tuple[ExecutionUsage, int]]) -> set[int]:
+    """Settle new executions, each with its cost. Return the leases whose reservations had been reclaimed.
+
+    The executions of those leases are late. They have changed nothing.
+    """
     sums: dict[tuple[int, int], list[int]] = {}
-    for event, cost_femto in legs:
+    for event, cost_femto in executions:
         billing_context = event.billing_context
-        if billing_context.slice_id is None:
+        if billing_context.lease_id is None:
             continue
         used = used_by(event, cost_femto)
-        total = sums.setdefault((billing_context.slice_id, billing_context.fence or 0), [0] * 6)
-        for place, amount in enumerate((billing_context.hold or 0, billing_context.hold_tokens or 0, 1, *used)):
+        total = sums.setdefault((billing_context.lease_id, billing_context.fencing_token or 0), [0] * 6)
+        for place, amount in enumerate(
+            (billing_context.reserved_nano or 0, billing_context.reserved_tokens or 0, 1, *used)
+        ):
             total[place] += amount
     if not sums:
         return set()
-    columns = zip(*((*slice_, *total) for slice_, total in sums.items()), strict=True)
+    columns = zip(*((*lease, *total) for lease, total in sums.items()), strict=True)
     cursor.execute(_SETTLE, [array(column) for column in columns])
-    return {slice_id for (slice_id,) in cursor.fetchall()}
+    return {lease_id for (lease_id,) in cursor.fetchall()}
 
 
-def adjust(cursor: Any, slice_id: int | None, use: ReservationUse, *, must_fit: bool = False) -> bool:
-    """Count more, or less, as used through a slice. False: it must fit its windows and does not; nothing was moved."""
-    if slice_id is None:
+def adjust(cursor: Any, lease_id: int | None, use: ReservationUse, *, must_fit: bool = False) -> bool:
+    """Add to the amounts used through a lease. Return False if it must fit its budget periods and does not."""
+    if lease_id is None:
         return True
-    cursor.execute(_ADJUST, [slice_id, *use, must_fit])
+    cursor.execute(_ADJUST, [lease_id, *use, must_fit])
     return bool(cursor.fetchone()[0])
 
 
-def reap(before: datetime) -> int:
-    """Take back what slices hold whose requests cannot run any more. All that was told before then must be settled."""
+def reclaim(before: datetime) -> int:
+    """Reclaim leases whose requests cannot run any more. Return how many. All usage reported before must be settled."""
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
-        cursor.execute(_REAP, [before])
+        cursor.execute(_RECLAIM, [before])
         return int(cursor.fetchone()[0])
 
 
 def open_before(cursor: Any, moment: datetime) -> int:
-    """How many slices made before then may still have requests that are not settled."""
+    """Return how many leases from before that time may have unsettled requests."""
     cursor.execute(_OPEN_BEFORE, [moment])
     return int(cursor.fetchone()[0])

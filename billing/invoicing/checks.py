@@ -1,4 +1,4 @@
-"""Whether an invoice is what its usage says: recomputed from events and prices, and compared byte for byte."""
+"""Checks of invoices: recomputed from usage events and prices, and compared byte for byte."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from billing.models import Account, Invoice, InvoiceFile
 
 _UNRATED = """
 SELECT count(*) FROM billing_usageevent
-WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND verdict <> 'failed'
+WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND outcome <> 'failed'
 """
 
 
 class InvoiceCheckResult(NamedTuple):
-    """What a look at a finalized invoice found."""
+    """The result of checking a final invoice."""
 
     events: int
-    unrated: int  # events that have no price and are not failed ones: none, or something is wrong
-    ledger_difference: int  # cents between the books and the lines: none, or something is wrong
-    same_data: bool  # the same JSON comes out of the events
-    same_pdf: bool  # and the same PDF
-    sha256: str  # of the JSON that came out
+    unrated: int  # events without a price that did not fail; must be 0
+    ledger_difference: int  # cents between the ledger and the lines; must be 0
+    same_data: bool  # whether the recomputed JSON is the same
+    same_pdf: bool  # whether the recomputed PDF is the same
+    sha256: str  # of the recomputed JSON
 
 
 def check(invoice: Invoice) -> InvoiceCheckResult:
-    """Recompute a finalized invoice. Inside a scope that sees it; `invoice` with its period, entity and `refers_to`.
+    """Recompute a final invoice. A scope that sees it must be open; `invoice` needs its period, entity and `refers_to`.
 
     Raises:
         Conflict: its usage is archived.
@@ -48,12 +48,12 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
     with connection.cursor() as cursor:
         cursor.execute(_UNRATED, [invoice.period_id, tenant_id])
         unrated = cursor.fetchone()[0]
-    sign = 1 if invoice.gives_back else -1
+    sign = 1 if invoice.is_credit_note else -1
     revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", Account.REVENUE) // NANO_A_CENT
     return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
-        ledger_difference=revenue - (invoice.taxable if invoice.gives_back else invoice.subtotal),
+        ledger_difference=revenue - (invoice.taxable if invoice.is_credit_note else invoice.subtotal),
         same_data=data == invoice.sha256,
         same_pdf=pdf.rendered(made) == bytes(file.pdf),
         sha256=data,
@@ -61,18 +61,18 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
 
 
 def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:
-    """Return the invoice's document with lines, counts and sums made of usage and prices.
+    """Return the invoice's document with lines, counts and sums recomputed from usage and prices.
 
-    What was decided when it was issued (number, dates, parties, fees, credits, which tax) is taken from it.
+    What was decided at issue (number, dates, parties, fees, credits, tax rule) is taken from the invoice.
     """
-    lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.kind, uses), 1)]
+    lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.invoice_type, uses), 1)]
     lines += [item for item in lines_of(invoice) if item.price_id is None]
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
     made.subtotal = sum(item.cents for item in lines)
-    made.residue_femto = sum(item.cents * FEMTO_A_CENT - int(item.femto) for item in lines)
+    made.rounding_femto = sum(item.cents * FEMTO_A_CENT - int(item.femto) for item in lines)
     made.taxable = made.subtotal - sum(credit["cents"] for credit in invoice.credits)
-    if invoice.kind == Invoice.Kind.INVOICE:  # a credit note's tax is a share of its invoice's
+    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a credit note's tax is a share of its invoice's
         made.events, made.saved_femto = count.events, max(0, count.saved)
         rules = ({name: tax[name] for name in tax if name not in ("base", "tax")} for tax in invoice.taxes)
         made.taxes = [taxed(rule, made.taxable) for rule in rules]

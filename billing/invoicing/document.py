@@ -1,4 +1,4 @@
-"""What an invoice says: its data as JSON, always the same bytes, and the same in words for HTML and PDF."""
+"""The invoice document: its data as reproducible JSON, and its texts for HTML and PDF."""
 
 from __future__ import annotations
 
@@ -24,17 +24,28 @@ COMPONENTS = {
 }
 TITLES = {"invoice": "Invoice", "correction": "Credit note", "credit_note": "Credit note"}
 _LINE = (
-    *("position", "kind", "description", "model", "tier", "component", "band", "window", "price_version", "price_id"),
-    *("nano_per_million", "late_from", "events", "tokens", "cents"),
+    *(
+        "position",
+        "line_type",
+        "description",
+        "model",
+        "tier",
+        "component",
+        "prompt_length_band",
+        "window",
+        "price_version",
+        "price_id",
+    ),
+    *("nano_per_million", "usage_month", "events", "tokens", "cents"),
 )
 
 
 def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
-    """All that a finalized invoice fixes. Amounts of cents are numbers; of femto-USD, which may be large, texts."""
+    """Return the data of a final invoice. Cents are numbers; femto-USD, which may be large, are texts."""
     period, refers_to = invoice.period, invoice.refers_to
     return {
         "number": invoice.number,
-        "kind": invoice.kind,
+        "invoice_type": invoice.invoice_type,
         "revision": invoice.revision,
         "issued_at": _instant(invoice.issued_at),
         "due_on": invoice.due_on and invoice.due_on.isoformat(),
@@ -56,14 +67,14 @@ def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
         "taxable": invoice.taxable,
         "taxes": invoice.taxes,
         "total": invoice.total,
-        "residue_femto": str(int(invoice.residue_femto)),
+        "rounding_femto": str(int(invoice.rounding_femto)),
         "saved_femto": str(int(invoice.saved_femto)),
         "display": _display(invoice),
     }
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
-    """As JSON: the same data are the same bytes."""
+    """Encode as JSON. The same data give the same bytes."""
     return msgspec.json.encode(document, order="sorted")
 
 
@@ -84,11 +95,11 @@ def _instant(moment: datetime | None) -> str | None:
 
 
 def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what HTML and PDF show, as texts."""
+    """Return the texts of the HTML and PDF."""
     zone = ZoneInfo(document["period"]["time_zone"])
-    given_back = document["kind"] != "invoice"
+    given_back = document["invoice_type"] != "invoice"
     return {
-        "title": TITLES[document["kind"]],
+        "title": TITLES[document["invoice_type"]],
         "number": document["number"] or "Draft",
         "issued": _day(document["issued_at"], zone) if document["issued_at"] else "Not yet",
         "due": _day(document["due_on"], zone) if document["due_on"] else "",
@@ -117,7 +128,7 @@ def _day(text: str, zone: ZoneInfo) -> str:
 
 
 def _month(period: Mapping[str, str], zone: ZoneInfo) -> str:
-    """1 – 31 October 2026, both days included."""
+    """Format a month like 1 – 31 October 2026, with both days included."""
     first = datetime.fromisoformat(period["starts_at"]).astimezone(zone)
     last = (datetime.fromisoformat(period["ends_at"]) - timedelta(microseconds=1)).astimezone(zone)
     return f"{first.day} – {last.day} {last:%B %Y}"
@@ -143,11 +154,11 @@ def _group(key: tuple[str, str], lines: list[Mapping[str, Any]]) -> dict[str, An
 
 def _line_words(line: Mapping[str, Any]) -> dict[str, str]:
     if line["nano_per_million"] is None:
-        what = "Monthly commitment" if line["kind"] == "commitment" else line["description"]
+        what = "Monthly commitment" if line["line_type"] == "commitment" else line["description"]
         return {"what": what, "note": "", "quantity": "1", "price": "", "amount": dollars(line["cents"])}
     note = (
-        f"used in {line['late_from']}" if line["late_from"] else "",
-        f"prompts from {line['band']:,} tokens" if line["band"] else "",
+        f"used in {line['usage_month']}" if line["usage_month"] else "",
+        f"prompts from {line['prompt_length_band']:,} tokens" if line["prompt_length_band"] else "",
         f"{line['window']} UTC" if line["window"] else "",
         f"v{line['price_version']}",
     )

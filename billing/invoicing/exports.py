@@ -1,4 +1,4 @@
-"""The invoice as HTML and as CSV."""
+"""Invoices as HTML and CSV."""
 
 from __future__ import annotations
 
@@ -12,18 +12,29 @@ from billing.invoicing.document import in_words
 from tenants import csv_tables
 
 _COLUMNS = (
-    *("position", "kind", "description", "model", "tier", "component", "band", "window", "price_version", "late_from"),
+    *(
+        "position",
+        "line_type",
+        "description",
+        "model",
+        "tier",
+        "component",
+        "prompt_length_band",
+        "window",
+        "price_version",
+        "usage_month",
+    ),
     *("first_at", "last_at", "events", "tokens"),
 )
 
 
 def html(document: Mapping[str, Any]) -> str:
-    """Return a page that stands alone; its style is a static file."""
+    """Return the invoice as an HTML page. Its style is a static file."""
     return render_to_string("billing/invoice.html", {"it": in_words(document)})
 
 
 def as_csv(document: Mapping[str, Any]) -> str:
-    """Return the lines, with the price of a million tokens, the exact amount and the rounded one in dollars."""
+    """Return the lines as CSV, with the price per million tokens and the exact and rounded amounts in dollars."""
     rows = []
     for line in document["lines"]:
         price = line["nano_per_million"]

@@ -1,4 +1,4 @@
-"""The invoice as Factur-X: the Cross Industry Invoice of UN/CEFACT, in the profile EN 16931."""
+"""Invoices as Factur-X: UN/CEFACT Cross Industry Invoice, profile EN 16931."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NAMESPACES = {
 for _prefix, _uri in _NAMESPACES.items():
     register_namespace(_prefix, _uri)
 _INVOICE, _CREDIT_NOTE = "380", "381"
-_NO_VAT = "O"  # such an invoice must not name VAT ids or rates
+_NO_VAT = "O"  # an invoice out of scope must not contain VAT IDs or rates
 
 
 def xml(document: Mapping[str, Any]) -> bytes:
-    """Return the document of `billing.invoicing.document.described` as Factur-X XML."""
+    """Return the document of `billing.invoicing.document` as Factur-X XML."""
     root = Element(_name("rsm:CrossIndustryInvoice"))
     context = _add(_add(root, "rsm:ExchangedDocumentContext"), "ram:GuidelineSpecifiedDocumentContextParameter")
     _add(context, "ram:ID", _GUIDELINE)
     _header(_add(root, "rsm:ExchangedDocument"), document)
     trade = _add(root, "rsm:SupplyChainTradeTransaction")
-    (tax,) = document["taxes"]  # all lines are taxed alike
+    (tax,) = document["taxes"]  # all lines have the same tax
     for line in document["lines"]:
         _line(_add(trade, "ram:IncludedSupplyChainTradeLineItem"), line, tax)
     _agreement(_add(trade, "ram:ApplicableHeaderTradeAgreement"), document, tax)
@@ -57,7 +57,7 @@ def _date(parent: Element, name: str, day: date) -> None:
 
 
 def _days(document: Mapping[str, Any]) -> tuple[date, date, date]:
-    """Issued; the period's first and last day; in the entity's time zone."""
+    """Return the issue date and the period's first and last day, in the entity's time zone."""
     zone = ZoneInfo(document["period"]["time_zone"])
     start, end = (datetime.fromisoformat(document["period"][name]) for name in ("starts_at", "ends_at"))
     issued = datetime.fromisoformat(document["issued_at"])
@@ -68,7 +68,7 @@ def _days(document: Mapping[str, Any]) -> tuple[date, date, date]:
 
 def _header(parent: Element, document: Mapping[str, Any]) -> None:
     _add(parent, "ram:ID", document["number"])
-    _add(parent, "ram:TypeCode", _INVOICE if document["kind"] == "invoice" else _CREDIT_NOTE)
+    _add(parent, "ram:TypeCode", _INVOICE if document["invoice_type"] == "invoice" else _CREDIT_NOTE)
     _date(parent, "ram:IssueDateTime", _days(document)[0])
     if document["reason"]:
         _add(_add(parent, "ram:IncludedNote"), "ram:Content", document["reason"])
@@ -106,7 +106,7 @@ def _tax_kind(parent: Element, tax: Mapping[str, Any]) -> None:
 def _agreement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
     seller, buyer = document["seller"], document["buyer"]
     with_vat = tax["category"] != _NO_VAT
-    number = seller["registration"] or seller["name"]  # there must be one, with or without a VAT id
+    number = seller["registration"] or seller["name"]  # required, with or without a VAT ID
     _party(_add(parent, "ram:SellerTradeParty"), seller, with_vat=with_vat, number=number)
     _party(_add(parent, "ram:BuyerTradeParty"), buyer, with_vat=with_vat)
     if buyer.get("po_number"):

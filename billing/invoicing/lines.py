@@ -1,7 +1,7 @@
-"""Invoice lines from rated usage: one statement for all tenants of a period.
+"""Invoice lines from priced usage: one statement for all tenants of a period.
 
-A line is the use of one price in one month of admission. Which events belong to the period is said by their stamp
-alone. A price whose use sums to less than nothing (adjustments of an earlier month) stands on a credit note.
+A line is the usage of one price in one month of admission. `invoice_period` of events selects the period. A price with
+a negative sum, from adjustments of an earlier month, goes to a credit note.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from billing.pricing.pricing import COMPONENTS
 
 _USED = """
 WITH used AS (
-    SELECT tenant_id, price_id, late_from, count(*) AS events, sum(tokens)::bigint AS tokens, sum(femto) AS femto,
+    SELECT tenant_id, price_id, usage_month, count(*) AS events, sum(tokens)::bigint AS tokens, sum(femto) AS femto,
         min(admitted_at) AS first_at, max(admitted_at) AS last_at
     FROM (
         SELECT tenant_id, price_id, tokens, femto, admitted_at, CASE WHEN admitted_at < %(starts_at)s
-            THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS late_from
+            THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS usage_month
         FROM billing_rated_line
         WHERE invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s)
-    ) line GROUP BY tenant_id, price_id, late_from
+    ) line GROUP BY tenant_id, price_id, usage_month
 )
-SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS band, p.from_minute, p.until_minute, p.nano_per_million,
+SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS prompt_length_band, p.from_minute, p.until_minute,
+    p.nano_per_million,
     v.number AS version
 FROM used JOIN billing_price p ON p.id = used.price_id JOIN billing_priceversion v ON v.id = p.version_id
 """
@@ -40,11 +41,11 @@ WHERE invoice_period = %s AND (%s::bigint IS NULL OR tenant_id = %s) GROUP BY te
 
 
 class UsageLine(NamedTuple):
-    """What a tenant used of one price in one month."""
+    """The usage of one price by a tenant in one month."""
 
     tenant_id: int
     price_id: int
-    late_from: str
+    usage_month: str
     events: int
     tokens: int
     femto: int
@@ -53,7 +54,7 @@ class UsageLine(NamedTuple):
     model: str
     tier: str
     component: str
-    band: int
+    prompt_length_band: int
     from_minute: int
     until_minute: int
     nano_per_million: int
@@ -61,14 +62,14 @@ class UsageLine(NamedTuple):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Where it stands among the lines: together with those of its model."""
+        """Return the sort key of the line, which groups lines by model."""
         component = [item.value for item in COMPONENTS].index(self.component)
         return (
             self.model,
             self.tier,
-            self.late_from,
+            self.usage_month,
             component,
-            self.band,
+            self.prompt_length_band,
             self.from_minute,
             self.version,
             self.price_id,
@@ -76,15 +77,15 @@ class UsageLine(NamedTuple):
 
     @property
     def window(self) -> str:
-        """The hours of the day that the price is for; empty: all."""
+        """Return the hours of the day of the price; empty for all hours."""
         if (self.from_minute, self.until_minute) == (0, 1440):
             return ""
         return " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.from_minute, self.until_minute))
 
 
 def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
-    """Return what each tenant, or one, is billed for in the period, in the order of lines."""
-    asked: dict[str, Any] = {
+    """Return the billed usage of each tenant, or of one, in the order of lines."""
+    parameters: dict[str, Any] = {
         "period": period.pk,
         "starts_at": period.starts_at,
         "zone": period.entity.time_zone,
@@ -92,7 +93,7 @@ def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLi
     }
     found = defaultdict(list)
     with connection.cursor() as cursor:
-        cursor.execute(_USED, asked)
+        cursor.execute(_USED, parameters)
         for row in cursor.fetchall():
             use = UsageLine(*row)
             found[use.tenant_id].append(use._replace(femto=int(use.femto)))
@@ -100,7 +101,7 @@ def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLi
 
 
 class Count(NamedTuple):
-    """How many usage events a tenant has in a period, and what caches saved it, in femto-USD."""
+    """The number of a tenant's usage events in a period, and their cache savings in femto-USD."""
 
     events: int = 0
     saved: int = 0
@@ -119,7 +120,7 @@ def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
 
 
 def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent]:
-    """Return the events that a line is the sum of, or all that the invoice is."""
+    """Return the events of a line, or of the whole invoice."""
     rows = UsageEvent.objects.for_tenant(invoice.tenant_id).filter(invoice_period=invoice.period_id)
     if line is None:
         return rows
@@ -129,30 +130,30 @@ def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent
     return rows.filter(price_ids__contains=[line.price_id], **time)
 
 
-def wanted(kind: str, uses: Iterable[UsageLine]) -> list[UsageLine]:
-    """Return the uses that stand on a document of this kind."""
-    if kind == Invoice.Kind.INVOICE:
+def wanted(invoice_type: str, uses: Iterable[UsageLine]) -> list[UsageLine]:
+    """Return the usage that belongs on a document of this type."""
+    if invoice_type == Invoice.InvoiceType.INVOICE:
         return [use for use in uses if use.femto >= 0 and use.tokens]
-    return [use for use in uses if use.femto < 0] if kind == Invoice.Kind.CORRECTION else []
+    return [use for use in uses if use.femto < 0] if invoice_type == Invoice.InvoiceType.CORRECTION else []
 
 
 def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
-    """Return the line of an invoice, or of a credit note, where what is given back is positive."""
-    sign = -1 if invoice.gives_back else 1
+    """Return the line of an invoice, or of a credit note with a positive amount."""
+    sign = -1 if invoice.is_credit_note else 1
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
         position=position,
-        kind=InvoiceLine.Kind.CREDIT if invoice.gives_back else InvoiceLine.Kind.USAGE,
+        line_type=InvoiceLine.LineType.CREDIT if invoice.is_credit_note else InvoiceLine.LineType.USAGE,
         model=use.model,
         tier=use.tier,
         component=use.component,
-        band=use.band,
+        prompt_length_band=use.prompt_length_band,
         window=use.window,
         price_version=use.version,
         price_id=use.price_id,
         nano_per_million=use.nano_per_million,
-        late_from=use.late_from,
+        usage_month=use.usage_month,
         first_at=use.first_at,
         last_at=use.last_at,
         events=use.events,

@@ -1,5 +1,7 @@
-"""The invoice as PDF/A-3b with its Factur-X XML attached. The same document gives the same bytes: the typesetter, its
-fonts and the PDF library are pinned, and no clock is read."""
+"""Invoices as PDF/A-3b with attached Factur-X XML.
+
+The same document gives the same bytes: the typesetter, its fonts and the PDF library are pinned, and no clock is read.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _PROPERTIES = {
 
 
 def rendered(document: Mapping[str, Any]) -> bytes:
-    """Return the PDF of a finalized invoice."""
+    """Return the PDF of a final invoice."""
     made = _typeset(json.dumps(in_words(document)), facturx.xml(document).decode(), document["issued_at"])
     with pikepdf.open(io.BytesIO(made)) as file:
         metadata = file.Root.Metadata
@@ -41,7 +43,7 @@ def rendered(document: Mapping[str, Any]) -> bytes:
 
 
 def _typeset(words: str, xml: str, issued_at: str) -> bytes:
-    """NOTE: PDF/A wants a glyph for every character; what the fonts lack is shown as a question mark."""
+    """Typeset the document. PDF/A requires a glyph for every character, so missing ones become question marks."""
     moment = int(datetime.fromisoformat(issued_at).timestamp())
     while True:
         try:
@@ -63,12 +65,12 @@ def _typeset(words: str, xml: str, issued_at: str) -> bytes:
 
 @cache
 def _fonts() -> typst.Fonts:
-    """Those that come with the typesetter: what the machine has installed must not change a bill."""
+    """Return the fonts of the typesetter. Fonts of the machine must not change an invoice."""
     return typst.Fonts(include_system_fonts=False)
 
 
 def _with_factur_x(xmp: str) -> str:
-    """Declare the properties of Factur-X, which PDF/A wants described, and set them."""
+    """Declare and set the metadata properties of Factur-X, as PDF/A requires."""
     described = "".join(
         f'<rdf:li rdf:parseType="Resource"><pdfaProperty:name>{name}</pdfaProperty:name>'
         "<pdfaProperty:valueType>Text</pdfaProperty:valueType><pdfaProperty:category>external</pdfaProperty:category>"
@@ -83,6 +85,6 @@ def _with_factur_x(xmp: str) -> str:
     values = "".join(f"<fx:{name}>{value}</fx:{name}>" for name, (value, _) in _PROPERTIES.items())
     schemas, end = "<pdfaExtension:schemas><rdf:Bag>", "</rdf:RDF>"
     if xmp.count(schemas) != 1 or xmp.count(end) != 1:
-        raise ValueError("the typesetter's metadata are not as they were: look at _with_factur_x")
+        raise ValueError("unexpected metadata of the typesetter: adapt _with_factur_x")
     xmp = xmp.replace(schemas, schemas + schema)
     return xmp.replace(end, f'<rdf:Description rdf:about="" xmlns:fx="{_FX}">{values}</rdf:Description>{end}')

@@ -1,4 +1,4 @@
-"""What the month under way amounts to until now: an invoice as it would be drafted, of which nothing is written."""
+"""Preview of the current month's invoice, which is not saved."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 def period_at(tenant: Tenant, at: datetime) -> Period | None:
-    """Return the billing period of that time, or None if it has no usage yet."""
+    """Return the billing period of that time. None: it has no usage yet."""
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
     entity = profile.entity if profile else BillingEntity.objects.filter(slug="default").first()
     return Period.objects.select_related("entity").filter(entity=entity, starts_at__lte=at, ends_at__gt=at).first()
 
 
 def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] | None:
-    """Return the invoice of the month under way, unsaved, and its lines; None if there is no month yet."""
+    """Return the unsaved invoice of the current month and its lines. None: the month has no period yet."""
     with all_tenants_scope(BypassReason.BILLING):
         period = period_at(tenant, now)
         if period is None:
@@ -34,9 +34,9 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         invoice = Invoice(tenant=tenant, entity=period.entity, period=period)
         count = counted(period, tenant.pk).get(tenant.pk, Count())
         invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
-        uses = wanted(Invoice.Kind.INVOICE, used(period, tenant.pk).get(tenant.pk, []))
+        uses = wanted(Invoice.InvoiceType.INVOICE, used(period, tenant.pk).get(tenant.pk, []))
         lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
-        commitments = credits.committed(period, tenant.pk)
+        commitments = credits.active_commitments(period, tenant.pk)
         lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
         address(invoice)
         with suppress(NoTaxRule):
@@ -45,12 +45,12 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
 
 
 def _usable(period: Period, tenant_id: int) -> list[Any]:
-    """Return what the month may burn, with the credit of commitments that only its draft will grant."""
+    """Return the credit that the month may use, with the credit of commitments that its draft will grant."""
     grants = credits.usable(tenant_id, period)
     granted = set(
         CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
     )
-    for each in credits.committed(period, tenant_id):
+    for each in credits.active_commitments(period, tenant_id):
         if each.pk not in granted:
             grant: Any = CreditGrant(priority=each.priority, expires_at=period.ends_at, note=each.name)
             grant.rest = each.included_nano

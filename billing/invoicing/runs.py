@@ -1,4 +1,4 @@
-"""Invoicing a month: close it, draft, finalize. Whatever is interrupted is taken up by the next run."""
+"""Invoicing of months: close, draft, finalize. The next run continues an interrupted one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class InvoiceRunReport:
-    """What a run did: numbers given, and what was left and why."""
+    """The result of a run: the numbers of invoices, and what was not finalized and the reason."""
 
     finalized: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class InvoiceRunReport:
 def invoice_months(
     *, month: str | None = None, tenant: Tenant | None = None, now: datetime | None = None
 ) -> InvoiceRunReport:
-    """Invoice every month that is over and not yet invoiced, or the one named; every tenant, or one."""
+    """Invoice every month that is over and not invoiced, or one month, for every tenant or one."""
     now = now or datetime.now(UTC)
     report = InvoiceRunReport()
     for period in _due(now, month):
@@ -44,7 +44,7 @@ def invoice_months(
         for draft in drafts:
             try:
                 report.finalized.append(str(do_finalize(draft, now)))
-            except Exception as exc:  # noqa: BLE001  (one tenant's fault must not hold up the others)
+            except Exception as exc:  # noqa: BLE001  (an error of one tenant must not stop the others)
                 _leave(report, f"{draft.tenant.slug} {period.label}", exc)
         if tenant is None and len(report.left) == left:
             with all_tenants_scope(BypassReason.BILLING):
@@ -63,6 +63,6 @@ def _due(now: datetime, month: str | None) -> list[Period]:
         return list(periods.filter(invoiced_at__isnull=True, ends_at__lte=now - close_after()))
 
 
-def _leave(report: InvoiceRunReport, what: str, why: Exception) -> None:
-    report.left.append(f"{what}: {why}")
-    log.error("invoice_run_failed", what=what, why=str(why))
+def _leave(report: InvoiceRunReport, what: str, error: Exception) -> None:
+    report.left.append(f"{what}: {error}")
+    log.error("invoice_run_failed", what=what, error=str(error))

@@ -1,4 +1,4 @@
-"""Which tax an invoice carries, and what it amounts to."""
+"""The tax of an invoice and its amount."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _OUT_OF_SCOPE = {"category": TaxCategory.OUT_OF_SCOPE.value, "rate_ppm": 0, "lab
 
 
 class NoTaxRule(Exception):
-    """The entity has rules, and none is for this buyer: somebody must say what holds."""
+    """The entity has tax rules, but none matches the buyer."""
 
 
 def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any]:
-    """Return the category, rate and words of the rule for a buyer on a day. An entity without any rule charges no tax.
+    """Return the category, rate and texts of the rule for a buyer on a day. An entity without rules charges no tax.
 
     Raises:
         NoTaxRule: see there.
     """
     rules = TaxRule.objects.filter(entity_id=entity_id)
-    kind = TaxRule.Buyer.BUSINESS if buyer["vat_id"] else TaxRule.Buyer.CONSUMER
+    buyer_type = TaxRule.Buyer.BUSINESS if buyer["vat_id"] else TaxRule.Buyer.CONSUMER
     fitting = rules.filter(
         Q(ends_on__isnull=True) | Q(ends_on__gte=on),
         country__in=["", buyer["country"]],
         region__in=["", buyer["region"]],
-        buyer__in=["", kind],
+        buyer__in=["", buyer_type],
         starts_on__lte=on,
     )
     found = max(fitting, key=_precision, default=None)
@@ -44,7 +44,7 @@ def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any
         shown = {"category": found.category, "rate_ppm": found.rate_ppm, "label": found.label}
         return {**shown, "note": found.note or _NOTES.get(TaxCategory(found.category), "")}
     if rules.exists():
-        raise NoTaxRule(f"No tax rule for a {kind.value} in {buyer['country']} on {on}.")
+        raise NoTaxRule(f"No tax rule for a {buyer_type.value} in {buyer['country']} on {on}.")
     return {**_OUT_OF_SCOPE, "note": _NOTES[TaxCategory.OUT_OF_SCOPE]}
 
 
@@ -53,5 +53,5 @@ def _precision(rule: TaxRule) -> tuple[object, ...]:
 
 
 def taxed(rule: Mapping[str, Any], base: int) -> dict[str, Any]:
-    """Return an invoice's tax: the rule with its base and amount, in cents."""
+    """Return an invoice's tax: the rule, with base and amount in cents."""
     return {**rule, "base": base, "tax": tax(base, rule["rate_ppm"])}

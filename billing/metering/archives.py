@@ -1,9 +1,9 @@
-"""Files of a month of usage: its events and their adjustments as compressed CSV, and a manifest that vouches for them.
+"""Files of a month of usage: its events and adjustments as compressed CSV, and a manifest.
 
-`usage-2026-08.json` is written last, so a folder that has it has the rest. It names the files, and says of each its
-columns, its rows, the sums of its counts (as text: femto-USD are more than many JSON readers' numbers can hold) and the
+`usage-2026-08.json` is written last, so a directory that contains it is complete. It contains for each file its name,
+columns, rows, the sums of its counts (as text, because femto-USD exceed the numbers of many JSON parsers) and the
 SHA-256 of the CSV. An empty field is NULL; an empty text is `""`. Rows are in the order of their key and times in UTC,
-so the same rows are the same bytes.
+so the same rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _CHUNK = 1 << 20
 
 
 def require_usage(period_id: int) -> None:
-    """See that a period's usage is there. NOTE: call it after reading: what is detached by then was not read.
+    """Raise if usage of a period is archived. NOTE: call it after reading, because events may be detached while
+    reading.
 
     Raises:
         Conflict: some is archived.
@@ -42,21 +43,21 @@ def require_usage(period_id: int) -> None:
 
 
 class ArchiveDamagedError(Exception):
-    """A file is not what its manifest says."""
+    """A file does not match its manifest."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One file."""
+    """A file of an archive, as described in the manifest."""
 
     file: str
     columns: list[str]
     rows: int
     sums: dict[str, str]
-    sha256: str  # of the CSV, heading included
+    sha256: str  # of the CSV with its header
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What was written of a month."""
+    """The manifest of an archived month."""
 
     format: str
     month: str  # 2026-08
@@ -68,34 +69,32 @@ class Manifest(msgspec.Struct, frozen=True):
         return date.fromisoformat(f"{self.month}-01")
 
 
-def manifest_path(folder: Path, month: date) -> Path:
-    return folder / f"usage-{month:%Y-%m}.json"
+def manifest_path(directory: Path, month: date) -> Path:
+    return directory / f"usage-{month:%Y-%m}.json"
 
 
-def write(cursor: Any, month: date, folder: Path) -> Manifest:
-    """Write the month's files and read them back. `cursor` sees all rows; files that are there are replaced.
+def write(cursor: Any, month: date, directory: Path) -> Manifest:
+    """Write the month's files and verify them by reading. `cursor` must see all rows. Existing files are replaced.
 
-    Raises:
-        ArchiveDamagedError: the disk gives back something else.
+    Raises: ArchiveDamagedError if the files read back differ.
     """
     manifest = Manifest(
         format=FORMAT,
         month=f"{month:%Y-%m}",
-        usage=_write_part(cursor, events_of(month), _columns(UsageEvent), folder, f"usage-{month:%Y-%m}.csv.gz"),
+        usage=_write_part(cursor, events_of(month), _columns(UsageEvent), directory, f"usage-{month:%Y-%m}.csv.gz"),
         adjustments=_write_part(
-            cursor, adjustments_of(month), _columns(Adjustment), folder, f"usage-{month:%Y-%m}-adjustments.csv.gz"
+            cursor, adjustments_of(month), _columns(Adjustment), directory, f"usage-{month:%Y-%m}-adjustments.csv.gz"
         ),
     )
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    _replace(manifest_path(folder, month), lambda path: path.write_bytes(encoded + b"\n"))
+    _replace(manifest_path(directory, month), lambda path: path.write_bytes(encoded + b"\n"))
     return manifest
 
 
 def read(path: Path) -> Manifest:
     """Read the manifest at that path and verify its files.
 
-    Raises:
-        ArchiveDamagedError: they are not, or one is missing.
+    Raises: ArchiveDamagedError if a file differs or is missing.
     """
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -112,7 +111,7 @@ def read(path: Path) -> Manifest:
 
 
 def contents(path: Path) -> Iterator[bytes]:
-    """Yield a part's CSV, in pieces."""
+    """Yield the CSV of a part, in chunks."""
     with gzip.open(path, "rb") as file:
         while piece := file.read(_CHUNK):
             yield piece
@@ -124,20 +123,20 @@ def events_of(month: date) -> str:
 
 
 def adjustments_of(month: date) -> str:
-    """Return a relation of what corrects the month's events."""
+    """Return a relation of the adjustments of the month's events."""
     first, after = (f"'{day:%Y-%m-%d} 00:00:00+00'" for day in (month, shifted(month, 1)))
     return f"(SELECT * FROM billing_adjustment WHERE admitted_at >= {first} AND admitted_at < {after}) AS adjustment"  # noqa: S608  (dates)
 
 
 def summed(cursor: Any, relation: str) -> tuple[int, dict[str, str]]:
-    """Rows and sums of what is in the database, as a part has them."""
+    """Return the rows and sums in the database, in the form of a part."""
     cursor.execute(f"SELECT count(*), {', '.join(f'coalesce(sum({name}), 0)::text' for name in SUMS)} FROM {relation}")  # noqa: S608
     rows, *sums = cursor.fetchone()
     return rows, dict(zip(SUMS, sums, strict=True))
 
 
 def digest(cursor: Any, relation: str, columns: list[str]) -> str:
-    """Return the SHA-256 of rows in the database, written as a part is."""
+    """Return the SHA-256 of rows in the database, encoded like a part."""
     hashed = hashlib.sha256()
     for piece in _copied(cursor, relation, columns):
         hashed.update(piece)
@@ -149,7 +148,7 @@ def _columns(model: type[UsageEvent | Adjustment]) -> list[str]:
 
 
 def _copied(cursor: Any, relation: str, columns: list[str]) -> Iterator[bytes]:
-    order = ", ".join(name for name in ("admitted_at", "request_id", "leg", "verdict") if name in columns)
+    order = ", ".join(name for name in ("admitted_at", "request_id", "execution", "outcome") if name in columns)
     query = f"SELECT {', '.join(columns)} FROM {relation} ORDER BY {order}"  # noqa: S608  (names of ours)
     cursor.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO, YMD'")
     with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv, HEADER)") as copy:
@@ -157,25 +156,25 @@ def _copied(cursor: Any, relation: str, columns: list[str]) -> Iterator[bytes]:
             yield bytes(piece)
 
 
-def _write_part(cursor: Any, relation: str, columns: list[str], folder: Path, name: str) -> Part:
+def _write_part(cursor: Any, relation: str, columns: list[str], directory: Path, name: str) -> Part:
     written = hashlib.sha256()
 
     def fill(path: Path) -> None:
-        # NOTE: neither name nor time in the file's head, so that the same rows make the same file.
+        # NOTE: the gzip header has no name and no time, so that the same rows give the same file.
         with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
             for piece in _copied(cursor, relation, columns):
                 written.update(piece)
                 file.write(piece)
 
-    _replace(folder / name, fill)
-    part = _read_part(folder / name, columns)
+    _replace(directory / name, fill)
+    part = _read_part(directory / name, columns)
     if part.sha256 != written.hexdigest():
         raise ArchiveDamagedError(f"{name} came back otherwise than it was written.")
     return part
 
 
 def _read_part(path: Path, columns: list[str]) -> Part:
-    """Return what a file holds, by reading it whole."""
+    """Read a file completely and return its description."""
     hashed, rows, sums = hashlib.sha256(), 0, [0] * len(SUMS)
     reader = csv_tables.read_rows(_lines(path, hashed))
     if (heading := next(reader, None)) != columns:
@@ -199,14 +198,14 @@ def _lines(path: Path, hashed: Any) -> Iterator[str]:
 
 
 def _replace(path: Path, fill: Callable[[Path], object]) -> None:
-    """Fill a file beside it and put that in its place once it is on the disk."""
+    """Write a temporary file and rename it to the path after it was synced."""
     part = path.with_name(f"{path.name}.part")
     fill(part)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(directory)
     finally:
-        os.close(folder)
+        os.close(directory)

@@ -1,4 +1,4 @@
-"""Columns of values as PostgreSQL reads arrays. NOTE: psycopg's own way took a third of the settler's time."""
+"""Encoding of columns as PostgreSQL arrays. NOTE: psycopg's own encoding took a third of the settler's time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-# JSON writes numbers, times and null as PostgreSQL reads them; texts too, but for what it says with a backslash.
+# JSON encodes numbers, times and null as PostgreSQL reads them, and texts except for backslash escapes.
 _encode = msgspec.json.Encoder().encode
 
 
 def array(values: Sequence[Any]) -> str:
-    """Of numbers and times, for a parameter that is cast to an array of their kind."""
+    """Encode numbers and times, for a parameter that is cast to an array of their type."""
     return f"{{{_encode(values)[1:-1].decode()}}}"
 
 
 def text_array(values: Sequence[str | None]) -> str:
-    """Of texts, whatever is in them."""
+    """Encode texts with any characters."""
     words = array(values)
     if "\\" not in words:
         return words

@@ -1,7 +1,7 @@
-"""From messages of the usage stream to rows: each leg once, in one transaction a batch, and nothing lost.
+"""Conversion of usage messages to rows: each execution once, in one transaction per batch.
 
-The settler may crash at any point and messages may come twice, late and out of order. So everything here can be done
-again: a leg that has its row keeps it, and a message that is in quarantine stays there once.
+The settler may crash at any point, and messages may be repeated, late and out of order. So ingestion is idempotent: the
+event of an execution never changes, and a message is in quarantine at most once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import structlog
 from django.db import DataError, IntegrityError, OperationalError, connection
 
 from billing.budgets import reservations
-from billing.budgets.reservations import over_its_hold, used_by
+from billing.budgets.reservations import exceeds_reservation, used_by
 from billing.metering.arrays import array, text_array
-from billing.metering.duplicate_events import PRECEDENCE, LegKey, RepeatedEvent, merge, reverse_late
+from billing.metering.duplicate_events import PRECEDENCE, ExecutionKey, RepeatedEvent, merge, reverse_late
 from billing.metering.partitions import ensure_partitions
 from billing.models import UsageQuarantine
 from billing.periods import stamps
@@ -35,18 +35,18 @@ from tenants.isolation.scopes import all_tenants_scope
 log = structlog.get_logger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MAX_LOGGED_EXECUTIONS = 100  # legs in a line of the log
-MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # microseconds that an admission may lie in the future by this clock
+MAX_LOGGED_EXECUTIONS = 100  # executions per log line
+MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # an admission may be in the future of this clock
 _COLUMNS = {
     "admitted_at": "timestamptz",
     "request_id": "text",
-    "leg": "bigint",
+    "execution": "bigint",
     "tenant_id": "bigint",
     "project_id": "bigint",
     "key_id": "bigint",
     "model": "text",
     "attempt": "bigint",
-    "verdict": "text",
+    "outcome": "text",
     "finish_reason": "text",
     "uncached": "bigint",
     "cache_read": "bigint",
@@ -59,47 +59,47 @@ _COLUMNS = {
     "ttft_us": "bigint",
     "duration_us": "bigint",
     "price_version": "bigint",
-    "slice_id": "bigint",
-    "fence": "bigint",
-    "hold": "bigint",
+    "lease_id": "bigint",
+    "fencing_token": "bigint",
+    "reserved_nano": "bigint",
     "answer_hit_input": "bigint",
     "answer_hit_output": "bigint",
     "miss_reason": "text",
     "changed_at": "bigint",
     "unpinned_tokens": "bigint",
-    "price_ids": "text",  # an array in words: unnest would flatten arrays of arrays
+    "price_ids": "text",  # an array as text, because unnest would flatten nested arrays
     "cost_femto": "numeric",
     "saved_femto": "numeric",
     "invoice_period": "bigint",
 }
-_MAKERS = [text_array if kind == "text" else array for kind in _COLUMNS.values()]
-_ARRAYS = ", ".join(f"%s::{kind}[]" for kind in _COLUMNS.values())
+_MAKERS = [text_array if column_type == "text" else array for column_type in _COLUMNS.values()]
+_ARRAYS = ", ".join(f"%s::{column_type}[]" for column_type in _COLUMNS.values())
 _VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for name in _COLUMNS)
 # A reservation is released early by a gateway or when it is settled: see billing_release_unused and billing_settle.
 _RELEASED_BY = """
-CASE WHEN new.slice_id IS NULL THEN NULL WHEN EXISTS (
+CASE WHEN new.lease_id IS NULL THEN NULL WHEN EXISTS (
     SELECT FROM billing_earlyrelease r
-    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.leg = new.leg
+    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.execution = new.execution
 ) THEN 'gateway' ELSE 'settler' END
 """
-# NOTE: a value too wide for its column must be refused, not cut: assignment does so, a cast to varchar(n) would not.
+# NOTE: a value too long for its column must be rejected, not truncated. Assignment does so, a cast does not.
 _INSERT = f"""
 INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at, released_by)
 SELECT {_VALUES}, statement_timestamp(), {_RELEASED_BY} FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
-ON CONFLICT (admitted_at, request_id, leg) DO NOTHING
-RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
+ON CONFLICT (admitted_at, request_id, execution) DO NOTHING
+RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, execution
 """  # noqa: S608  (column names from above, nothing from outside)
 
 
 class UsageMessage(NamedTuple):
-    """One entry of the stream. `payload` is None if it was deleted after its settlement."""
+    """A message of the usage stream. `payload` is None if it was deleted after its settlement."""
 
     stream_id: str
     payload: bytes | None
 
 
 class UsageRow(NamedTuple):
-    """A decoded message, what it costs, and its values in the order of the columns, but for the last."""
+    """A decoded message, its cost, and its values in the order of the columns, except the last."""
 
     message: UsageMessage
     event: ExecutionUsage
@@ -107,67 +107,66 @@ class UsageRow(NamedTuple):
     values: tuple[Any, ...]
 
     @property
-    def key(self) -> LegKey:
+    def key(self) -> ExecutionKey:
         return self.values[:3]
 
 
 @dataclass
 class SettleResult:
-    """What became of a batch."""
+    """The result of settling a batch."""
 
-    settled: int = 0  # events that are rows now
-    repeated: int = 0  # events that were rows before
+    settled: int = 0  # new rows
+    repeated: int = 0  # events that had a row
     quarantined: int = 0
 
 
 def settle(messages: Sequence[UsageMessage]) -> SettleResult:
-    """Bring the messages into the database. When this returns, each is a committed row or in quarantine.
+    """Settle the messages. After this, each is a committed row or in quarantine.
 
-    Raises:
-        django.db.Error: the database is away or not ready; nothing is known to be done, and all may be tried again.
+    Raises: django.db.Error if the database is unavailable; the messages may be settled again.
     """
-    outcome = SettleResult()
+    result = SettleResult()
     latest = time.time_ns() // 1000 + MAX_CLOCK_SKEW_MICROSECONDS
     decoded = []
     for message in messages:
-        event = None if message.payload is None else _decode(message, message.payload, latest, outcome)
+        event = None if message.payload is None else _decode(message, message.payload, latest, result)
         if event is not None:
             decoded.append((message, *event))
-    rows = _rate(decoded, outcome)
-    # In the order of the key, so that two settlers with the same messages never wait for each other in a circle.
-    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.verdict, 3)))
-    _store_or_split(rows, outcome)
-    return outcome
+    rows = _rate(decoded, result)
+    # In the order of the key, so that two settlers with the same messages cannot deadlock.
+    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.outcome, 3)))
+    _store_or_split(rows, result)
+    return result
 
 
-def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], outcome: SettleResult) -> list[UsageRow]:
-    """Return what each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
+def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], result: SettleResult) -> list[UsageRow]:
+    """Price each message. Quarantine those without a price or above their reservation."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
-        fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)
-        if isinstance(cost, UnknownPriceError) or fault:
-            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", outcome)
+        error = str(cost) if isinstance(cost, UnknownPriceError) else exceeds_reservation(event, cost.cost_femto)
+        if isinstance(cost, UnknownPriceError) or error:
+            _quarantine(message, UsageQuarantine.Reason.REFUSED, error or "", result)
         else:
             rows.append(UsageRow(message, event, cost, _values(event, admitted_at, cost)))
     return rows
 
 
 def _decode(
-    message: UsageMessage, payload: bytes, latest: int, outcome: SettleResult
+    message: UsageMessage, payload: bytes, latest: int, result: SettleResult
 ) -> tuple[ExecutionUsage, datetime] | None:
     try:
         event = decode_usage(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: text that is no UTF-8
-        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), outcome)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: invalid UTF-8
+        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), result)
         return None
     if event.billing_context.admitted_at > latest:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", outcome)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", result)
         return None
     try:
         return event, EPOCH + timedelta(microseconds=event.billing_context.admitted_at)
     except OverflowError:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", outcome)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", result)
         return None
 
 
@@ -176,13 +175,13 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
     return (
         admitted_at,
         billing_context.request_id,
-        billing_context.leg,
+        billing_context.execution,
         billing_context.tenant_id,
         billing_context.project_id,
         billing_context.key_id,
         billing_context.model,
         event.attempt,
-        event.verdict,
+        event.outcome,
         event.finish_reason,
         usage.uncached,
         usage.cache_read,
@@ -195,9 +194,9 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
         event.ttft_us,
         event.duration_us,
         billing_context.price_version,
-        billing_context.slice_id,
-        billing_context.fence,
-        billing_context.hold,
+        billing_context.lease_id,
+        billing_context.fencing_token,
+        billing_context.reserved_nano,
         event.answer_hit_input,
         event.answer_hit_output,
         event.miss_reason,
@@ -209,8 +208,8 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
     )
 
 
-def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
-    """Store the rows; if one of them is refused, halve until it stands alone and put that one into quarantine."""
+def _store_or_split(rows: Sequence[UsageRow], result: SettleResult) -> None:
+    """Store the rows. If the database rejects one, halve the batch until the row is found, and quarantine it."""
     if not rows:
         return
     try:
@@ -218,26 +217,26 @@ def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
     except (IntegrityError, DataError) as exc:
         if len(rows) > 1:
             middle = len(rows) // 2
-            _store_or_split(rows[:middle], outcome)
-            _store_or_split(rows[middle:], outcome)
+            _store_or_split(rows[:middle], result)
+            _store_or_split(rows[middle:], result)
         elif _is_unplaceable(exc) and ensure_partitions():
-            _store_or_split(rows, outcome)
+            _store_or_split(rows, result)
         else:
             reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(exc) else UsageQuarantine.Reason.REFUSED
-            _quarantine(rows[0].message, reason, _explain(exc), outcome)
+            _quarantine(rows[0].message, reason, _explain(exc), result)
         return
     except OperationalError as exc:
         if not isinstance(exc.__cause__, psycopg.errors.SerializationFailure):
             raise
-        _store_or_split(rows, outcome)  # a gateway released early between the insert and the settlement
+        _store_or_split(rows, result)  # a gateway released early between insert and settlement
         return
-    outcome.settled += len(new)
+    result.settled += len(new)
     if len(new) < len(rows):
-        _merge_repeated(rows, new, outcome)
+        _merge_repeated(rows, new, result)
 
 
 def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
-    """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
+    """Insert and settle the rows in one transaction. Return the new rows."""
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         periods = stamps(cursor, [(row.event.billing_context.tenant_id, row.key[0]) for row in rows])
         columns = [*zip(*(row.values for row in rows), strict=True), periods]
@@ -245,22 +244,21 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
         new = _first_of(rows, _insert(arrays))
         late = reservations.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
         for row in new:
-            if row.event.billing_context.slice_id in late and not reservations.adjust(
-                cursor, row.event.billing_context.slice_id, used_by(row.event, row.rated.cost_femto), must_fit=True
+            if row.event.billing_context.lease_id in late and not reservations.adjust(
+                cursor, row.event.billing_context.lease_id, used_by(row.event, row.rated.cost_femto), must_fit=True
             ):
                 reverse_late(cursor, row.key, row.event, row.rated)
     if log.isEnabledFor(logging.INFO):
         for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
-            legs = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
-            log.info("usage_settled", legs=legs)
+            executions = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
+            log.info("usage_settled", executions=executions)
     return new
 
 
 def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
-    """Insert the columns, and return the keys of the rows that went in.
+    """Insert the columns, and return the keys of the inserted rows.
 
-    The values go beside the statement, not quoted into it as Django does: they are long, and both sides would read them
-    once more.
+    The values are parameters of the server, not quoted into the statement as Django does, because they are long.
     """
     with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
         cursor.execute(_INSERT, arrays)
@@ -268,31 +266,33 @@ def _insert(arrays: Sequence[str]) -> set[tuple[int, str, int]]:
 
 
 def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> list[UsageRow]:
-    """Return the rows that are meant: of those with one key the first."""
+    """Return the inserted rows: of those with the same key the first."""
     found = []
     for row in rows:
         billing_context = row.event.billing_context
-        key = (billing_context.admitted_at, billing_context.request_id, billing_context.leg)
+        key = (billing_context.admitted_at, billing_context.request_id, billing_context.execution)
         if key in inserted:
             inserted.discard(key)
             found.append(row)
     return found
 
 
-def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: SettleResult) -> None:
-    """Of the rows that did not go in, those that contradict what is stored are not to be lost."""
+def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], result: SettleResult) -> None:
+    """Merge the rows that were not inserted. Quarantine those that contradict what is stored."""
     went_in = {id(row) for row in new}
     repeated = [row for row in rows if id(row) not in went_in]
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         known = merge(cursor, [RepeatedEvent(row.key, row.event, row.rated) for row in repeated])
     for row, agrees in zip(repeated, known, strict=True):
         if agrees:
-            outcome.repeated += 1
+            result.repeated += 1
         else:
-            _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, "the leg was settled with other counts", outcome)
+            _quarantine(
+                row.message, UsageQuarantine.Reason.CONFLICT, "the execution was settled with other counts", result
+            )
 
 
-def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, outcome: SettleResult) -> None:
+def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, result: SettleResult) -> None:
     payload = message.payload or b""
     detail = detail.replace("\x00", "").encode(errors="replace").decode()
     with all_tenants_scope(BypassReason.SETTLER):
@@ -306,15 +306,15 @@ def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: s
                 "payload": payload,
             },
         )
-    outcome.quarantined += created
+    result.quarantined += created
     log.error("usage_quarantined", stream_id=message.stream_id, reason=reason.value, detail=detail, new=created)
 
 
-def _is_unplaceable(fault: Exception) -> bool:
-    return "no partition of relation" in str(fault)
+def _is_unplaceable(error: Exception) -> bool:
+    return "no partition of relation" in str(error)
 
 
-def _explain(fault: Exception) -> str:
-    """Return the constraint or the fault's first line; the lines after it would repeat the row."""
-    diag = getattr(fault.__cause__, "diag", None)
-    return getattr(diag, "constraint_name", None) or str(fault).partition("\n")[0]
+def _explain(error: Exception) -> str:
+    """Return the constraint's name or the error's first line. The other lines repeat the row."""
+    diag = getattr(error.__cause__, "diag", None)
+    return getattr(diag, "constraint_name", None) or str(error).partition("\n")[0]

@@ -15,7 +15,7 @@ MONTHS_AHEAD = 3
 
 
 def month_of(moment: datetime) -> date:
-    """Return the first day of the UTC month that `moment` lies in."""
+    """Return the first day of the UTC month of `moment`."""
     return moment.astimezone(UTC).date().replace(day=1)
 
 
@@ -30,22 +30,22 @@ def partition_name(month: date) -> str:
 
 
 def ensure_partitions(now: datetime | None = None) -> list[str]:
-    """Make the partitions of last month, this month and the next three that are missing; returns their names.
+    """Create the missing partitions of the last, the current and the next three months. Return their names.
 
-    Safe to call at any time, from any number of processes at once. Inserts into the table go on meanwhile.
+    Safe to call at any time, from any number of processes. It does not block inserts.
     """
     current = month_of(now or datetime.now(UTC))
     wanted = [shifted(current, offset) for offset in range(-MONTHS_BEHIND, MONTHS_AHEAD + 1)]
     if not _missing(wanted):
         return []
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
-        # The tables' owner made this function, and it runs as the owner: nobody else may change tables.
-        cursor.execute("SELECT billing_make_partitions(%s)", [wanted])
+        # The function runs as the tables' owner, because no other role may change tables.
+        cursor.execute("SELECT billing_create_partitions(%s)", [wanted])
         return list(cursor.fetchone()[0])
 
 
 def existing_partitions() -> list[str]:
-    """Names of the table's partitions, oldest first."""
+    """Return the names of the table's partitions, oldest first."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"

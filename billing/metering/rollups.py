@@ -1,4 +1,4 @@
-"""Sums of usage by hour and day, made again from the events for every hour that something was settled in."""
+"""Sums of usage by hour and day, computed again for every hour with new settlements."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from billing.models import GROUPED, SUMMED, RollupState
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-MARGIN = timedelta(seconds=5)  # what was settled so lately is not in the rollups yet: it may not have committed
-OVERLAP = timedelta(minutes=10)  # hours touched within it before the last run are made again: no commit takes longer
-_LOCK = 0x726F6C6C  # any number that is nobody else's advisory lock
+MARGIN = timedelta(seconds=5)  # recent settlements are left out, because they may not be committed yet
+OVERLAP = timedelta(
+    minutes=10
+)  # hours with settlements in this time before the last run are computed again; no commit takes longer
+_LOCK = 0x726F6C6C  # an arbitrary advisory lock, used only here
 
 _COLUMNS = ", ".join((*GROUPED, *SUMMED))
 _SUMS = ", ".join(f"sum({name})" for name in SUMMED)
@@ -28,7 +30,7 @@ _TOUCHED = """
 SELECT DISTINCT date_trunc('hour', admitted_at, 'UTC') FROM billing_usagechange
 WHERE settled_at < %(before)s AND (%(since)s::timestamptz IS NULL OR settled_at >= %(since)s)
 """
-# NOTE: one statement a range, with its ends as constants: a join with the ranges would read every event for each.
+# NOTE: one statement per range, with constant bounds. A join with the ranges would read all events for each.
 _HOURS = f"""
 {_INTO} SELECT 'hour', date_trunc('hour', admitted_at, 'UTC'), {", ".join(GROUPED)}, {_SUMS}
 FROM billing_usagechange
@@ -43,14 +45,14 @@ WHERE bucket = 'hour' AND start >= %(start)s AND start < %(end)s {_UPSERT}
 
 @dataclass(frozen=True)
 class Built:
-    """What a run did."""
+    """The result of a run."""
 
     settled_before: datetime
     hours: int
 
 
 def build() -> Built:
-    """Bring the rollups up to now. Safe to call at any time, from any number of processes, and after any crash."""
+    """Update the rollups. Safe to call at any time, from any number of processes, and after a crash."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         cursor.execute("SELECT clock_timestamp()")
@@ -71,7 +73,7 @@ def build() -> Built:
 
 
 def _ranges(starts: Iterable[datetime], length: timedelta) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the spans that begin at `starts`, those that touch together. Half-open."""
+    """Yield half-open ranges that start at `starts`, with adjacent ones joined."""
     first = end = None
     for start in starts:
         if start != end:

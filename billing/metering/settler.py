@@ -1,8 +1,8 @@
-"""The settler: moves usage events from the broker's stream into the database, each exactly once.
+"""The settler: moves usage events from the stream to the database, each exactly once.
 
-A batch is read, committed, and only then acknowledged and deleted: workers trim their journals by what is acknowledged.
-Whatever breaks in between, the messages stay pending with this consumer and are read again first. Several settlers may
-run, each under a name of its own; they share the stream, and take over what one that died had not finished.
+A batch is read, committed, and only then acknowledged and deleted, because workers remove acknowledged usage from their
+journals. After any failure, the messages stay pending with this consumer and are read again first. Several settlers may
+run with different names. They share the stream, and take over the messages of a lost one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 log = structlog.get_logger(__name__)
 
 BATCH = 1000
-BLOCK_MS = 500  # bounds how long a stop waits when nothing comes
-PACE_SECONDS = 0.05  # least time from one small batch to the next: a row shows this late, and commits stay few
-CLAIM_IDLE_MS = 30_000  # a consumer with messages that are pending for longer is dead or stuck
+BLOCK_MS = 500  # limits how long a stop waits without messages
+PACE_SECONDS = 0.05  # minimum time between small batches: delays rows, and limits commits
+CLAIM_IDLE_MS = 30_000  # a consumer with messages pending for longer is lost or stuck
 CLAIM_SECONDS = 10.0
 REPORT_SECONDS = 1.0
 PARTITIONS_SECONDS = 3600.0
-FORGET_IDLE_MS = 3_600_000  # a consumer with nothing pending and no read for longer is removed
+FORGET_IDLE_MS = 3_600_000  # a consumer without pending messages and without a read for longer is removed
 MAX_BACKOFF_SECONDS = 5.0
 
 
 def connect(url: str) -> redis.Redis:
-    """Return a connection to the broker that fails rather than repeats: a read done twice would leave messages
-    pending."""
+    """Return a connection to the broker without retries: a repeated read would leave messages pending."""
     return redis.Redis.from_url(
         url,
         socket_timeout=5,
@@ -54,7 +53,7 @@ def connect(url: str) -> redis.Redis:
 
 
 class Settler:
-    """One consumer of the usage stream. `run` returns once `stopping` is set and the batch in hand is done."""
+    """A consumer of the usage stream. `run` returns once `stopping` is set and the current batch is done."""
 
     def __init__(
         self,
@@ -70,25 +69,25 @@ class Settler:
         self._stopping = stopping
         self._batch = batch
         self._claim_idle_ms = claim_idle_ms
-        self._faults = 0  # in a row
+        self._faults = 0  # consecutive
         self._last_batch_at: int | None = None
-        self._reap_at = self._report_at = self._claim_at = self._partitions_at = 0.0
+        self._reclaim_at = self._report_at = self._claim_at = self._partitions_at = 0.0
 
     def run(self) -> None:
-        """Settle until told to stop, through any outage of the database or the broker."""
+        """Settle until stopped, through any outage of the database or the broker."""
         log.info("settler_started", consumer=self._consumer)
         while not self._stopping.is_set():
             try:
                 self._resume()
                 while not self._stopping.is_set():
                     self._round()
-            except (redis.RedisError, django.db.Error) as exc:  # the broker having lost the group is one of these
+            except (redis.RedisError, django.db.Error) as exc:  # also if the broker lost the group
                 self._back_off(exc)
         connection.close()
         log.info("settler_stopped", consumer=self._consumer)
 
     def drain(self) -> int:
-        """Settle what the stream holds now, and return how many messages that was."""
+        """Settle the current messages of the stream. Return how many there were."""
         done = self._resume()
         while messages := self._read(">", block_ms=None):
             self._settle(messages)
@@ -96,7 +95,7 @@ class Settler:
         return done
 
     def _resume(self) -> int:
-        """Make what is needed, then settle what an earlier run or a broken round left pending with this consumer."""
+        """Create the group, then settle messages left pending with this consumer."""
         self._make_group()
         self._make_partitions()
         done, last = 0, "0"
@@ -117,37 +116,37 @@ class Settler:
         if started >= self._partitions_at:
             self._make_partitions()
         if messages or started >= self._report_at:
-            told = self._report()
-            if started >= self._reap_at:
-                self._reap(told)
-                self._reap_at = started + REPORT_SECONDS
+            reported_until = self._report()
+            if started >= self._reclaim_at:
+                self._reclaim(reported_until)
+                self._reclaim_at = started + REPORT_SECONDS
             self._report_at = started + REPORT_SECONDS
         if 0 < len(messages) < self._batch:
             self._stopping.wait(max(0.0, started + PACE_SECONDS - time.monotonic()))
 
     def _settle(self, messages: list[UsageMessage]) -> None:
-        """Commit, then acknowledge. NOTE: never the other way round, nor one without the other's success."""
-        outcome = settle(messages)
-        self._acknowledge([message.stream_id for message in messages], outcome)
-        log.debug("settled", **vars(outcome))
+        """Commit, then acknowledge. NOTE: in this order, and the acknowledgement only after a successful commit."""
+        result = settle(messages)
+        self._acknowledge([message.stream_id for message in messages], result)
+        log.debug("settled", **vars(result))
 
-    def _acknowledge(self, ids: list[str], outcome: SettleResult) -> None:
+    def _acknowledge(self, ids: list[str], result: SettleResult) -> None:
         pipe = self._broker.pipeline(transaction=True)
         pipe.xack(USAGE_STREAM, USAGE_GROUP, *ids)
         pipe.xdel(USAGE_STREAM, *ids)
-        for name, count in vars(outcome).items():
+        for name, count in vars(result).items():
             pipe.hincrby(status.TOTALS_KEY, name, count)
         pipe.time()
         self._last_batch_at = _microseconds(pipe.execute()[-1])
 
     def _read(self, after: str, block_ms: int | None) -> list[UsageMessage]:
-        """Up to a batch of messages: new ones for `>`, else this consumer's pending ones after that id."""
+        """Read up to a batch of messages: new ones for `>`, else this consumer's pending ones after that id."""
         streams: dict[Any, Any] = {USAGE_STREAM: after}
         reply: Any = self._broker.xreadgroup(USAGE_GROUP, self._consumer, streams, count=self._batch, block=block_ms)
         return _messages(reply[0][1]) if reply else []
 
     def _take_over(self) -> None:
-        """Settle what a dead consumer had read and not acknowledged, and forget consumers long gone."""
+        """Settle the pending messages of lost consumers, and remove consumers that are long gone."""
         cursor: Any = "0-0"
         while not self._stopping.is_set():
             reply: Any = self._broker.xautoclaim(
@@ -164,7 +163,7 @@ class Settler:
                 self._broker.xgroup_delconsumer(USAGE_STREAM, USAGE_GROUP, other["name"])
 
     def _make_group(self) -> None:
-        """Make the group, to read from the stream's start, if there is none: at first, or after the broker lost it."""
+        """Create the group at the stream's start if it is missing: at first, or after the broker lost its data."""
         try:
             self._broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
             log.info("consumer_group_created")
@@ -178,13 +177,13 @@ class Settler:
         if made:
             log.info("partitions_created", names=made)
 
-    def _reap(self, told_ms: int) -> None:
-        """Take back what is held for requests that cannot run any more; all that was told until then is settled."""
-        if reaped := reservations.reap(datetime.fromtimestamp(told_ms / 1000, UTC)):
-            log.warning("slices_reclaimed", slices=reaped)
+    def _reclaim(self, told_ms: int) -> None:
+        """Reclaim leases whose requests cannot run any more. All usage reported until then is settled."""
+        if reclaimed := reservations.reclaim(datetime.fromtimestamp(told_ms / 1000, UTC)):
+            log.warning("leases_reclaimed", leases=reclaimed)
 
     def _report(self) -> int:
-        """Tell how it goes; returns until when (in milliseconds) all that was told is settled."""
+        """Report the status. Return the time in milliseconds until which all reported usage is settled."""
         pipe = self._broker.pipeline(transaction=False)
         pipe.time()
         pipe.xlen(USAGE_STREAM)
@@ -206,18 +205,20 @@ class Settler:
         self._broker.set(status.STATUS_KEY, status.encode(report))
         return since
 
-    def _back_off(self, fault: Exception) -> None:
-        """Wait a little longer with each fault in a row, and by chance, so that many do not come back at once."""
+    def _back_off(self, error: Exception) -> None:
+        """Wait longer after each consecutive error, with jitter."""
         self._faults += 1
         seconds = min(MAX_BACKOFF_SECONDS, 0.1 * 2 ** min(self._faults, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
-        message = str(fault).partition("\n")[0]
-        log.warning("settler_retrying", fault=type(fault).__name__, error=message, retry_in=round(seconds, 2))
+        message = str(error).partition("\n")[0]
+        log.warning("settler_retrying", error_type=type(error).__name__, error=message, retry_in=round(seconds, 2))
         connection.close()
         self._stopping.wait(seconds)
 
 
 def _messages(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> list[UsageMessage]:
-    """Entries as messages. One deleted while pending has no fields; one without an event is kept whole, for a look."""
+    """Convert entries to messages. An entry that was deleted while pending has no fields. One without an event is kept
+    complete, for the quarantine.
+    """
     return [
         UsageMessage(stream_id.decode(), (fields.get(b"e") or encode(fields)) if fields else None)
         for stream_id, fields in entries

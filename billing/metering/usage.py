@@ -1,4 +1,4 @@
-"""Questions about usage: which events, and their sums. One tenant at a time, always."""
+"""Queries of usage events and their sums, of one tenant at a time."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class OddHours(Exception):
-    """A zone's clocks are off from UTC by part of an hour in that time: its hours and days are no sums of UTC hours."""
+    """The time zone's offset from UTC is not a whole number of hours, so its hours are not sums of UTC hours."""
 
 
 class TooManyRows(Exception):
-    """The answer would have more than MOST_ROWS rows: ask for less time, a coarser bucket or fewer groups."""
+    """The result would exceed the maximum of rows: use a shorter time, a coarser bucket or fewer groups."""
 
 
 @dataclass(frozen=True)
 class UsageReport:
-    """Which events of a tenant. Times are half-open: `start` is in, `end` is not."""
+    """A selection of a tenant's events. Times are half-open: `start` is included, `end` is not."""
 
     tenant_id: int
     start: datetime | None = None
@@ -47,15 +47,15 @@ class UsageReport:
     model: str | None = None
     key_id: int | None = None
     project_id: int | None = None
-    verdict: str | None = None
+    outcome: str | None = None
     request_id: str | None = None
 
     def events(self) -> QuerySet[UsageEvent]:
-        given = self._given() | _present(verdict=self.verdict, request_id=self.request_id)
+        given = self._given() | _present(outcome=self.outcome, request_id=self.request_id)
         return UsageEvent.objects.for_tenant(self.tenant_id).filter(**self._times("admitted_at"), **given)
 
     def changes(self) -> QuerySet[UsageChange]:
-        """Return what the rollups do not hold yet, and whole what lies in hours that the times cut."""
+        """Return the changes that are not in the rollups, and all changes of partial hours."""
         first, last = self._hours()
         late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
         cut = Q()
@@ -67,7 +67,7 @@ class UsageReport:
         return rows.filter(**self._times("admitted_at"), **self._given())
 
     def rollups(self, *, by_hour: bool) -> QuerySet[UsageRollup]:
-        """Return the rollups of all whole hours in the times, those of a day together unless `by_hour`."""
+        """Return the rollups of the complete hours in the time range, by days unless `by_hour`."""
         first, last = self._hours()
         rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(start__gte=first, start__lt=last, **self._given())
         hours, days = Q(bucket=UsageRollup.Bucket.HOUR), Q(bucket=UsageRollup.Bucket.DAY)
@@ -78,7 +78,7 @@ class UsageReport:
         return rows.filter((days & whole) | (hours & ~whole))
 
     def _hours(self) -> tuple[datetime, datetime]:
-        """From the first to after the last whole hour."""
+        """Return the range of complete hours."""
         first, last = self.start or _EARLIEST, self.end or datetime.now(UTC) + _DAY
         first, last = first + (_EARLIEST - first) % _HOUR, last - (last - _EARLIEST) % _HOUR
         return first, max(first, last)
@@ -95,7 +95,7 @@ def _present(**wanted: Any) -> dict[str, Any]:
 
 
 def this_month(now: datetime | None = None, zone: tzinfo = UTC) -> tuple[datetime, datetime]:
-    """From the first instant of this month, by the clocks of `zone`, until now."""
+    """Return the time from the start of this month in `zone` until now."""
     now = now or datetime.now(UTC)
     first = datetime.combine(now.astimezone(zone).date().replace(day=1), datetime.min.time(), zone)
     return first.astimezone(UTC), now
@@ -104,19 +104,18 @@ def this_month(now: datetime | None = None, zone: tzinfo = UTC) -> tuple[datetim
 def sums(
     question: UsageReport, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None, zone: tzinfo = UTC
 ) -> list[dict[str, Any]]:
-    """Return what the question's usage adds up to, one dict for each group and bucket, oldest first.
+    """Return the sums of the selected usage, one dict for each group and bucket, oldest first.
 
-    Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, and SUMMED. A failed leg's tokens are in no sum:
-    nobody pays for them. The question's verdict and request are not looked at. Buckets are by the clocks of `zone`: an
-    hour that comes twice is two, a day may have 23 or 25.
+    Keys: `start` (with a bucket), the requested GROUP_COLUMNS, and SUMMED. Tokens of failed executions are in no sum,
+    because they are not billed. The selection's outcome and request are ignored. Buckets follow the clocks of `zone`: a
+    repeated hour gives two buckets, a day may have 23 or 25 hours.
 
-    Raises:
-        OddHours, TooManyRows: see there.
+    Raises: OddHours, TooManyRows.
     """
     if bucket and zone is not UTC:
         _require_whole_hours(question, zone)
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
-    # One statement, so that what a run of the rollups moves from the one to the other meanwhile is counted once.
+    # One statement, so that a concurrent run of the rollups does not count a change twice.
     by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
     rolled = _grouped(question.rollups(by_hour=by_hour), "start", columns, bucket, zone)
     found = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket, zone), all=True)
@@ -145,7 +144,7 @@ def _require_whole_hours(question: UsageReport, zone: tzinfo) -> None:
 def _grouped(
     rows: QuerySet[Any, Any], time: str, columns: list[str], bucket: Bucket | None, zone: tzinfo
 ) -> QuerySet[Any, Any]:
-    """Tuples of 1, the columns' values, and the sums: alike for rollups and changes."""
+    """Yield tuples of 1, the columns' values and the sums, in the same form for rollups and changes."""
     # NOTE: hours of such zones are UTC's, and cut as these: by the zone's clocks one that comes twice would be one.
     truncated = {"at": _TRUNCATE[bucket](time, tzinfo=UTC if bucket == "hour" else zone)} if bucket else {}
     names = ["one", *("at" if name == "start" else name for name in columns)]
@@ -156,20 +155,19 @@ def _grouped(
 
 
 def total(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the sum over all rows of what `sums` counts."""
+    """Return the totals over all rows of `sums`."""
     return {name: sum(row[name] for row in rows) for name in SUMMED}
 
 
 def instant(text: str, zone: tzinfo = UTC) -> datetime:
-    """Return a date (its first instant) or a date and time with its offset from UTC (`Z` or +hh:mm); without one by
-    `zone`.
+    """Parse a date (its first instant) or a date and time with its offset from UTC (`Z` or +hh:mm). Without an offset,
+    `zone` applies.
 
-    Raises:
-        ValueError: it is neither, or lies beyond any use of ours.
+    Raises: ValueError if it is neither, or out of range.
     """
     moment = datetime.fromisoformat(text)
     if not 2000 <= moment.year < 2200:
-        raise ValueError("want a year from 2000 to 2199")
+        raise ValueError("the year must be from 2000 to 2199")
     return (moment.replace(tzinfo=zone) if moment.tzinfo is None else moment).astimezone(UTC)
 
 

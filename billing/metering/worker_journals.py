@@ -1,7 +1,7 @@
-"""What lies in workers' journals on this machine and never became a row.
+"""Unsettled usage in the workers' journals of this machine.
 
-A worker sends what it has journalled until the settler has it, so this finds only what nobody sends: that of a worker
-which has gone and does not come back under its name.
+A worker sends journaled usage until it is settled. So this finds only usage that is not sent any more: of a worker that
+is gone and does not return under its name.
 """
 
 from __future__ import annotations
@@ -27,54 +27,57 @@ log = structlog.get_logger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSING = """
 SELECT n.place FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[]) WITH ORDINALITY
-    AS n (admitted_at, request_id, leg, place)
+    AS n (admitted_at, request_id, execution, place)
 WHERE NOT EXISTS (SELECT FROM billing_usageevent e
-    WHERE e.admitted_at = n.admitted_at AND e.request_id = n.request_id AND e.leg = n.leg)
+    WHERE e.admitted_at = n.admitted_at AND e.request_id = n.request_id AND e.execution = n.execution)
 """
 
 
 class Unsettled(NamedTuple):
-    """What of one tenant one worker has journalled in vain."""
+    """Unsettled usage of one tenant in the journal of one worker."""
 
     worker: str
     tenant_id: int
-    legs: int
+    executions: int
     tokens: int
 
 
-def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
-    """By worker and tenant, what was admitted before then, is in the journals below `folder`, and was never settled.
+def unsettled(directory: Path, before: datetime) -> list[Unsettled]:
+    """Return by worker and tenant the usage in the journals below `folder` that was admitted before then and never
+    settled.
 
-    The scope must allow all tenants' rows. Months that are archived, and what is in quarantine, are left out; so is a
-    journal that cannot be read, which the log names.
+    An all-tenants scope must be open. Archived months, messages in quarantine and journals that cannot be read are left
+    out. The log names those journals.
     """
     attached = set(existing_partitions())
     found: dict[tuple[str, int], list[int]] = {}
-    for journal in sorted(path for path in folder.glob("*") if path.is_dir()):
+    for journal in sorted(path for path in directory.glob("*") if path.is_dir()):
         try:
-            told = {
-                (event.billing_context.request_id, event.billing_context.leg): (event, payload)
+            journaled = {
+                (event.billing_context.request_id, event.billing_context.execution): (event, payload)
                 for event, payload in journalled(journal)
                 if _admitted(event) < before and partition_name(month_of(_admitted(event))) in attached
             }
         except (msgspec.MsgspecError, ValueError, OverflowError, OSError) as exc:
-            log.exception("journal_unreadable", worker=journal.name, fault=type(exc).__name__)
+            log.exception("journal_unreadable", worker=journal.name, error_type=type(exc).__name__)
             continue
-        for event in _without_row(list(told.values())):
+        for event in _without_row(list(journaled.values())):
             sums = found.setdefault((journal.name, event.billing_context.tenant_id), [0, 0])
             sums[0] += 1
             sums[1] += event.usage.prompt + event.usage.output
     return [Unsettled(worker, tenant_id, *sums) for (worker, tenant_id), sums in sorted(found.items())]
 
 
-def _without_row(told: Sequence[tuple[ExecutionUsage, bytes]]) -> list[ExecutionUsage]:
-    if not told:
+def _without_row(journaled: Sequence[tuple[ExecutionUsage, bytes]]) -> list[ExecutionUsage]:
+    if not journaled:
         return []
-    keys = [(_admitted(event), event.billing_context.request_id, event.billing_context.leg) for event, _ in told]
-    times, names, legs = zip(*keys, strict=True)
+    keys = [
+        (_admitted(event), event.billing_context.request_id, event.billing_context.execution) for event, _ in journaled
+    ]
+    times, names, executions = zip(*keys, strict=True)
     with connection.cursor() as cursor:
-        cursor.execute(_MISSING, [array(times), text_array(names), array(legs)])
-        missing = [told[place - 1] for (place,) in cursor.fetchall()]
+        cursor.execute(_MISSING, [array(times), text_array(names), array(executions)])
+        missing = [journaled[place - 1] for (place,) in cursor.fetchall()]
     hashes = {hashlib.sha256(payload).digest() for _, payload in missing}
     rows: Any = UsageQuarantine.objects.filter(payload_hash__in=hashes).values_list("payload_hash", flat=True)
     looked_at = {bytes(each) for each in rows}

@@ -1,17 +1,24 @@
-"""What was used, what it costs, and what is owed."""
+"""Models of usage, prices, budgets, invoices and the ledger."""
 
 from billing.models.archives import UsageArchive
+from billing.models.budget_leases import (
+    Adjustment,
+    BudgetCorrection,
+    BudgetLease,
+    BudgetPeriod,
+    EarlyRelease,
+    Reconciliation,
+)
 from billing.models.budgets import Budget, BudgetAlert
-from billing.models.holds import Adjustment, Correction, EarlyRelease, Reconciliation, Slice, Window
 from billing.models.invoicing import (
     ADDRESS,
     BillingEntity,
     BillingProfile,
     ExchangeRate,
     Invoice,
+    InvoiceEmail,
     InvoiceFile,
     InvoiceLine,
-    InvoiceMail,
     NumberSeries,
     Period,
     TaxCategory,
@@ -20,13 +27,13 @@ from billing.models.invoicing import (
 from billing.models.ledger import (
     Account,
     Commitment,
+    CreditApplication,
     CreditGrant,
-    CreditUse,
     LedgerEntry,
     LedgerTransaction,
     Payment,
 )
-from billing.models.prices import BookAssignment, CompiledSheet, Price, PriceBook, PriceVersion
+from billing.models.prices import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
 from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
 from billing.models.usage import MAX_TOKENS, TOKEN_CLASSES, ExecutionOutcome, UsageEvent, UsageQuarantine
 
@@ -40,21 +47,22 @@ __all__ = [
     "Adjustment",
     "BillingEntity",
     "BillingProfile",
-    "BookAssignment",
     "Budget",
     "BudgetAlert",
+    "BudgetCorrection",
+    "BudgetLease",
+    "BudgetPeriod",
     "Commitment",
-    "CompiledSheet",
-    "Correction",
+    "CompiledRateCard",
+    "CreditApplication",
     "CreditGrant",
-    "CreditUse",
     "EarlyRelease",
     "ExchangeRate",
     "ExecutionOutcome",
     "Invoice",
+    "InvoiceEmail",
     "InvoiceFile",
     "InvoiceLine",
-    "InvoiceMail",
     "LedgerEntry",
     "LedgerTransaction",
     "NumberSeries",
@@ -62,10 +70,10 @@ __all__ = [
     "Period",
     "Price",
     "PriceBook",
+    "PriceBookAssignment",
     "PriceVersion",
     "Reconciliation",
     "RollupState",
-    "Slice",
     "TaxCategory",
     "TaxRule",
     "UsageArchive",
@@ -73,5 +81,4 @@ __all__ = [
     "UsageEvent",
     "UsageQuarantine",
     "UsageRollup",
-    "Window",
 ]

@@ -8,23 +8,23 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
-from billing.models.holds import Window
+from billing.models.budget_leases import BudgetPeriod
 from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, Mail, Project, Tenant, User, WebhookEvent
 
-MAX_BUDGET_NANO = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
+MAX_BUDGET_NANO = 10**17  # a hundred million dollars in nano-USD; sums of several fit in a bigint
 
 
-def usual_thresholds() -> list[int]:
-    """At how many percent of its limit a budget alerts, if nothing else is said."""
+def default_thresholds() -> list[int]:
+    """Return the percentages of its limit at which a budget alerts by default."""
     return [50, 80, 100]
 
 
 class Budget(models.Model):
-    """A limit for each day or month, or without a period. Its windows (billing.models.holds) count what it lets pass.
+    """A limit for each day or month, or for a lifetime. Its budget periods count what is used and reserved.
 
-    Of project, key and member at most one is named; none: the whole tenant. A member's budget counts the keys they
-    made. Amounts are whole nano-USD, tokens or requests.
+    A budget names at most one of project, key and member; without one it applies to the whole tenant. A member's budget
+    applies to the keys that the member created. Amounts are whole nano-USD, tokens or requests.
     """
 
     class Period(models.TextChoices):
@@ -33,9 +33,9 @@ class Budget(models.Model):
         LIFETIME = "lifetime"
 
     class Mode(models.TextChoices):
-        HARD = "hard"  # refuses
+        HARD = "hard"  # rejects
         SOFT = "soft"  # only counts
-        DRY_RUN = "dry_run"  # counts, and counts what it would have refused
+        DRY_RUN = "dry_run"  # counts, and counts what it would have rejected
 
     AUDITED: ClassVar = (
         "name",
@@ -46,10 +46,10 @@ class Budget(models.Model):
         "period",
         "amount",
         "mode",
-        "clamp",
-        "raise_amount",
-        "raise_until",
-        "rollover_cap",
+        "reduce_max_tokens",
+        "temporary_increase",
+        "increase_expires_at",
+        "rollover_limit",
         "thresholds",
         "alert_forecast",
         "active",
@@ -60,28 +60,32 @@ class Budget(models.Model):
     project = models.ForeignKey(Project, on_delete=models.CASCADE, null=True)
     key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, null=True)
     member = models.ForeignKey(User, on_delete=models.CASCADE, null=True)
-    unit = models.CharField(max_length=8, choices=Window.Unit)
+    unit = models.CharField(max_length=8, choices=BudgetPeriod.Unit)
     period = models.CharField(max_length=8, choices=Period)
     amount = models.BigIntegerField()
     mode = models.CharField(max_length=8, choices=Mode, default=Mode.HARD)
-    clamp = models.BooleanField(default=False, help_text="shorten answers that are too dear, rather than refuse them")
-    raise_amount = models.BigIntegerField(default=0)
-    raise_until = models.DateTimeField(null=True)
-    rollover_cap = models.BigIntegerField(default=0, help_text="how much unused amount a period takes over at most")
-    thresholds = ArrayField(models.SmallIntegerField(), default=usual_thresholds, blank=True, help_text="in percent")
+    reduce_max_tokens = models.BooleanField(
+        default=False, help_text="reduce max_tokens of a request that does not fit, instead of rejecting it"
+    )
+    temporary_increase = models.BigIntegerField(default=0)
+    increase_expires_at = models.DateTimeField(null=True)
+    rollover_limit = models.BigIntegerField(
+        default=0, help_text="most of the unused amount that rolls over to the next period"
+    )
+    thresholds = ArrayField(models.SmallIntegerField(), default=default_thresholds, blank=True, help_text="in percent")
     alert_forecast = models.BooleanField(default=True, help_text="alert when the forecast passes the limit")
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
-    pending_gateways: tuple[str, ...] | None = None  # those that have not applied the last change; None: not known
+    pending_gateways: tuple[str, ...] | None = None  # that have not applied the last change; None: unknown
 
     class Meta:
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="budget_amounts",
                 condition=Q(
-                    amount__range=(0, 10**17), raise_amount__range=(0, 10**17), rollover_cap__range=(0, 10**17)
+                    amount__range=(0, 10**17), temporary_increase__range=(0, 10**17), rollover_limit__range=(0, 10**17)
                 ),
             ),
             models.CheckConstraint(
@@ -97,25 +101,27 @@ class Budget(models.Model):
 
 
 class BudgetAlert(models.Model):
-    """That a period of a budget passed one of its thresholds, once. Amounts as they were then, in the budget's unit."""
+    """A threshold that a budget period passed. Amounts are of that time, in the budget's unit."""
 
     FORECAST: ClassVar = "forecast"
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE)
-    window = models.ForeignKey(Window, on_delete=models.CASCADE)
+    budget_period = models.ForeignKey(BudgetPeriod, on_delete=models.CASCADE)
     threshold = models.CharField(max_length=8, help_text="percent, or `forecast`")
     used = models.BigIntegerField()
     limit = models.BigIntegerField()
-    forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; of alerts by forecast alone")
+    forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; only of forecast alerts")
     event = models.ForeignKey(WebhookEvent, on_delete=models.SET_NULL, null=True)
-    mail = models.ForeignKey(Mail, on_delete=models.SET_NULL, null=True)
-    at = models.DateTimeField(auto_now_add=True)
+    email = models.ForeignKey(Mail, on_delete=models.SET_NULL, null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["window", "threshold"], name="budget_alert_once")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["budget_period", "threshold"], name="budget_alert_once")
+        ]
         indexes: ClassVar = [models.Index(fields=["budget", "-id"], name="budget_alert_budget")]
 
     def __str__(self) -> str:

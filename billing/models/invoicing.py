@@ -1,4 +1,4 @@
-"""Who bills whom, for which months, and the invoices themselves."""
+"""Billing entities and profiles, tax rules, billing periods and invoices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _currency = RegexValidator(r"^[A-Z]{3}\Z", "Give the three letters of ISO 4217, 
 
 
 class Party(models.Model):
-    """A name and address as they stand on invoices."""
+    """A name and address as printed on invoices."""
 
     name = models.CharField(max_length=200)
     street = models.CharField(max_length=200, blank=True)
@@ -35,12 +35,12 @@ class Party(models.Model):
         return self.name
 
     def party(self) -> dict[str, str]:
-        """Return what an invoice keeps of it."""
+        """Return the name and address that an invoice stores."""
         return {name: getattr(self, name) for name in ADDRESS}
 
 
 class BillingEntity(Party):
-    """The operator's company that issues invoices: its time zone says when a month begins, its series numbers them."""
+    """A company of the operator that issues invoices, with a time zone for its months and a series of numbers."""
 
     AUDITED: ClassVar = ("slug", *ADDRESS, "registration", "email", "time_zone", "terms_days", "payment_details")
 
@@ -55,7 +55,7 @@ class BillingEntity(Party):
 
 
 class BillingProfile(Party):
-    """What a tenant's invoices say of it, and where they go. The entity never changes."""
+    """A tenant's name, address and recipients on invoices. The billing entity never changes."""
 
     AUDITED: ClassVar = (*ADDRESS, "emails", "po_number", "currency")
 
@@ -63,13 +63,15 @@ class BillingProfile(Party):
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     emails = ArrayField(models.EmailField(), default=list, blank=True)
     po_number = models.CharField(max_length=100, blank=True)
-    currency = models.CharField(max_length=3, default="USD", validators=[_currency], help_text="to show beside USD")
+    currency = models.CharField(
+        max_length=3, default="USD", validators=[_currency], help_text="shown in addition to USD"
+    )
 
     objects = TenantManager()
 
 
 class TaxCategory(models.TextChoices):
-    """The codes of EN 16931 (UNCL 5305)."""
+    """Tax category codes of EN 16931 (UNCL 5305)."""
 
     STANDARD = "S"
     REVERSE_CHARGE = "AE"
@@ -80,13 +82,13 @@ class TaxCategory(models.TextChoices):
 
 
 class TaxRule(models.Model):
-    """Which tax an entity's invoices to some buyers carry. An empty country, region or buyer means any; of the rules
-    that fit, the one that says most counts."""
+    """The tax on an entity's invoices to some buyers. An empty country, region or buyer matches any; the most specific
+    matching rule applies."""
 
     AUDITED: ClassVar = ("country", "region", "buyer", "category", "rate_ppm", "label", "note", "starts_on", "ends_on")
 
     class Buyer(models.TextChoices):
-        BUSINESS = "business"  # gave a VAT id
+        BUSINESS = "business"  # has a VAT ID
         CONSUMER = "consumer"
 
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
@@ -114,7 +116,7 @@ class TaxRule(models.Model):
 
 
 class ExchangeRate(models.Model):
-    """What a dollar is worth in another currency, in millionths, from a day on; for display alone."""
+    """The value of a dollar in another currency, in millionths, from a day on. Only for display."""
 
     currency = models.CharField(max_length=3, validators=[_currency])
     on = models.DateField()
@@ -131,7 +133,7 @@ class ExchangeRate(models.Model):
 
 
 class Period(models.Model):
-    """A month of an entity, half-open, as instants. Events are stamped with one that is not closed (see periods.py)."""
+    """A month of an entity as a half-open time range. Events get a period that is not closed (see periods.py)."""
 
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     label = models.CharField(max_length=7)  # 2026-11
@@ -151,7 +153,7 @@ class Period(models.Model):
 
 
 class NumberSeries(models.Model):
-    """The last number given; counted up in the transaction that finalizes, so that a rollback leaves no hole."""
+    """The last number of a series. It is increased in the transaction that finalizes, so a rollback leaves no gap."""
 
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     prefix = models.CharField(max_length=16)
@@ -168,17 +170,17 @@ class NumberSeries(models.Model):
 
 
 class Invoice(models.Model):
-    """A bill, or a credit note on one. Once it has a number nothing but its state changes (triggers see to that).
+    """An invoice or a credit note. Once it has a number, triggers reject changes of anything but its state.
 
-    Amounts are in cents; a credit note's are what is given back, as positive numbers.
+    Amounts are in cents. Those of a credit note are positive numbers.
     """
 
-    AUDITED: ClassVar = ("number", "kind", "state", "revision", "total")
+    AUDITED: ClassVar = ("number", "invoice_type", "state", "revision", "total")
 
-    class Kind(models.TextChoices):
+    class InvoiceType(models.TextChoices):
         INVOICE = "invoice"
-        CORRECTION = "correction"  # a credit note for usage that was corrected after it was invoiced
-        CREDIT_NOTE = "credit_note"  # one that a person decided on
+        CORRECTION = "correction"  # a credit note for usage that was corrected after the invoice
+        CREDIT_NOTE = "credit_note"  # issued by an operator
 
     class State(models.TextChoices):
         DRAFT = "draft"
@@ -190,13 +192,13 @@ class Invoice(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     period = models.ForeignKey(Period, on_delete=models.PROTECT)
-    kind = models.CharField(max_length=12, choices=Kind, default=Kind.INVOICE)
+    invoice_type = models.CharField(max_length=12, choices=InvoiceType, default=InvoiceType.INVOICE)
     revision = models.SmallIntegerField(default=1)
     state = models.CharField(max_length=14, choices=State, default=State.DRAFT)
     refers_to = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="credit_notes")
     reason = models.CharField(max_length=200, blank=True)
     number = models.CharField(max_length=40, null=True)
-    complete = models.BooleanField(default=False, help_text="drafted after its period was closed")
+    complete = models.BooleanField(default=False, help_text="drafted after its billing period was closed")
     issued_at = models.DateTimeField(null=True)
     due_on = models.DateField(null=True)
     seller = models.JSONField(default=dict)
@@ -207,17 +209,17 @@ class Invoice(models.Model):
     taxable = models.BigIntegerField(default=0)
     taxes = models.JSONField(default=list)  # [{category, rate_ppm, label, note, base, tax}]
     total = models.BigIntegerField(default=0)
-    residue_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
+    rounding_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
     saved_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
     display_currency = models.CharField(max_length=3, blank=True)
-    display_rate = models.BigIntegerField(null=True)  # millionths of it a dollar
-    sha256 = models.CharField(max_length=64, blank=True)  # of its JSON
+    display_rate = models.BigIntegerField(null=True)  # millionths of it per dollar
+    sha256 = models.CharField(max_length=64, blank=True)  # of the JSON document
 
     objects = TenantManager()
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["tenant", "period", "kind", "revision"], name="invoice_once"),
+            models.UniqueConstraint(fields=["tenant", "period", "invoice_type", "revision"], name="invoice_once"),
             models.UniqueConstraint(fields=["entity", "number"], name="invoice_number_once"),
             models.UniqueConstraint(fields=["id", "tenant"], name="invoice_of_tenant"),
             models.CheckConstraint(
@@ -233,14 +235,14 @@ class Invoice(models.Model):
         return self.number or f"draft {self.pk}"
 
     @property
-    def gives_back(self) -> bool:
-        return self.kind != self.Kind.INVOICE
+    def is_credit_note(self) -> bool:
+        return self.invoice_type != self.InvoiceType.INVOICE
 
 
 class InvoiceLine(models.Model):
-    """One price's use in the period, or a charge of another kind. `femto` is exact, `cents` rounded, once."""
+    """The usage of one price in the period, a commitment or a credit. `femto` is exact; `cents` is rounded once."""
 
-    class Kind(models.TextChoices):
+    class LineType(models.TextChoices):
         USAGE = "usage"
         COMMITMENT = "commitment"
         CREDIT = "credit"  # on credit notes
@@ -248,17 +250,17 @@ class InvoiceLine(models.Model):
     invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="lines")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     position = models.IntegerField()
-    kind = models.CharField(max_length=10, choices=Kind, default=Kind.USAGE)
+    line_type = models.CharField(max_length=10, choices=LineType, default=LineType.USAGE)
     description = models.CharField(max_length=200, blank=True)
     model = models.CharField(max_length=128, blank=True)
     tier = models.CharField(max_length=32, blank=True)
     component = models.CharField(max_length=20, blank=True)
-    band = models.BigIntegerField(default=0)  # prompts of more tokens than that
+    prompt_length_band = models.BigIntegerField(default=0)  # for prompts from this number of tokens
     window = models.CharField(max_length=100, blank=True)
     price_version = models.IntegerField(null=True)
     price_id = models.BigIntegerField(null=True)
     nano_per_million = models.BigIntegerField(null=True)
-    late_from = models.CharField(max_length=7, blank=True)  # the month it was admitted in, if it came late
+    usage_month = models.CharField(max_length=7, blank=True)  # the month of admission, if it is an earlier one
     first_at = models.DateTimeField(null=True)
     last_at = models.DateTimeField(null=True)
     events = models.BigIntegerField(default=0)
@@ -277,7 +279,7 @@ class InvoiceLine(models.Model):
 
 
 class InvoiceFile(models.Model):
-    """The PDF as it was sent."""
+    """The PDF of an invoice, as sent."""
 
     invoice = models.OneToOneField(Invoice, on_delete=models.PROTECT, related_name="file", primary_key=True)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
@@ -290,18 +292,18 @@ class InvoiceFile(models.Model):
         return self.sha256
 
 
-class InvoiceMail(models.Model):
-    """A mail that an invoice gives rise to: sent at least once, by the process that claims it."""
+class InvoiceEmail(models.Model):
+    """An email about an invoice, sent at least once by the process that claims it."""
 
-    class Kind(models.TextChoices):
+    class EmailType(models.TextChoices):
         ISSUED = "issued"
         REMINDER = "reminder"
 
-    invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="mails")
+    invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="invoice_emails")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
-    kind = models.CharField(max_length=10, choices=Kind)
+    email_type = models.CharField(max_length=10, choices=EmailType)
     number = models.SmallIntegerField(default=1)
-    made_at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(auto_now_add=True)
     claimed_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)
     sent_to = ArrayField(models.EmailField(), default=list)
@@ -311,8 +313,8 @@ class InvoiceMail(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["invoice", "kind", "number"], name="invoice_mail_once")
+            models.UniqueConstraint(fields=["invoice", "email_type", "number"], name="invoice_email_once")
         ]
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.number}"
+        return f"{self.email_type} {self.number}"

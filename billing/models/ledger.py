@@ -1,4 +1,4 @@
-"""Money that moves: a double-entry ledger, and what it is about."""
+"""The double-entry ledger, and the commitments, credits and payments that it books."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tenants.models.records import Xid8Field
 
 
 class Account(models.TextChoices):
-    """The books' accounts, of each tenant. Debits are positive and credits negative."""
+    """The accounts of each tenant's ledger. Debits are positive and credits negative."""
 
-    RECEIVABLE = "receivable"  # invoices that are not paid
+    RECEIVABLE = "receivable"  # unpaid invoices
     CASH = "cash"
-    DEPOSITS = "deposits"  # money that came and is not yet matched with an invoice
-    CREDITS = "credits"  # what tenants may still use up
-    PROMOTIONS = "promotions"  # what was given away
-    COMMITMENTS = "commitments"  # included use that a monthly fee pays for
+    DEPOSITS = "deposits"  # payments not yet matched with an invoice
+    CREDITS = "credits"  # unused credit
+    PROMOTIONS = "promotions"  # promotional credit granted
+    COMMITMENTS = "commitments"  # usage included in monthly fees
     REVENUE = "revenue"
     TAX = "tax"
-    BREAKAGE = "breakage"  # bought credits that ran out
+    BREAKAGE = "breakage"  # prepaid credit that expired
     BAD_DEBT = "bad_debt"
 
 
 class Commitment(models.Model):
-    """So much use a month for a fixed fee. Use burns it like a credit; what is left at the month's end is gone."""
+    """A monthly fee that grants credit for the same month. Unused credit expires at the end of the month."""
 
     AUDITED: ClassVar = ("name", "fee", "included_nano", "priority", "first_month", "last_month")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     name = models.CharField(max_length=100)
-    fee = models.BigIntegerField(help_text="cents a month")
-    included_nano = models.BigIntegerField(help_text="nano-USD of use a month")
+    fee = models.BigIntegerField(help_text="cents per month")
+    included_nano = models.BigIntegerField(help_text="included usage per month, in nano-USD")
     priority = models.SmallIntegerField(default=50)
     first_month = models.CharField(max_length=7)  # 2026-11
     last_month = models.CharField(max_length=7, blank=True)
@@ -54,17 +54,17 @@ class Commitment(models.Model):
 
 
 class CreditGrant(models.Model):
-    """Credit that a tenant may use up, before tax: by priority (lowest first), then expiry, then age."""
+    """Credit applied to invoices before tax: by priority (lowest first), then expiry, then age."""
 
-    AUDITED: ClassVar = ("kind", "nano", "priority", "starts_at", "expires_at", "note")
+    AUDITED: ClassVar = ("grant_type", "nano", "priority", "starts_at", "expires_at", "note")
 
-    class Kind(models.TextChoices):
+    class GrantType(models.TextChoices):
         PREPAID = "prepaid"
         PROMOTIONAL = "promotional"
         COMMITMENT = "commitment"
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
-    kind = models.CharField(max_length=12, choices=Kind)
+    grant_type = models.CharField(max_length=12, choices=GrantType)
     nano = models.BigIntegerField()
     priority = models.SmallIntegerField(default=100)
     starts_at = models.DateTimeField()
@@ -80,36 +80,37 @@ class CreditGrant(models.Model):
         constraints: ClassVar = [
             models.CheckConstraint(condition=Q(nano__gt=0), name="credit_positive"),
             models.CheckConstraint(
-                condition=Q(expires_at__isnull=True) | Q(expires_at__gt=F("starts_at")), name="credit_has_a_life"
+                condition=Q(expires_at__isnull=True) | Q(expires_at__gt=F("starts_at")),
+                name="credit_expires_after_start",
             ),
             models.UniqueConstraint(fields=["commitment", "period"], name="commitment_credit_once"),
             models.UniqueConstraint(fields=["id", "tenant"], name="credit_of_tenant"),
         ]
 
     def __str__(self) -> str:
-        return self.note or self.get_kind_display()
+        return self.note or self.get_grant_type_display()
 
 
-class CreditUse(models.Model):
-    """Credit used up by an invoice, given back when that is void (negative), or gone by expiry (without an invoice)."""
+class CreditApplication(models.Model):
+    """Credit applied to an invoice, returned when the invoice is voided (negative), or expired (without an invoice)."""
 
-    grant = models.ForeignKey(CreditGrant, on_delete=models.PROTECT, related_name="uses")
+    grant = models.ForeignKey(CreditGrant, on_delete=models.PROTECT, related_name="applications")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
-    invoice = models.ForeignKey(Invoice, null=True, on_delete=models.PROTECT, related_name="credit_uses")
+    invoice = models.ForeignKey(Invoice, null=True, on_delete=models.PROTECT, related_name="credit_applications")
     nano = models.BigIntegerField()
-    at = models.DateTimeField(auto_now_add=True)
+    applied_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
 
     class Meta:
-        constraints: ClassVar = [models.CheckConstraint(condition=~Q(nano=0), name="credit_use_some")]
+        constraints: ClassVar = [models.CheckConstraint(condition=~Q(nano=0), name="credit_application_some")]
 
     def __str__(self) -> str:
         return f"{self.nano} of {self.grant_id}"
 
 
 class Payment(models.Model):
-    """Money that came in (or, negative, went back), as a provider told of it: once per provider and reference."""
+    """A payment, or a refund (negative), as reported by a provider: one row per provider and reference."""
 
     AUDITED: ClassVar = ("provider", "reference", "cents", "received_at")
 
@@ -135,12 +136,12 @@ class Payment(models.Model):
 
 
 class LedgerTransaction(models.Model):
-    """Entries that belong together and sum to zero (a deferred constraint). `key` names what it books: once."""
+    """Entries that sum to zero, by a deferred constraint. The unique `key` names what is booked."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     key = models.CharField(max_length=100, unique=True)
-    at = models.DateTimeField(auto_now_add=True)
-    xid = Xid8Field(db_default=models.Func(function="pg_current_xact_id"))  # entries come in the same transaction
+    created_at = models.DateTimeField(auto_now_add=True)
+    xid = Xid8Field(db_default=models.Func(function="pg_current_xact_id"))  # entries are added in the same transaction
 
     objects = TenantManager()
 

@@ -1,4 +1,4 @@
-"""The price book: what is published, the prices it set, and the compiled sheets that admissions pin."""
+"""Price books, their published versions and prices, and the compiled rate cards that admissions pin."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, RateCard, 
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
 
-MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; more is a slip of the pen
+MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; a higher price is an input error
 
 
 class PriceBook(models.Model):
-    """A list of prices. Tenants have the first, `list`, unless they are assigned another."""
+    """A list of prices. Tenants use the book `list` unless another one is assigned to them."""
 
     LIST: ClassVar = "list"
 
@@ -25,8 +25,8 @@ class PriceBook(models.Model):
         return self.name
 
 
-class BookAssignment(models.Model):
-    """A tenant that has another book than the list."""
+class PriceBookAssignment(models.Model):
+    """The assignment of a tenant to a price book other than `list`."""
 
     tenant = models.OneToOneField(Tenant, on_delete=models.CASCADE, primary_key=True)
     book = models.ForeignKey(PriceBook, on_delete=models.PROTECT)
@@ -38,10 +38,10 @@ class BookAssignment(models.Model):
 
 
 class PriceVersion(models.Model):
-    """What one publication sets: all prices of the models and tiers it names, for everybody or for one tenant.
+    """A set of prices of models and tiers, for a price book or for one tenant.
 
-    A draft until a second person publishes it; from then on it never changes. `body` is read by
-    `billing.pricing.price_book`.
+    It is a draft until a second user publishes it. A published version never changes. `billing.pricing.price_book`
+    reads `body`.
     """
 
     class State(models.TextChoices):
@@ -82,10 +82,10 @@ class PriceVersion(models.Model):
 
 
 class Price(models.Model):
-    """What one component of a model costs in a tier, for a band of prompt lengths, a part of the day and a time.
+    """The price of a component of a model in a tier, for a range of prompt lengths, of the day and of time.
 
-    Ranges are half-open. Rows never change, but that a later version ends them; that two overlap is impossible (see the
-    migration for both).
+    Ranges are half-open. A row never changes, except that a later version ends it. Rows cannot overlap: see
+    migration 0002 for both rules.
     """
 
     version = models.ForeignKey(PriceVersion, on_delete=models.PROTECT)
@@ -118,7 +118,7 @@ class Price(models.Model):
         return f"{self.model} ({self.tier}) {self.component}: {self.nano_per_million}"
 
 
-class CompiledSheet(models.Model):
+class CompiledRateCard(models.Model):
     """The prices of a model and tier for one tenant or all, from an instant on. Only ever added to.
 
     Its id is the price version that an admission pins. Ids commit in their order, so a reader of all up to one misses
@@ -132,11 +132,10 @@ class CompiledSheet(models.Model):
     rates = models.BinaryField()
 
     class Meta:
-        db_table = "billing_pricesheet"
-        indexes: ClassVar = [models.Index(fields=["model", "tier", "tenant_id"], name="price_sheet_model")]
+        indexes: ClassVar = [models.Index(fields=["model", "tier", "tenant_id"], name="compiled_rate_card_model")]
 
     def __str__(self) -> str:
-        return f"sheet {self.pk} of {self.model} ({self.tier})"
+        return f"rate_card {self.pk} of {self.model} ({self.tier})"
 
     def decoded(self) -> RateCard:
         return RateCard(

@@ -1,4 +1,4 @@
-"""Sums of usage by hour and day, and what they are sums of."""
+"""Sums of usage by hour and day, and the changes that they sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Grouped(models.Model):
     project_id = models.BigIntegerField()
     key_id = models.BigIntegerField()
     model = models.CharField(max_length=128)
-    tier = models.CharField(max_length=10)  # empty: it was not priced
+    tier = models.CharField(max_length=10)  # empty: not priced
     miss_reason = models.CharField(max_length=32)
 
     class Meta:
@@ -29,7 +29,7 @@ class _Grouped(models.Model):
 
 
 class _Summed(models.Model):
-    """Legs by how they ended, and tokens by class; those of failed legs are in none."""
+    """Numbers of executions by outcome, and tokens by class without those of failed executions."""
 
     completed = models.BigIntegerField()
     cancelled = models.BigIntegerField()
@@ -50,13 +50,15 @@ class _Summed(models.Model):
 
 
 class UsageChange(_Grouped, _Summed):
-    """A view: what one event, or one correction of an event, adds to sums of usage."""
+    """A view: what one usage event or adjustment adds to the sums of usage."""
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")  # of the event; a correction has the same
+    pk = models.CompositePrimaryKey(
+        "admitted_at", "request_id", "execution"
+    )  # of the event; its adjustments have the same
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
-    leg = models.SmallIntegerField()
-    settled_at = models.DateTimeField(help_text="when it was written down")
+    execution = models.SmallIntegerField()
+    settled_at = models.DateTimeField(help_text="when it was written")
 
     objects = TenantManager()
 
@@ -64,11 +66,11 @@ class UsageChange(_Grouped, _Summed):
         managed = False
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.leg}"
+        return f"{self.request_id}/{self.execution}"
 
 
 class UsageRollup(_Grouped, _Summed):
-    """All changes admitted in an hour or a day and settled before `RollupState.settled_before`; can be made again."""
+    """The sum of the changes of an hour or a day that were settled before `RollupState.settled_before`."""
 
     class Bucket(models.TextChoices):
         HOUR = "hour"
@@ -90,7 +92,7 @@ class UsageRollup(_Grouped, _Summed):
 
 
 class RollupState(models.Model):
-    """One row: how far the rollups have come."""
+    """The progress of the rollups, in one row."""
 
     settled_before = models.DateTimeField()
 

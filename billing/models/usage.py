@@ -1,4 +1,4 @@
-"""What was used: one row per leg, for ever; and the messages that could not become one."""
+"""Usage events, one row for each execution, and the messages in quarantine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from django.db.models import F, Q
 
 from tenants.isolation.scopes import TenantManager
 
-MAX_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
-ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made needless
+MAX_TOKENS = 100_000_000  # of one class in one execution; a larger count is an error of the sender
+ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made unnecessary
 TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
 
 class ExecutionOutcome(models.TextChoices):
-    """How a leg ended. A failed one is never billed."""
+    """The outcome of an execution. A failed execution is never billed."""
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"
@@ -25,40 +25,40 @@ class ExecutionOutcome(models.TextChoices):
 
 
 def _counts() -> Q:
-    """Every count is a possible one."""
+    """Return the condition that all counts are possible."""
     tokens = Q(*((f"{name}__range", (0, MAX_TOKENS)) for name in TOKEN_CLASSES))
     times = Q(queue_us__gte=0, ttft_us__gte=0, duration_us__gte=0)
-    return tokens & times & Q(leg__gte=0, attempt__gte=0, block_size__gte=0)
+    return tokens & times & Q(execution__gte=0, attempt__gte=0, block_size__gte=0)
 
 
 class ReleasedBy(models.TextChoices):
-    """What released the unused part of a reservation: a gateway before the settlement, or the settlement itself."""
+    """The component that released the unused part of a reservation: a gateway early, or the settler."""
 
     GATEWAY = "gateway"
     SETTLER = "settler"
 
 
 class UsageEvent(models.Model):
-    """What one leg of one request used. Written by the settler alone, never changed (triggers see to that).
+    """The usage and cost of one execution. Written once by the settler; triggers reject changes.
 
-    NOTE: (request_id, leg) is what must be unique, and it is, though PostgreSQL wants the partition column in the key:
-    the gateway stamps `admitted_at` once, when it admits the leg, and the stamp travels in the leg's envelope through
-    every attempt, replay and redelivery. So a leg has one `admitted_at`, and the key tells legs apart as
-    (request_id, leg) alone would. A second billing context for a leg breaks this.
+    NOTE: (request_id, execution) must be unique, but PostgreSQL requires the partition column in the primary key. The
+    gateway sets `admitted_at` once, when it admits the execution. The billing context carries it through every attempt,
+    replay and redelivery. So an execution has one `admitted_at`, and the primary key is as unique as (request_id,
+    execution). A second billing context for an execution would break this.
 
-    Ids of tenant, project and key are no foreign keys: events outlive what they name.
+    The ids of tenant, project and key are not foreign keys, because events outlive those rows.
     """
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution")
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
-    leg = models.SmallIntegerField()
+    execution = models.SmallIntegerField()
     tenant_id = models.BigIntegerField()
     project_id = models.BigIntegerField()
     key_id = models.BigIntegerField()
     model = models.CharField(max_length=128)
     attempt = models.IntegerField()
-    verdict = models.CharField(max_length=16, choices=ExecutionOutcome)
+    outcome = models.CharField(max_length=16, choices=ExecutionOutcome)
     finish_reason = models.CharField(max_length=64)
     uncached = models.IntegerField()
     cache_read = models.IntegerField()
@@ -71,9 +71,9 @@ class UsageEvent(models.Model):
     ttft_us = models.BigIntegerField()
     duration_us = models.BigIntegerField()
     price_version = models.BigIntegerField(null=True)
-    slice_id = models.BigIntegerField(null=True)
-    fence = models.BigIntegerField(null=True)
-    hold = models.BigIntegerField(null=True, help_text="nano-USD held at admission")
+    lease_id = models.BigIntegerField(null=True)
+    fencing_token = models.BigIntegerField(null=True)
+    reserved_nano = models.BigIntegerField(null=True, help_text="reserved at admission, in nano-USD")
     answer_hit_input = models.IntegerField(db_default=0)
     answer_hit_output = models.IntegerField(db_default=0)
     price_ids = ArrayField(
@@ -81,12 +81,17 @@ class UsageEvent(models.Model):
     )
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0, db_default=0)
     saved_femto = models.DecimalField(
-        max_digits=38, decimal_places=0, db_default=0, help_text="by caches; negative if writing to them cost more"
+        max_digits=38,
+        decimal_places=0,
+        db_default=0,
+        help_text="saved by caches; negative if the cache writes cost more",
     )
-    invoice_period = models.BigIntegerField(null=True, help_text="the period whose invoice it is on")
-    miss_reason = models.CharField(max_length=32, db_default="", help_text="why the prefix cache did not give it all")
+    invoice_period = models.BigIntegerField(null=True, help_text="the billing period whose invoice includes it")
+    miss_reason = models.CharField(max_length=32, db_default="", help_text="the reason of a prefix cache miss")
     changed_at = models.IntegerField(null=True, help_text="the prompt's first token that differs from a known prefix")
-    unpinned_tokens = models.IntegerField(db_default=0, help_text="asked to be kept, and not, for want of room")
+    unpinned_tokens = models.IntegerField(
+        db_default=0, help_text="requested to be pinned and not pinned for lack of space"
+    )
     settled_at = models.DateTimeField()
     released_by = models.CharField(
         max_length=8,
@@ -102,7 +107,7 @@ class UsageEvent(models.Model):
             models.Index(F("tenant_id"), F("admitted_at").desc(), name="billing_usage_tenant_time"),
             models.Index(F("key_id"), F("admitted_at").desc(), name="billing_usage_key_time"),
             models.Index(F("request_id"), name="billing_usage_request"),
-            # Stamps come in the order of rows, so this small index tells an invoice's months from all others.
+            # Periods are written in the order of rows, so this small index finds the partitions of an invoice.
             BrinIndex(fields=["invoice_period"], name="billing_usage_period", autosummarize=True),
             BrinIndex(F("settled_at"), name="billing_usage_settled"),
         ]
@@ -116,8 +121,10 @@ class UsageEvent(models.Model):
                     cost_femto__gte=0,
                 ),
             ),
-            models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=ExecutionOutcome.values)),
-            models.CheckConstraint(name="billing_usage_hold", condition=Q(hold__isnull=True) | Q(hold__gte=0)),
+            models.CheckConstraint(name="billing_usage_outcome", condition=Q(outcome__in=ExecutionOutcome.values)),
+            models.CheckConstraint(
+                name="billing_usage_reserved", condition=Q(reserved_nano__isnull=True) | Q(reserved_nano__gte=0)
+            ),
             models.CheckConstraint(
                 name="billing_usage_ids",
                 condition=Q(tenant_id__gt=0, project_id__gt=0, key_id__gt=0) & ~Q(request_id="") & ~Q(model=""),
@@ -125,17 +132,17 @@ class UsageEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.leg}"
+        return f"{self.request_id}/{self.execution}"
 
 
 class UsageQuarantine(models.Model):
-    """A message of the usage stream that could not become an event: kept as it came, for a person to look at."""
+    """A message of the usage stream that could not be settled, stored unchanged for an operator."""
 
     class Reason(models.TextChoices):
-        UNDECODABLE = "undecodable"  # not a usage event at all
-        REFUSED = "refused"  # decodes, but breaks a rule of the table: see `detail`
-        UNPLACEABLE = "unplaceable"  # of a month that has no partition
-        CONFLICT = "conflict"  # of a leg that has been settled, with other counts
+        UNDECODABLE = "undecodable"  # not a usage event
+        REFUSED = "refused"  # violates a constraint of the table: see `detail`
+        UNPLACEABLE = "unplaceable"  # of a month without a partition
+        CONFLICT = "conflict"  # of an execution that was settled with other counts
 
     AUDITED: ClassVar = ("stream_id", "reason", "detail", "resolved_at")
 
@@ -144,7 +151,7 @@ class UsageQuarantine(models.Model):
     reason = models.CharField(max_length=16, choices=Reason)
     detail = models.TextField()
     payload = models.BinaryField()
-    payload_hash = models.BinaryField(unique=True)  # SHA-256: a message that comes again is one row still
+    payload_hash = models.BinaryField(unique=True)  # SHA-256, so that a repeated message is one row
     resolved_at = models.DateTimeField(null=True)
 
     class Meta:

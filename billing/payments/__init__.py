@@ -1,6 +1,6 @@
-"""How the platform learns of payments: a provider turns what it is sent into `Received`, and the verb books it.
+"""Interface of payment providers: a provider converts its messages to `Received`, which an action books.
 
-A provider of one's own is a class with these two members, named in billing/payments/providers.py.
+To add a provider, write a class with these two members and name it in billing/payments/providers.py.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _AMOUNT = re.compile(r"(-?)([0-9]{1,15})(?:\.([0-9]{1,2}))?")
 
 
 class NotGenuine(Exception):
-    """The message is not the provider's."""
+    """The message does not come from the provider."""
 
 
 class Unreadable(Exception):
-    """The message is the provider's, but not what was agreed on; says what is wrong."""
+    """The message comes from the provider, but cannot be interpreted."""
 
 
 class Provider(Protocol):
-    """What tells of payments."""
+    """A source of payment messages."""
 
     name: str
 
     def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
-        """Return the payments that a message tells of, none if it is about something else.
+        """Return the payments in a message; none if it is about something else.
 
         Raises:
             NotGenuine, Unreadable: see there.
@@ -37,7 +37,7 @@ class Provider(Protocol):
 
 
 def cents(amount: str) -> int:
-    """Dollars in decimal, for example 12.50, as cents.
+    """Convert decimal dollars, such as 12.50, to cents.
 
     Raises:
         Unreadable: it is no amount.

@@ -1,8 +1,8 @@
-"""Payments from files: CSV put into a folder, by a bank's export or by hand.
+"""Payments from CSV files in a directory, exported by a bank or written manually.
 
-Columns: reference, amount (dollars), received_on (a date), and invoice or tenant; `credit`, if it has any text, buys
-credit with it; note. Rename a file into the folder, so that it is never read half-written. A row that was recorded
-before is skipped, so a file may be put in again.
+Columns: reference, amount (dollars), received_on (a date), and invoice or tenant; `credit`, if not empty, buys credit;
+note. Rename a file into the directory, so that it is never read incomplete. A row that was recorded before is skipped,
+so a file may be repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = {"reference", "amount", "received_on"}
 
 
 class FileDrop:
-    """A provider whose messages are files. Every process that may write to the folder is trusted."""
+    """A provider whose messages are files. Every process that may write to the directory is trusted."""
 
     name = "file"
 
@@ -55,13 +55,13 @@ class FileDrop:
         )
 
 
-def collect(folder: Path) -> int:
-    """Record the payments of the files in `folder`; gives how many were new.
+def collect(directory: Path) -> int:
+    """Record the payments of the files in `folder`. Return how many were new.
 
-    A file goes to `done`, or, if anything in it could not be recorded, to `failed` with the reasons beside it.
+    A file is moved to `done`, or to `failed` with a file of errors if a row could not be recorded.
     """
     recorded = 0
-    for path in sorted(folder.glob("*.csv")):
+    for path in sorted(directory.glob("*.csv")):
         faults: list[str] = []
         try:
             payments = FileDrop().received(path.read_bytes(), {})

@@ -1,4 +1,4 @@
-"""The providers whose messages come over the web, by the name in their address."""
+"""The payment providers with webhooks, by the name in their URL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from millrace.conf.environment import platform_settings
 
 
 def by_webhook() -> dict[str, Provider]:
-    """`/api/webhooks/payments/<name>` each."""
+    """Return the providers by name: `/api/webhooks/payments/<name>`."""
     providers: list[Provider] = [Stripe(platform_settings().stripe_webhook_secret)]
     return {provider.name: provider for provider in providers}

@@ -1,6 +1,6 @@
-"""Webhooks in the shape and with the signature of Stripe's: payments and refunds in dollars.
+"""Webhooks in Stripe's format and signature: payments and refunds in dollars.
 
-The payment's metadata say whose it is: `invoice` (its number) or `tenant` (its slug), and `credit` if it buys credit.
+The payment's metadata name its owner: `invoice` (a number) or `tenant` (a slug), and `credit` if it buys credit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from billing.actions.payments import Received
 from billing.payments import NotGenuine, Unreadable
 
-TOLERANCE = 300  # seconds that a signature's time may differ from ours
+TOLERANCE = 300  # seconds between the signature's time and the local clock
 
 
 class _Object(msgspec.Struct):
@@ -66,8 +66,8 @@ class Stripe:
             raise Unreadable(f"{item.id}: `created` is no time") from exc
         if not amount or abs(amount) > 10**12:
             raise Unreadable(f"{item.id}: {amount} is no amount")
-        whose = {name: item.metadata.get(name, "") for name in ("tenant", "invoice")}
-        return [Received(self.name, item.id, amount, at, as_credit="credit" in item.metadata, **whose)]
+        owner = {name: item.metadata.get(name, "") for name in ("tenant", "invoice")}
+        return [Received(self.name, item.id, amount, at, as_credit="credit" in item.metadata, **owner)]
 
     def _check(self, body: bytes, header: str) -> None:
         parts = [part.partition("=") for part in header.split(",")]
@@ -80,8 +80,8 @@ class Stripe:
             raise NotGenuine
 
 
-def _decoded(body: bytes, kind: type[Any]) -> Any:
+def _decoded(body: bytes, message_type: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=message_type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise Unreadable(str(exc)) from exc

@@ -1,4 +1,4 @@
-"""What a price version proposes, checked, and what is compiled of the prices it sets."""
+"""Parsing and validation of price versions, and compilation of rate cards."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 from django.db.models import Q
 
-from billing.models import BookAssignment, CompiledSheet, Price, PriceBook
+from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment
 from billing.models.prices import MAX_NANO_PER_MILLION
 from billing.pricing.pricing import COMPONENTS, MINUTES_A_DAY, NO_END, Component, Rate, Tier, encode_rates
 
 MAX_NAME_LENGTH = 128
 MAX_PRICES = 50_000  # in one proposal
 
-Kind = tuple[str, Tier]  # a model in a service tier
+ModelTier = tuple[str, Tier]  # a model in a service tier
 _ORDER = {component: place for place, component in enumerate(COMPONENTS)}
 _BATCH = 1000
 
 
 class NewPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A price to be. Ranges are half-open; minutes are of the UTC day."""
+    """A proposed price. Ranges are half-open; minutes are of the UTC day."""
 
     model: str
     tier: Tier
@@ -36,26 +36,25 @@ class NewPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     until_minute: int = MINUTES_A_DAY
 
     @property
-    def kind(self) -> Kind:
+    def model_tier(self) -> ModelTier:
         return self.model, self.tier
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Every price, from a moment on, of the models and tiers it names; those withdrawn have none any more."""
+    """All prices of the named models and tiers from a time on. Withdrawn models and tiers have no price any more."""
 
     prices: tuple[NewPrice, ...] = ()
-    withdrawn: tuple[Kind, ...] = ()
+    withdrawn: tuple[ModelTier, ...] = ()
 
     @property
-    def kinds(self) -> set[Kind]:
-        return {price.kind for price in self.prices} | set(self.withdrawn)
+    def model_tiers(self) -> set[ModelTier]:
+        return {price.model_tier for price in self.prices} | set(self.withdrawn)
 
 
 def nano_per_million(usd_per_million: str | Decimal) -> int:
-    """Return a price in USD per million tokens as whole nano-USD.
+    """Convert a price in USD per million tokens to whole nano-USD.
 
-    Raises:
-        ValueError: it is not a number, negative, not whole, or beyond any use.
+    Raises: ValueError if it is not a number, negative, not whole or too large.
     """
     try:
         with localcontext(prec=60):
@@ -71,19 +70,18 @@ def nano_per_million(usd_per_million: str | Decimal) -> int:
 
 
 def parse(body: Mapping[str, Any]) -> Proposal:
-    """Return the proposal that a version's body holds.
+    """Parse the proposal in a version's body.
 
-    Raises:
-        ValueError: it holds none; the message says why.
+    Raises: ValueError with the reason if it is invalid.
     """
     proposal = msgspec.convert(body, Proposal)
-    if not proposal.kinds:
-        raise ValueError("it sets no prices")
+    if not proposal.model_tiers:
+        raise ValueError("the version sets no prices")
     if len(proposal.prices) > MAX_PRICES:
         raise ValueError(f"use at most {MAX_PRICES} prices")
-    both = {price.kind for price in proposal.prices} & set(proposal.withdrawn)
+    both = {price.model_tier for price in proposal.prices} & set(proposal.withdrawn)
     if both:
-        raise ValueError(f"{min(both)[0]} is priced and withdrawn at once")
+        raise ValueError(f"{min(both)[0]} is both priced and withdrawn")
     for price in proposal.prices:
         _check(price)
     _check_overlap(proposal.prices)
@@ -96,88 +94,91 @@ def _check(price: NewPrice) -> None:
     if not 0 <= price.nano_per_million <= MAX_NANO_PER_MILLION:
         raise ValueError(f"{price.model}: {price.component} is out of range")
     if not 0 <= price.from_tokens < price.until_tokens <= NO_END:
-        raise ValueError(f"{price.model}: a band of prompt lengths starts before it ends")
+        raise ValueError(f"{price.model}: a range of prompt lengths must start before it ends")
     if not 0 <= price.from_minute < price.until_minute <= MINUTES_A_DAY:
-        raise ValueError(f"{price.model}: a window starts before it ends, within a day (over midnight it is two)")
+        raise ValueError(f"{price.model}: a time range must start before it ends on the same day; split it at midnight")
 
 
 def _check_overlap(prices: Sequence[NewPrice]) -> None:
-    same: dict[tuple[Kind, Component], list[NewPrice]] = defaultdict(list)
+    same: dict[tuple[ModelTier, Component], list[NewPrice]] = defaultdict(list)
     for price in prices:
-        same[price.kind, price.component].append(price)
-    for (kind, component), rows in same.items():
+        same[price.model_tier, price.component].append(price)
+    for (model_tier, component), rows in same.items():
         rows.sort(key=lambda price: price.from_tokens)
         for place, one in enumerate(rows):
             for other in rows[place + 1 :]:
                 if other.from_tokens >= one.until_tokens:
                     break
                 if one.from_minute < other.until_minute and other.from_minute < one.until_minute:
-                    raise ValueError(f"{kind[0]} ({kind[1]}): two prices of {component} overlap")
+                    raise ValueError(f"{model_tier[0]} ({model_tier[1]}): two prices of {component} overlap")
 
 
-def compile_sheets(book: PriceBook, tenant_id: int | None, kinds: Iterable[Kind], at: datetime) -> int:
-    """Write again, for whomever it concerns, what the models and tiers cost from `at` on; returns how many sheets.
+def compile_rate_cards(book: PriceBook, tenant_id: int | None, model_tiers: Iterable[ModelTier], at: datetime) -> int:
+    """Compile rate cards of the models and tiers from `at` on, for every owner affected. Return how many.
 
-    For the caller that holds the price book's lock, inside `system(…)`.
+    The caller must have the price book's lock, inside `all_tenants_scope(…)`.
     """
-    wanted = set(kinds)
+    wanted = set(model_tiers)
     prices, known = _prices(wanted, at), _known(wanted)
-    books = dict(BookAssignment.objects.all_tenants().values_list("tenant_id", "book_id"))
+    books = dict(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", "book_id"))
     listed = PriceBook.objects.get_or_create(name=PriceBook.LIST)[0].pk
-    sheets = []
-    for kind in sorted(wanted):
-        for owner in _owners(book, tenant_id, kind, known, books, listed):
-            stack = [*prices[None, books.get(owner or 0, listed), kind]]
+    rate_cards = []
+    for model_tier in sorted(wanted):
+        for owner in _owners(book, tenant_id, model_tier, known, books, listed):
+            stack = [*prices[None, books.get(owner or 0, listed), model_tier]]
             if owner is not None:
-                stack = [*prices[owner, listed, kind], *stack]  # a tenant's own prices are in the list's book
-            moments = {at, *known[owner, kind]}
+                stack = [*prices[owner, listed, model_tier], *stack]  # a tenant's own prices are in the book `list`
+            moments = {at, *known[owner, model_tier]}
             moments |= {end for row in stack for end in (row.effective_from, row.effective_until) if end}
-            sheets += [_sheet(owner, kind, moment, stack) for moment in sorted(moments) if moment >= at]
-    CompiledSheet.objects.bulk_create(sheets, batch_size=_BATCH)
-    return len(sheets)
+            rate_cards += [_rate_card(owner, model_tier, moment, stack) for moment in sorted(moments) if moment >= at]
+    CompiledRateCard.objects.bulk_create(rate_cards, batch_size=_BATCH)
+    return len(rate_cards)
 
 
-def _prices(kinds: set[Kind], at: datetime) -> dict[tuple[int | None, int, Kind], list[Price]]:
-    """Rows active at `at` or later, by whose they are, book and kind."""
-    found: dict[tuple[int | None, int, Kind], list[Price]] = defaultdict(list)
-    rows = Price.objects.filter(Q(effective_until__isnull=True) | Q(effective_until__gt=at), model__in=_models(kinds))
+def _prices(model_tiers: set[ModelTier], at: datetime) -> dict[tuple[int | None, int, ModelTier], list[Price]]:
+    """Return the rows active at `at` or later, by tenant, book, and model and tier."""
+    found: dict[tuple[int | None, int, ModelTier], list[Price]] = defaultdict(list)
+    rows = Price.objects.filter(
+        Q(effective_until__isnull=True) | Q(effective_until__gt=at), model__in=_models(model_tiers)
+    )
     for row in rows:
         found[row.tenant_id, row.book_id, (row.model, Tier(row.tier))].append(row)
     return found
 
 
-def _known(kinds: set[Kind]) -> dict[tuple[int | None, Kind], set[datetime]]:
-    """When each owner's sheets of each kind begin."""
-    found: dict[tuple[int | None, Kind], set[datetime]] = defaultdict(set)
-    rows = CompiledSheet.objects.filter(model__in=_models(kinds))
+def _known(model_tiers: set[ModelTier]) -> dict[tuple[int | None, ModelTier], set[datetime]]:
+    """Return the start times of each owner's rate cards, by model and tier."""
+    found: dict[tuple[int | None, ModelTier], set[datetime]] = defaultdict(set)
+    rows = CompiledRateCard.objects.filter(model__in=_models(model_tiers))
     for owner, model, tier, since in rows.values_list("tenant_id", "model", "tier", "effective_from"):
         found[owner, (model, Tier(tier))].add(since)
     return found
 
 
-def _models(kinds: set[Kind]) -> list[str]:
-    return sorted({model for model, _ in kinds})
+def _models(model_tiers: set[ModelTier]) -> list[str]:
+    return sorted({model for model, _ in model_tiers})
 
 
 def _owners(
     book: PriceBook,
     tenant_id: int | None,
-    kind: Kind,
-    known: Mapping[tuple[int | None, Kind], set[datetime]],
+    model_tier: ModelTier,
+    known: Mapping[tuple[int | None, ModelTier], set[datetime]],
     books: Mapping[int, int],
     listed: int,
 ) -> list[int | None]:
-    """Whose sheets change. NOTE: a tenant with another book needs a sheet, if an empty one, of all that is on the list:
-    without one the list's would count."""
+    """Return the owners whose rate cards change. NOTE: a tenant with another book needs a rate card of every model on
+    the list, even an empty one, because the list's rate card would apply without it.
+    """
     if tenant_id is not None:
         return [tenant_id]
     if book.pk != listed:
         return [tenant for tenant, other in sorted(books.items()) if other == book.pk]
-    tenants = {owner for owner, of in known if of == kind and owner is not None} | books.keys()
+    tenants = {owner for owner, of in known if of == model_tier and owner is not None} | books.keys()
     return [None, *sorted(tenants)]
 
 
-def _sheet(owner: int | None, kind: Kind, at: datetime, stack: Iterable[Price]) -> CompiledSheet:
+def _rate_card(owner: int | None, model_tier: ModelTier, at: datetime, stack: Iterable[Price]) -> CompiledRateCard:
     rates = [
         Rate(
             row.pk,
@@ -194,34 +195,37 @@ def _sheet(owner: int | None, kind: Kind, at: datetime, stack: Iterable[Price]) 
     own = {row.pk for row in stack if row.tenant_id is not None}
     rates.sort(key=lambda r: (r.price_id not in own, _ORDER[r.component], r.from_tokens, r.from_minute))
     rates = [rate for place, rate in enumerate(rates) if not any(_covers(first, rate) for first in rates[:place])]
-    model, tier = kind
-    return CompiledSheet(tenant_id=owner, model=model, tier=tier, effective_from=at, rates=encode_rates(tuple(rates)))
+    model, tier = model_tier
+    return CompiledRateCard(
+        tenant_id=owner, model=model, tier=tier, effective_from=at, rates=encode_rates(tuple(rates))
+    )
 
 
 def _covers(one: Rate, other: Rate) -> bool:
-    """Wherever the other applies, the one does."""
+    """Return whether the one applies wherever the other does."""
     tokens = one.from_tokens <= other.from_tokens and other.until_tokens <= one.until_tokens
     minutes = one.from_minute <= other.from_minute and other.until_minute <= one.until_minute
     return one.component == other.component and tokens and minutes
 
 
-def in_force(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:
-    """Return what the tenant pays at that moment, of one model or all; the tenant's scope, or everybody's, must be
-    open."""
-    rows = CompiledSheet.objects.filter(Q(tenant_id=tenant_id) | Q(tenant_id=None), effective_from__lte=at)
+def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:
+    """Return the tenant's prices at that time, of one model or all. The tenant's scope or an all-tenants scope must be
+    open.
+    """
+    rows = CompiledRateCard.objects.filter(Q(tenant_id=tenant_id) | Q(tenant_id=None), effective_from__lte=at)
     if model is not None:
         rows = rows.filter(model=model)
     newest = rows.order_by("tenant_id", "model", "tier", "-effective_from", "-pk").distinct(
         "tenant_id", "model", "tier"
     )
-    found: dict[Kind, CompiledSheet] = {}
+    found: dict[ModelTier, CompiledRateCard] = {}
     for row in newest:
-        kind = row.model, Tier(row.tier)
-        if row.tenant_id is not None or kind not in found:
-            found[kind] = row
+        model_tier = row.model, Tier(row.tier)
+        if row.tenant_id is not None or model_tier not in found:
+            found[model_tier] = row
     return [
-        NewPrice(*kind, rate.component, rate.nano_per_million, *_ranges(rate))
-        for kind, row in sorted(found.items())
+        NewPrice(*model_tier, rate.component, rate.nano_per_million, *_ranges(rate))
+        for model_tier, row in sorted(found.items())
         for rate in row.decoded().rates
     ]
 

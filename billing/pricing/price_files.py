@@ -1,4 +1,4 @@
-"""Price lists as others write them: the public `model_prices_and_context_window.json`, and CSV. Exact decimals only."""
+"""Import of price files: the public `model_prices_and_context_window.json`, and CSV. Decimals are exact."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ Found = dict[tuple[Component, int], int | None]  # (component, band's start) -> 
 
 @dataclass
 class Imported:
-    """What a file holds, and what of it was left out and why."""
+    """The prices of a file, and what was left out with the reason."""
 
     prices: list[NewPrice] = field(default_factory=list)
     not_whole: list[str] = field(default_factory=list)  # prices that are not whole nano-USD per million
-    rounded: bool = False  # those are taken, rounded half up; else they are left out
-    refused: list[str] = field(default_factory=list)  # prices that are none: negative, no number
+    rounded: bool = False  # imported, rounded half up; or left out
+    refused: list[str] = field(default_factory=list)  # invalid prices: negative, or not a number
     unpriced: list[str] = field(default_factory=list)  # models without a price per token
-    free: list[str] = field(default_factory=list)  # models whose every price is 0, as the file says
-    other_fields: Counter[str] = field(default_factory=Counter)  # prices of what we do not meter: images, seconds, …
+    free: list[str] = field(default_factory=list)  # models with only prices of 0
+    other_fields: Counter[str] = field(
+        default_factory=Counter
+    )  # prices of units that are not metered: images, seconds, …
 
     @property
     def proposal(self) -> Proposal:
@@ -55,13 +57,12 @@ class Imported:
 
 
 def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[str] | None = None) -> Imported:
-    """Return the public price file: USD per token, by model.
+    """Read the public price file: USD per token, by model.
 
-    Classes of cached tokens without a price of their own get, written out, that of uncached ones. A model that says
-    what writing to its cache costs, but not for an hour, gets no price for that: such a request is refused.
+    Classes of cached tokens without a price get the price of uncached ones. If a model has a price for cache writes of
+    5 minutes but not of an hour, the latter has no price, and such requests are rejected.
 
-    Raises:
-        ValueError: it is no such file.
+    Raises: ValueError if it is not such a file.
     """
     content = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     if not isinstance(content, dict):
@@ -98,7 +99,7 @@ def _read_model(model: str, fields: Mapping[str, Any], imported: Imported) -> No
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields, those of `tiered_pricing` under the names that other models give to prices by prompt length."""
+    """Yield the fields, with those of `tiered_pricing` renamed like prices by prompt length of other models."""
     for tier in fields.get("tiered_pricing") or ():
         start = int(tier.get("range", [0])[0])
         if start % 1000 == 0:
@@ -108,7 +109,7 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _nano(place: str, value: Any, imported: Imported) -> int | None:
-    """USD per token as nano-USD per million; None: it was written down as left out."""
+    """Convert USD per token to nano-USD per million. None: noted as left out."""
     if not isinstance(value, Decimal) or not value.is_finite() or not 0 <= value < 1:
         imported.refused.append(f"{place} = {value}")
         return None
@@ -124,7 +125,7 @@ def _nano(place: str, value: Any, imported: Imported) -> int | None:
 
 
 def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:
-    """One tier's prices, each band up to where the component's next one starts."""
+    """Return the prices of a tier, each up to the start of the component's next range."""
     if (Component.UNCACHED, 0) not in found:
         return
     priced = {component for component, _ in found}
@@ -140,7 +141,7 @@ def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:
 
 
 def read_csv(lines: Iterable[str]) -> Proposal:
-    """Return a CSV with the columns of CSV_COLUMNS; of those after the fourth, any may be missing or empty.
+    """Read a CSV with the columns of CSV_COLUMNS. Those after the fourth may be missing or empty.
 
     `usd_per_million` is a decimal; a band of prompt lengths and a window of the UTC day (up to `24:00`) are half-open.
 
@@ -177,10 +178,9 @@ def _csv_price(row: Mapping[str, str | None]) -> NewPrice:
 
 
 def minute(text: str) -> int:
-    """Return a time of day, `00:00` to `24:00`, as a minute.
+    """Convert a time of day, `00:00` to `24:00`, to minutes.
 
-    Raises:
-        ValueError: it is none.
+    Raises: ValueError if it is not a time of day.
     """
     match = re.fullmatch(r"(\d\d):([0-5]\d)", text)
     if match is None or (at := int(match[1]) * 60 + int(match[2])) > MINUTES_A_DAY:

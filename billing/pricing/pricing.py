@@ -1,7 +1,7 @@
-"""What tokens cost: compiled prices, the hold that bounds a request, and the lines it amounts to. Free of Django.
+"""Pricing of tokens: compiled rate cards, maximum costs of requests, and costs of executions. Does not import Django.
 
-A price is a whole number of nano-USD per million tokens, so tokens times price is a whole number of femto-USD. Nothing
-here divides but to round a hold up to whole nano-USD, and nothing here is a float.
+A price is a whole number of nano-USD per million tokens, so tokens times price is a whole number of femto-USD. Only
+maximum costs are rounded, up to whole nano-USD, and no amount is a float.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import msgspec
 
 FEMTO_PER_NANO = 1_000_000
 MINUTES_A_DAY = 1440
-NO_END = 2**31 - 1  # of a band of prompt lengths: above any prompt
-UNBOUNDED = 2**31 - 1  # output tokens that cost nothing: as many as one likes
+NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
+UNBOUNDED = 2**31 - 1  # output tokens without a cost
 
 
 class Component(StrEnum):
-    """What a price is for."""
+    """A priced part of a request."""
 
     UNCACHED = "uncached"
     CACHE_READ = "cache_read"
     CACHE_WRITE_5M = "cache_write_5m"
     CACHE_WRITE_1H = "cache_write_1h"
     OUTPUT = "output"
-    ANSWER_HIT_INPUT = "answer_hit_input"  # tokens an answer from a cache made needless: of the prompt,
+    ANSWER_HIT_INPUT = "answer_hit_input"  # tokens that a cached answer made unnecessary: of the prompt,
     ANSWER_HIT_OUTPUT = "answer_hit_output"  # and of the answer
 
 
@@ -39,7 +39,7 @@ _PLAIN = {each: Component.OUTPUT if each in OUTPUTS else Component.UNCACHED for 
 
 
 class Tier(StrEnum):
-    """How soon a request is served, which has its price."""
+    """The service level of a request, with its own prices."""
 
     STANDARD = "standard"
     BATCH = "batch"
@@ -48,49 +48,49 @@ class Tier(StrEnum):
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
-    """One row of the price book: the price of a component for prompts and times of day in half-open ranges."""
+    """A price of a component for half-open ranges of prompt lengths and times of day."""
 
     price_id: int
     component: Component
     nano_per_million: int
-    from_tokens: int = 0  # the prompt's length, all its classes together
+    from_tokens: int = 0  # the prompt's length, of all its classes
     until_tokens: int = NO_END
     from_minute: int = 0  # of the UTC day in which the request is admitted
     until_minute: int = MINUTES_A_DAY
 
 
 class RateCard(msgspec.Struct, frozen=True):
-    """All prices of a model in a service tier, for one tenant or for all: what an admission pins and settling reads."""
+    """All prices of a model and tier, for one tenant or for all. An admission pins one, and settlement uses it."""
 
-    version: int  # the sheet's id, which stands on each usage event priced by it
-    tenant_id: int | None  # None: every tenant without a sheet of its own
+    version: int  # the rate card's id, stored in each usage event priced by it
+    tenant_id: int | None  # None: tenants without their own rate card
     model: str
     tier: Tier
-    effective_from: int  # microseconds since 1970, UTC; until the next sheet of the same
-    rates: tuple[Rate, ...]  # of two that apply to a component the first counts: a tenant's own, then the list's
+    effective_from: int  # microseconds since 1970, UTC; until the next rate card of the same
+    rates: tuple[Rate, ...]  # the first that applies to a component counts: a tenant's own, then the list's
 
 
 class Rated(NamedTuple):
-    """What a leg cost."""
+    """The cost of an execution."""
 
-    price_ids: list[int | None] | None  # what priced each component, in the order of COMPONENTS; None: nobody pays
+    price_ids: list[int | None] | None  # the price of each component, in the order of COMPONENTS; None: not billed
     cost_femto: int
-    saved_femto: int  # against uncached tokens and a new answer; below zero if writing to the cache cost more
+    saved_femto: int  # compared with uncached tokens; negative if cache writes cost more
 
 
 class UnknownPriceError(Exception):
-    """A component that may apply has no price: the request is refused, never free."""
+    """A component without a price may apply. The request is rejected, never free."""
 
 
 encode_rates = msgspec.msgpack.Encoder().encode
 decode_rates = msgspec.msgpack.Decoder(tuple[Rate, ...]).decode
 
 
-def prices(sheet: RateCard, prompt_tokens: int, at: int) -> dict[Component, Rate]:
+def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, Rate]:
     """Return the rate of each component for a prompt of that length, admitted at that microsecond."""
     minute = at // 60_000_000 % MINUTES_A_DAY
     found: dict[Component, Rate] = {}
-    for rate in sheet.rates:
+    for rate in rate_card.rates:
         if (
             rate.component not in found
             and rate.from_tokens <= prompt_tokens < rate.until_tokens
@@ -100,8 +100,8 @@ def prices(sheet: RateCard, prompt_tokens: int, at: int) -> dict[Component, Rate
     return found
 
 
-def hold_nano(
-    sheet: RateCard,
+def reservation_nano(
+    rate_card: RateCard,
     prompt_tokens: int,
     max_output: int,
     at: int,
@@ -110,21 +110,21 @@ def hold_nano(
     writes_5m: bool = False,
     writes_1h: bool = False,
 ) -> int:
-    """Return what the request may cost at most, in nano-USD, rounded up. `writes_…`: it may write to the prefix cache
-    so.
+    """Return the maximum cost of a request in nano-USD, rounded up. `writes_…`: whether it may write to the prefix
+    cache.
 
     Raises:
         UnknownPriceError: a component it may use has no price.
     """
-    found = prices(sheet, prompt_tokens, at)
-    femto = prompt_tokens * _dearest_input(sheet, found, writes_5m, writes_1h)
+    found = prices(rate_card, prompt_tokens, at)
+    femto = prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
     if max_output * n:
-        femto += max_output * n * _price(sheet, found, Component.OUTPUT).nano_per_million
+        femto += max_output * n * _price(rate_card, found, Component.OUTPUT).nano_per_million
     return nano(femto)
 
 
 def affordable_output(
-    sheet: RateCard,
+    rate_card: RateCard,
     prompt_tokens: int,
     money: int,
     at: int,
@@ -133,27 +133,27 @@ def affordable_output(
     writes_5m: bool = False,
     writes_1h: bool = False,
 ) -> int:
-    """Return the largest `max_output` whose hold is within `money` nano-USD; below 1 if not even the prompt and one
-    token is.
+    """Return the largest `max_output` whose maximum cost is within `money` nano-USD. Below 1: not even the prompt and
+    one token fit.
 
     Raises:
         UnknownPriceError: a component it may use has no price.
     """
-    found = prices(sheet, prompt_tokens, at)
-    left = money * FEMTO_PER_NANO - prompt_tokens * _dearest_input(sheet, found, writes_5m, writes_1h)
-    a_token = n * _price(sheet, found, Component.OUTPUT).nano_per_million
+    found = prices(rate_card, prompt_tokens, at)
+    left = money * FEMTO_PER_NANO - prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
+    a_token = n * _price(rate_card, found, Component.OUTPUT).nano_per_million
     if left < 0:
         return 0
     return left // a_token if a_token else UNBOUNDED
 
 
 class Rater:
-    """Rates legs by one sheet. What applies to a band of prompt lengths at a time of day is looked up once."""
+    """The pricing of executions by one rate card, which caches the rates of a prompt length and time of day."""
 
-    def __init__(self, sheet: RateCard) -> None:
-        self.sheet = sheet
-        self._lengths = sorted({edge for rate in sheet.rates for edge in (rate.from_tokens, rate.until_tokens)})
-        self._minutes = sorted({edge for rate in sheet.rates for edge in (rate.from_minute, rate.until_minute)})
+    def __init__(self, rate_card: RateCard) -> None:
+        self.rate_card = rate_card
+        self._lengths = sorted({edge for rate in rate_card.rates for edge in (rate.from_tokens, rate.until_tokens)})
+        self._minutes = sorted({edge for rate in rate_card.rates for edge in (rate.from_minute, rate.until_minute)})
         self._found: dict[tuple[int, int], list[tuple[int, int, int] | None]] = {}
 
     def rate(self, counts: Sequence[int], at: int) -> Rated:
@@ -172,15 +172,15 @@ class Rater:
             if count:
                 applies = found[number]
                 if applies is None:
-                    raise _unknown(self.sheet, COMPONENTS[number])
+                    raise _unknown(self.rate_card, COMPONENTS[number])
                 price_ids[number], price, plain = applies
                 cost += count * price
                 saved += count * (plain - price)
         return Rated(price_ids, cost, saved)
 
     def _applying(self, prompt: int, at: int) -> list[tuple[int, int, int] | None]:
-        """Of each component: the price's id, the price, and what the same would cost without a cache."""
-        found = prices(self.sheet, prompt, at)
+        """Return for each component the price's id, the price, and the price without a cache."""
+        found = prices(self.rate_card, prompt, at)
         return [
             (price.price_id, price.nano_per_million, found.get(_PLAIN[component], price).nano_per_million)
             if (price := found.get(component))
@@ -189,72 +189,72 @@ class Rater:
         ]
 
 
-def rate(sheet: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
-    """Return what one leg's tokens cost.
+def rate(rate_card: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
+    """Return the cost of one execution's tokens.
 
     Raises:
         UnknownPriceError: a component used has no price.
     """
-    return Rater(sheet).rate([usage.get(component, 0) for component in COMPONENTS], at)
+    return Rater(rate_card).rate([usage.get(component, 0) for component in COMPONENTS], at)
 
 
 def nano(femto: int) -> int:
-    """Femto-USD as whole nano-USD, rounded up."""
+    """Convert femto-USD to whole nano-USD, rounded up."""
     return -(-femto // FEMTO_PER_NANO)
 
 
-def _dearest_input(sheet: RateCard, found: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
+def _dearest_input(rate_card: RateCard, found: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
     possible = [Component.UNCACHED, Component.CACHE_READ]
     if writes_5m:
         possible.append(Component.CACHE_WRITE_5M)
     if writes_1h:
         possible.append(Component.CACHE_WRITE_1H)
-    return max(_price(sheet, found, component).nano_per_million for component in possible)
+    return max(_price(rate_card, found, component).nano_per_million for component in possible)
 
 
-def _price(sheet: RateCard, found: Mapping[Component, Rate], component: Component) -> Rate:
+def _price(rate_card: RateCard, found: Mapping[Component, Rate], component: Component) -> Rate:
     if component not in found:
-        raise _unknown(sheet, component)
+        raise _unknown(rate_card, component)
     return found[component]
 
 
-def _unknown(sheet: RateCard, component: Component) -> UnknownPriceError:
-    return UnknownPriceError(f"{sheet.model} ({sheet.tier}) has no price for {component}")
+def _unknown(rate_card: RateCard, component: Component) -> UnknownPriceError:
+    return UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
 
 
 class PriceIndex:
-    """Every sheet a gateway may need, found by tenant, model, tier and instant."""
+    """The rate cards of a gateway, by tenant, model, tier and time."""
 
     def __init__(self) -> None:
-        self.newest = 0  # the greatest version added: sheets are added in this order and never change
-        self._sheets: dict[tuple[int | None, str, Tier], list[RateCard]] = {}
+        self.newest = 0  # the highest version added; versions are added in order and never change
+        self._rate_cards: dict[tuple[int | None, str, Tier], list[RateCard]] = {}
 
-    def add(self, sheets: Iterable[RateCard]) -> None:
-        """Take in sheets, in the order of their versions."""
-        for sheet in sheets:
-            of_kind = self._sheets.setdefault((sheet.tenant_id, sheet.model, sheet.tier), [])
-            of_kind.insert(bisect_right(of_kind, sheet.effective_from, key=_effective_from), sheet)
-            self.newest = max(self.newest, sheet.version)
+    def add(self, rate_cards: Iterable[RateCard]) -> None:
+        """Add rate cards, in the order of their versions."""
+        for rate_card in rate_cards:
+            of_kind = self._rate_cards.setdefault((rate_card.tenant_id, rate_card.model, rate_card.tier), [])
+            of_kind.insert(bisect_right(of_kind, rate_card.effective_from, key=_effective_from), rate_card)
+            self.newest = max(self.newest, rate_card.version)
 
     def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
-        """Return the sheet active at that microsecond: of the tier, or, where that has none, of the standard tier.
+        """Return the rate card active at that microsecond: of the tier, or else of the standard tier.
 
-        In each the tenant's own comes before everybody's. None: there is no price.
+        A tenant's own rate card precedes the shared one. None: there is no price.
         """
-        sheet = self._of_tier(tenant_id, model, tier, at)
-        if sheet is None and tier != Tier.STANDARD:
-            sheet = self._of_tier(tenant_id, model, Tier.STANDARD, at)
-        return sheet
+        rate_card = self._of_tier(tenant_id, model, tier, at)
+        if rate_card is None and tier != Tier.STANDARD:
+            rate_card = self._of_tier(tenant_id, model, Tier.STANDARD, at)
+        return rate_card
 
     def _of_tier(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
         for owner in (tenant_id, None):
-            of_kind = self._sheets.get((owner, model, tier), [])
+            of_kind = self._rate_cards.get((owner, model, tier), [])
             place = bisect_right(of_kind, at, key=_effective_from)
             if place:
-                sheet = of_kind[place - 1]
-                return sheet if sheet.rates else None
+                rate_card = of_kind[place - 1]
+                return rate_card if rate_card.rates else None
         return None
 
 
-def _effective_from(sheet: RateCard) -> int:
-    return sheet.effective_from
+def _effective_from(rate_card: RateCard) -> int:
+    return rate_card.effective_from

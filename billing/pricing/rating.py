@@ -1,16 +1,16 @@
-"""What each leg cost, by the sheet its admission pinned: computed once, when its event is settled."""
+"""Pricing of executions by the rate card that admission pinned, once, when the event is settled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from billing.models import CompiledSheet
+from billing.models import CompiledRateCard
 from billing.pricing.pricing import Rated, Rater, UnknownPriceError
 from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-MAX_CACHED_RATE_CARDS = 10_000  # remembered; they are small and never change
+MAX_CACHED_RATE_CARDS = 10_000  # cached; they are small and never change
 
 _raters: dict[int, Rater] = {}
 
@@ -19,23 +19,23 @@ FREE = Rated(None, 0, 0)
 
 
 def raters(versions: Iterable[int]) -> dict[int, Rater]:
-    """By the sheets of these versions; of one that there is none of, nothing."""
+    """Return the pricing objects of these rate card versions; missing versions are left out."""
     wanted = set(versions)
     known = {version: rater for version in wanted if (rater := _raters.get(version)) is not None}
     if missing := wanted - known.keys():
         with all_tenants_scope(BypassReason.SETTLER):
-            read = {row.pk: Rater(row.decoded()) for row in CompiledSheet.objects.filter(pk__in=missing)}
+            read = {row.pk: Rater(row.decoded()) for row in CompiledRateCard.objects.filter(pk__in=missing)}
         if len(_raters) + len(read) > MAX_CACHED_RATE_CARDS:
-            _raters.clear()  # other threads go on with what they have in hand
+            _raters.clear()  # other threads keep their references
         _raters.update(read)
         known |= read
     return known
 
 
 def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
-    """Return what each event costs. One that has no price is told by a fault in its place.
+    """Return the cost of each event, or an error if it has no price.
 
-    A failed leg costs nothing, nor does one that was admitted before there were prices.
+    Failed executions, and those admitted before there were prices, cost nothing.
     """
     known = raters(
         event.billing_context.price_version for event in events if event.billing_context.price_version is not None
@@ -45,7 +45,7 @@ def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
 
 def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPriceError:
     version = event.billing_context.price_version
-    if version is None or event.verdict == "failed":
+    if version is None or event.outcome == "failed":
         return FREE
     rater = known.get(version)
     if rater is None:
@@ -57,7 +57,7 @@ def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPric
 
 
 def tokens(event: ExecutionUsage) -> tuple[int, ...]:
-    """Return the event's tokens by what they are priced as, in the order of COMPONENTS."""
+    """Return the event's tokens by component, in the order of COMPONENTS."""
     usage = event.usage
     return (
         usage.uncached,

@@ -1,4 +1,4 @@
-"""What a time's usage would have cost at prices that are not published yet."""
+"""Comparison of past usage at current and at proposed prices."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from billing.actions.prices import sheets_to_be
+from billing.actions.prices import rate_cards_to_be
 from billing.metering.partitions import month_of
-from billing.models import CompiledSheet, ExecutionOutcome, PriceVersion, UsageEvent
+from billing.models import CompiledRateCard, ExecutionOutcome, PriceVersion, UsageEvent
 from billing.pricing.pricing import COMPONENTS, Component, PriceIndex, RateCard, Tier, UnknownPriceError, rate
 from billing.pricing.rating import raters
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 _BATCH = 5000
-_NO_SHEET = RateCard(0, None, "", Tier.STANDARD, 0, ())
+_NO_RATE_CARD = RateCard(0, None, "", Tier.STANDARD, 0, ())
 
 
 @dataclass
 class Comparison:
-    """A tenant's usage of a model, as it was rated and as it would be."""
+    """A tenant's usage of a model, at the charged and at the proposed prices."""
 
     tenant_id: int
     model: str
     events: int = 0
     was_femto: int = 0
     would_be_femto: int = 0
-    unpriced: int = 0  # events that would have been refused, for want of a price; in neither sum
+    unpriced: int = 0  # events that would have been rejected without a price; in neither sum
 
 
 def last_month(now: datetime | None = None) -> tuple[datetime, datetime]:
@@ -37,27 +37,30 @@ def last_month(now: datetime | None = None) -> tuple[datetime, datetime]:
 
 
 def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Comparison]:
-    """Everybody's usage that the draft's prices would have touched, by tenant and model. Times are half-open.
+    """Return the usage of all tenants that the draft's prices would apply to, by tenant and model. Times are half-open.
 
     Raises:
         Conflict: it is no draft any more, or a later version is in its way.
     """
-    to_be = sheets_to_be(draft)
-    touched, models = {(sheet.tenant_id, sheet.model, sheet.tier) for sheet in to_be}, {sheet.model for sheet in to_be}
-    from_then = max((sheet.effective_from for sheet in to_be), default=0)
+    to_be = rate_cards_to_be(draft)
+    touched, models = (
+        {(rate_card.tenant_id, rate_card.model, rate_card.tier) for rate_card in to_be},
+        {rate_card.model for rate_card in to_be},
+    )
+    from_then = max((rate_card.effective_from for rate_card in to_be), default=0)
     index = PriceIndex()
     found: dict[tuple[int, str], Comparison] = {}
     with all_tenants_scope(BypassReason.PRICES):
-        index.add(row.decoded() for row in CompiledSheet.objects.filter(model__in=models).order_by("pk"))
+        index.add(row.decoded() for row in CompiledRateCard.objects.filter(model__in=models).order_by("pk"))
         index.add(to_be)
-        for tenant, model, tier, at, usage, was in _legs(models, start, end):
+        for tenant, model, tier, at, usage, was in _executions(models, start, end):
             if not {(tenant, model, tier), (None, model, tier)} & touched:
                 continue
-            sheet = index.find(tenant, model, tier, from_then) or _NO_SHEET
+            rate_card = index.find(tenant, model, tier, from_then) or _NO_RATE_CARD
             row = found.setdefault((tenant, model), Comparison(tenant, model))
             row.events += 1
             try:
-                would_be = rate(sheet, usage, at).cost_femto
+                would_be = rate(rate_card, usage, at).cost_femto
             except UnknownPriceError:
                 row.unpriced += 1
                 continue
@@ -66,19 +69,19 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     return [found[key] for key in sorted(found)]
 
 
-def _legs(
+def _executions(
     models: set[str], start: datetime, end: datetime
 ) -> Iterator[tuple[int, str, Tier, int, dict[Component, int], int]]:
-    """Every priced leg: tenant, model, tier, microsecond of admission, tokens, and what it cost."""
+    """Yield every priced execution: tenant, model, tier, microsecond of admission, tokens and cost."""
     names = [component.value for component in COMPONENTS]
     rows = (
         UsageEvent.objects.all_tenants()
         .filter(admitted_at__gte=start, admitted_at__lt=end, model__in=models, price_version__isnull=False)
-        .exclude(verdict=ExecutionOutcome.FAILED)
+        .exclude(outcome=ExecutionOutcome.FAILED)
         .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
     )
     for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):
         known = raters([version])
-        tier = known[version].sheet.tier if version in known else _NO_SHEET.tier
+        tier = known[version].rate_card.tier if version in known else _NO_RATE_CARD.tier
         at = (admitted_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         yield tenant, model, tier, at, dict(zip(COMPONENTS, tokens, strict=True)), int(cost)

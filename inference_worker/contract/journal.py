@@ -1,4 +1,4 @@
-"""The worker's journal: each leg's final counts are on disk before anybody is told of its end.
+"""The worker's journal: each execution's final counts are on disk before anybody is told of its end.
 
 A directory of segments. Each is created with its full size, and one more is kept in reserve: the final counts of
 running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
@@ -32,7 +32,7 @@ LOCK_NAME = "lock"
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
 
-LegKey = tuple[str, int, int]  # request id, leg, attempt
+ExecutionKey = tuple[str, int, int]  # request id, execution, attempt
 _decode_key = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
 _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
 
@@ -59,8 +59,8 @@ def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
         return True  # no journal was ever opened here
 
 
-def leg_key(event: ExecutionUsage) -> LegKey:
-    return (event.billing_context.request_id, event.billing_context.leg, event.attempt)
+def execution_key(event: ExecutionUsage) -> ExecutionKey:
+    return (event.billing_context.request_id, event.billing_context.execution, event.attempt)
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Segment:
     """One file of the journal, and what of it is not settled yet."""
 
     path: Path
-    events: dict[LegKey, ExecutionUsage] = field(default_factory=dict)
-    stream_ids: dict[LegKey, str] = field(default_factory=dict)  # broker's id of each event it has taken
+    events: dict[ExecutionKey, ExecutionUsage] = field(default_factory=dict)
+    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # broker's id of each event it has taken
 
 
 class Journal:
@@ -89,8 +89,8 @@ class Journal:
         paths = sorted(folder.glob("*.journal"))
         self._next = int(paths[-1].stem) + 1 if paths else 1
         self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # of full size, without a record
-        confirmed: dict[LegKey, str] = {}
-        dropped: set[LegKey] = set()
+        confirmed: dict[ExecutionKey, str] = {}
+        dropped: set[ExecutionKey] = set()
         for path in paths:
             self.segments.append(_read_segment(path, confirmed, dropped))
         for segment in self.segments:
@@ -120,16 +120,16 @@ class Journal:
             OSError: the disk is full, or worse. It can be tried again with the same events: those that were written
                 are skipped then.
         """
-        waiting = [event for event in events if not any(leg_key(event) in s.events for s in self.segments)]
+        waiting = [event for event in events if not any(execution_key(event) in s.events for s in self.segments)]
         records = [_record(b"U", encode(event)) for event in waiting]
         done = 0
         while done < len(waiting):
             number = self._fitting(records[done:])
             self._write(b"".join(records[done : done + number]), durable=True)
-            self.segments[-1].events.update((leg_key(event), event) for event in waiting[done : done + number])
+            self.segments[-1].events.update((execution_key(event), event) for event in waiting[done : done + number])
             done += number
 
-    def confirm(self, key: LegKey, stream_id: str) -> None:
+    def confirm(self, key: ExecutionKey, stream_id: str) -> None:
         """Note that the broker has the event. Not synced: losing this note costs a look, not an event."""
         for segment in reversed(self.segments):
             if key in segment.events:
@@ -137,8 +137,8 @@ class Journal:
                 break
         self._note(b"C", encode((*key, stream_id)))
 
-    def drop(self, key: LegKey) -> None:
-        """Forget an event that must not be settled: its leg failed, or another attempt answered for it."""
+    def drop(self, key: ExecutionKey) -> None:
+        """Forget an event that must not be settled: its execution failed, or another attempt answered for it."""
         self._note(b"D", encode(key))
         for segment in self.segments:
             segment.events.pop(key, None)
@@ -244,13 +244,13 @@ def journalled(folder: Path) -> list[tuple[ExecutionUsage, bytes]]:
         OSError: it cannot be read.
         msgspec.MsgspecError, ValueError: another version wrote it, or it is damaged.
     """
-    found: dict[LegKey, tuple[ExecutionUsage, bytes]] = {}
+    found: dict[ExecutionKey, tuple[ExecutionUsage, bytes]] = {}
     for path in sorted(folder.glob("*.journal")):
         with contextlib.suppress(FileNotFoundError):  # all of it was settled just now
             for kind, payload in _records(path.read_bytes()):
                 if kind == b"U":
                     event = decode_usage(payload)
-                    found[leg_key(event)] = (event, payload)
+                    found[execution_key(event)] = (event, payload)
                 elif kind == b"D":
                     found.pop(_decode_key(payload), None)
     return list(found.values())
@@ -261,18 +261,18 @@ def parse_stream_id(stream_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-def _read_segment(path: Path, confirmed: dict[LegKey, str], dropped: set[LegKey]) -> Segment:
+def _read_segment(path: Path, confirmed: dict[ExecutionKey, str], dropped: set[ExecutionKey]) -> Segment:
     """Read a segment's events. What is noted of some, maybe of earlier segments, goes to `confirmed` and `dropped`."""
     segment = Segment(path)
     for kind, payload in _records(path.read_bytes()):
         if kind == b"U":
             event = decode_usage(payload)
-            segment.events[leg_key(event)] = event
+            segment.events[execution_key(event)] = event
         elif kind == b"D":
             dropped.add(_decode_key(payload))
         else:
-            request_id, leg, attempt, stream_id = _decode_confirmation(payload)
-            confirmed[request_id, leg, attempt] = stream_id
+            request_id, execution, attempt, stream_id = _decode_confirmation(payload)
+            confirmed[request_id, execution, attempt] = stream_id
     return segment
 
 

@@ -106,7 +106,7 @@ def test_an_invoice_is_paid_corrected_or_taken_back(opened: Any, deed: str) -> N
     fill(page, link, str(row.number), submit, fields)
     expect(page.locator(".head .badge")).to_have_text(state)
     if deed == "credit-note":
-        (note,) = Everybody(Invoice).filter(kind=Invoice.Kind.CREDIT_NOTE)
+        (note,) = Everybody(Invoice).filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
         assert note.subtotal == 100
 
 

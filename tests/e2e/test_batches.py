@@ -40,7 +40,7 @@ def test_a_batch_by_openais_sdk(stack: Stack) -> None:
     assert one["response"]["body"]["object"] == "chat.completion"
     assert one["response"]["body"]["usage"]["completion_tokens"] <= 3
     event = stack.event(one["response"]["request_id"])
-    assert (event["verdict"], event["output"]) == ("completed", one["response"]["body"]["usage"]["completion_tokens"])
+    assert (event["outcome"], event["output"]) == ("completed", one["response"]["body"]["usage"]["completion_tokens"])
 
     failed = results(client, batch.error_file_id)
     status = {

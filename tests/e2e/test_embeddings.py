@@ -27,7 +27,7 @@ def test_like_texts_have_like_vectors_and_are_metered(stack: Stack) -> None:
 
     event = stack.event(raw.headers["x-request-id"])
     assert (event["input"], event["output"]) == (answer.usage.prompt_tokens, 0)
-    assert (event["verdict"], event["model"]) == ("completed", EMBEDDING_MODEL)
+    assert (event["outcome"], event["model"]) == ("completed", EMBEDDING_MODEL)
 
 
 def test_floats_and_base64_texts_and_token_ids_say_the_same(stack: Stack) -> None:

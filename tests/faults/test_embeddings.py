@@ -27,5 +27,5 @@ def test_a_worker_killed_at_it_leaves_one_bill(stack: Stack) -> None:
     assert answer.status_code in (200, 503), answer.text
     stack.wait_until_ready()
     if answer.status_code == 200:  # another process of the worker took it over, before a byte of the answer was sent
-        assert stack.event(answer.headers["x-request-id"])["verdict"] == "completed"
+        assert stack.event(answer.headers["x-request-id"])["outcome"] == "completed"
     eventually(lambda: stack.client().embeddings.create(model=EMBEDDING_MODEL, input="again").data)

@@ -1,5 +1,5 @@
-"""The reaper and the reconciler as processes of their own, killed after each statement that changes something, and run
-against each other."""
+"""The reclaimer and the reconciler as processes of their own, killed after each statement that changes something, and
+run against each other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 
 from billing.metering.reconciler import reconcile
-from billing.models import Correction, Reconciliation, Slice, Window
+from billing.models import BudgetCorrection, BudgetLease, BudgetPeriod, Reconciliation
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tests.support.gateway.budget_gateways import Admitted, purse
-from tests.support.gateway.budgets import HOLD, check_invariants, see, take_up, tell, window
+from tests.support.gateway.budgets import RESERVED, budget_period, check_invariants, see, take_up, tell
 from tests.support.rows import Everybody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -34,7 +34,7 @@ import django
 django.setup()
 from datetime import UTC, datetime
 from django.db.backends.utils import CursorWrapper
-from billing.budgets.reservations import reap
+from billing.budgets.reservations import reclaim
 from billing.metering.reconciler import reconcile
 
 job, words = sys.argv[1:]
@@ -47,7 +47,7 @@ def execute(self, sql, params=None):
     return found
 
 CursorWrapper.execute = execute
-reap(datetime.now(UTC)) if job == "reap" else reconcile()
+reclaim(datetime.now(UTC)) if job == "reclaim" else reconcile()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -67,53 +67,55 @@ def change(sql: str) -> None:
         cursor.execute(sql)
 
 
-@pytest.mark.parametrize(("words", "reaped"), [("billing_reap", 0), ("", 1)])
-async def test_a_killed_reaper_takes_back_all_of_a_slice_or_nothing(
-    gateway: Any, budget: Any, words: str, reaped: int
+@pytest.mark.parametrize(("words", "reclaimed"), [("billing_reclaim_leases", 0), ("", 1)])
+async def test_a_killed_reclaimer_takes_back_all_of_a_lease_or_nothing(
+    gateway: Any, budget: Any, words: str, reclaimed: int
 ) -> None:
-    """Worked example 9, with the reaper killed too."""
+    """Worked example 9, with the reclaimer killed too."""
     made = await sync_to_async(budget)()
     await take_up(await gateway(), 1)
-    before = (await sync_to_async(window)(made)).held
-    await sync_to_async(change)("UPDATE billing_slice SET reap_at = now() - interval '1 hour'")
-    await sync_to_async(run)("reap", words)
+    before = (await sync_to_async(budget_period)(made)).reserved
+    await sync_to_async(change)("UPDATE billing_budgetlease SET reclaim_at = now() - interval '1 hour'")
+    await sync_to_async(run)("reclaim", words)
     await see()
-    assert (await sync_to_async(window)(made)).held == (0 if reaped else before)
-    await sync_to_async(run)("reap")
-    await sync_to_async(run)("reap")
-    assert (await sync_to_async(window)(made)).held == 0
-    (its,) = await sync_to_async(Everybody(Slice).all)()
-    assert its.fence == 2
+    assert (await sync_to_async(budget_period)(made)).reserved == (0 if reclaimed else before)
+    await sync_to_async(run)("reclaim")
+    await sync_to_async(run)("reclaim")
+    assert (await sync_to_async(budget_period)(made)).reserved == 0
+    (its,) = await sync_to_async(Everybody(BudgetLease).all)()
+    assert its.fencing_token == 2
     await see()
 
 
-@pytest.mark.parametrize("words", ["FOR NO KEY UPDATE", "billing_move", '"billing_correction"', '"billing_recon', ""])
+@pytest.mark.parametrize(
+    "words", ["FOR NO KEY UPDATE", "billing_move_amounts", '"billing_budgetcorrection"', '"billing_recon', ""]
+)
 async def test_a_killed_reconciler_repairs_once_and_says_so(gateway: Any, budget: Any, words: str) -> None:
     """A repair and the row that tells of it come together or not at all."""
     made = await sync_to_async(budget)()
     one, _ = await take_up(await gateway(), 2)
     await sync_to_async(tell)(one.event())
-    before = await sync_to_async(window)(made)
-    await sync_to_async(change)("UPDATE billing_window SET held = held + 5, used = used - 7")
+    before = await sync_to_async(budget_period)(made)
+    await sync_to_async(change)("UPDATE billing_budgetperiod SET reserved = reserved + 5, used = used - 7")
     await sync_to_async(run)("reconcile", words)
-    now = await sync_to_async(window)(made)
-    corrections = await sync_to_async(Everybody(Correction).all)()
-    assert (now.held, now.used) == (
-        before.held + 5 + sum(each.held for each in corrections),
+    now = await sync_to_async(budget_period)(made)
+    corrections = await sync_to_async(Everybody(BudgetCorrection).all)()
+    assert (now.reserved, now.used) == (
+        before.reserved + 5 + sum(each.reserved for each in corrections),
         before.used - 7 + sum(each.used for each in corrections),
     )
     report = await sync_to_async(reconcile)()
-    after = await sync_to_async(window)(made)
-    assert (after.held, after.used) == (before.held, before.used)
-    (correction,) = await sync_to_async(Everybody(Correction).all)()
-    assert (correction.held, correction.used) == (-5, 7)
+    after = await sync_to_async(budget_period)(made)
+    assert (after.reserved, after.used) == (before.reserved, before.used)
+    (correction,) = await sync_to_async(Everybody(BudgetCorrection).all)()
+    assert (correction.reserved, correction.used) == (-5, 7)
     assert report.is_clean == bool(corrections)
     await see()
 
 
-def test_reconcilers_reapers_and_the_settler_do_not_disturb_each_other(key: Any, budget: Any, url: str) -> None:
+def test_reconcilers_reclaimers_and_the_settler_do_not_disturb_each_other(key: Any, budget: Any, url: str) -> None:
     """Whatever runs beside it, the reconciler takes nothing under way for a fault."""
-    made = budget(amount=1000 * HOLD)
+    made = budget(amount=1000 * RESERVED)
 
     async def admit() -> list[Admitted]:
         async with purse(url, key) as mine:
@@ -137,8 +139,8 @@ def test_reconcilers_reapers_and_the_settler_do_not_disturb_each_other(key: Any,
     with ThreadPoolExecutor(4) as pool:
         for running in [pool.submit(settle, 0), pool.submit(settle, 1), pool.submit(compare), pool.submit(compare)]:
             running.result()
-    assert not Everybody(Correction).all()
+    assert not Everybody(BudgetCorrection).all()
     assert all(not each.differences for each in Everybody(Reconciliation).all())
-    assert window(made).held == 0
-    assert len({each.budget_id for each in Everybody(Window).all()}) == 1
+    assert budget_period(made).reserved == 0
+    assert len({each.budget_id for each in Everybody(BudgetPeriod).all()}) == 1
     check_invariants()

@@ -12,7 +12,7 @@ import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 
 from billing.actions.budgets import do_remove_budget
-from billing.models import Budget, Slice, Window
+from billing.models import Budget, BudgetLease, BudgetPeriod
 from millrace.gateway.admission.early_release import CONTENDED_SECONDS
 from tenants.models import Tenant
 from tests.support.gateway.kill_points import STEPS
@@ -20,8 +20,8 @@ from tests.support.gateway.process_checks import (
     codes,
     done,
     eventually,
-    hold_of_one,
     passes,
+    reservation_of_one,
     see,
     set_budget,
     settled_events,
@@ -32,19 +32,19 @@ from tests.support.rows import Everybody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 LONG_LEASE_SECONDS = 10.0
-GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # and by then it has been reaped, on a busy machine too
+GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # and by then it has been reclaimed, on a busy machine too
 
 
 @sync_to_async
-def held() -> int:
-    return sum(each.held for each in Everybody(Window).all())
+def reserved() -> int:
+    return sum(each.reserved for each in Everybody(BudgetPeriod).all())
 
 
-async def all_know(budget: Budget, hold: int, *gateways: GatewayProcess) -> None:
+async def all_know(budget: Budget, reservation: int, *gateways: GatewayProcess) -> None:
     """Wait until each of these refuses, by that budget, what is more than all of it."""
 
     async def knows(gateway: GatewayProcess) -> bool:
-        answer = await gateway.ask(_tokens(budget.amount + hold, hold))
+        answer = await gateway.ask(_tokens(budget.amount + reservation, reservation))
         assert answer is not None
         assert answer.status_code in (200, 429, 503), answer.text
         return answer.status_code == 429 and f"'{budget.name}'" in answer.text
@@ -59,11 +59,11 @@ async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
 ) -> None:
     """Exactly ten are admitted, none settling before the last admission; then nothing is held."""
     async with house(async_broker, database, secret, "abc", longest=120) as inside:
-        hold = await hold_of_one(inside)
+        reservation = await reservation_of_one(inside)
         gateways = list(inside.gateways.values())
         for number in range(rounds):
-            budget = await set_budget(tenant, 10 * hold + hold // 2, f"b{number}")
-            await all_know(budget, hold, *gateways)
+            budget = await set_budget(tenant, 10 * reservation + reservation // 2, f"b{number}")
+            await all_know(budget, reservation, *gateways)
             inside.worker.may_answer.clear()
             asked = [asyncio.create_task(gateways[number % 3].ask_until_told()) for number in range(100)]
             await eventually(lambda asked=asked: done(asked, 90))  # type: ignore[misc]
@@ -83,15 +83,15 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
     """The budget has room for one reservation beside what the others used. Nothing is settled meanwhile, and the
     requests go to two gateways in turn, each after the last byte of the one before."""
     async with house(async_broker, database, secret, "ab") as inside:
-        hold = await hold_of_one(inside)
+        reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         await all_settled(inside)
         inside.settler.send_signal(signal.SIGSTOP)
         usage = inside.worker.answered[-1].usage
         cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
         number = 20
-        budget = await set_budget(tenant, hold + (number - 1) * cost)
-        await all_know(budget, hold, a, b)
+        budget = await set_budget(tenant, reservation + (number - 1) * cost)
+        await all_know(budget, reservation, a, b)
         for count in range(number):
             answer = await (a, b)[count % 2].ask()
             assert answer is not None
@@ -105,7 +105,7 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
         await all_settled(inside)
         await eventually(lambda: is_held(0))
         assert await used() == number * (usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000)
-        events = [each for each in await settled_events() if each.slice_id is not None]
+        events = [each for each in await settled_events() if each.lease_id is not None]
         assert [each.released_by for each in events] == ["gateway"] * number
         await see()
 
@@ -116,20 +116,20 @@ async def test_what_another_gateway_has_not_released_is_recalled(
     """While there is room, a gateway leaves the unused part to the settlement. It releases it before another gateway
     rejects a request, though nothing is settled."""
     async with house(async_broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
-        hold = await hold_of_one(inside)
+        reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         await all_settled(inside)
         inside.settler.send_signal(signal.SIGSTOP)
-        limit = 60 * hold
+        limit = 60 * reservation
         budget = await set_budget(tenant, limit)
-        await all_know(budget, hold, a, b)
+        await all_know(budget, reservation, a, b)
         await asyncio.sleep(CONTENDED_SECONDS + 1)  # it was contended just now
         for _ in range(10):
             assert await passes(await a.ask_until_told())
         usage = inside.worker.answered[-1].usage
         cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
-        assert await held() > 10 * cost + 10 * (hold - cost) // 2  # the unused parts are reserved still
-        assert await passes(await b.ask_until_told(_tokens(limit - 10 * cost, hold)))
+        assert await reserved() > 10 * cost + 10 * (reservation - cost) // 2  # the unused parts are reserved still
+        assert await passes(await b.ask_until_told(_tokens(limit - 10 * cost, reservation)))
         await see()
         inside.settler.send_signal(signal.SIGCONT)
         await all_settled(inside)
@@ -141,12 +141,12 @@ async def has_claimed(inside: House, number: int) -> bool:
 
 
 async def is_held(amount: int) -> bool:
-    return await held() == amount
+    return await reserved() == amount
 
 
 @sync_to_async
-def slice_of(slice_id: int | None) -> Slice:
-    (found,) = [each for each in Everybody(Slice).all() if each.pk == slice_id]
+def lease_of(lease_id: int | None) -> BudgetLease:
+    (found,) = [each for each in Everybody(BudgetLease).all() if each.pk == lease_id]
     return found
 
 
@@ -162,13 +162,13 @@ async def all_settled(inside: House) -> None:
 async def test_a_stopped_gateway_delays_and_never_denies(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    """Four gateways hold slices. What fits is admitted, by recall. With one of them stopped by SIGSTOP the answer is
+    """Four gateways hold leases. What fits is admitted, by recall. With one of them stopped by SIGSTOP the answer is
     503 and when to come back, and then it is admitted; the stopped one, once it continues, changes nothing."""
     async with house(async_broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
-        hold = await hold_of_one(inside)
-        limit = 70 * hold
+        reservation = await reservation_of_one(inside)
+        limit = 70 * reservation
         budget = await set_budget(tenant, limit)
-        await all_know(budget, hold, *inside.gateways.values())
+        await all_know(budget, reservation, *inside.gateways.values())
         a, b, _, d = inside.gateways.values()
         for gateway in inside.gateways.values():
             assert await passes(await gateway.ask_until_told())
@@ -176,18 +176,18 @@ async def test_a_stopped_gateway_delays_and_never_denies(
 
         # By recall: more than what is not leased, and no more than what is not used.
         left = limit - -(-await used() // 10**6)
-        free = left - await held()
+        free = left - await reserved()
         async with asyncio.timeout(LONG_LEASE_SECONDS - 2):  # else leases end, and it passes by that
-            assert await passes(await a.ask_until_told(_tokens((free + left) // 2, hold)))
+            assert await passes(await a.ask_until_told(_tokens((free + left) // 2, reservation)))
         await all_settled(inside)
         await see()
 
         # One is stopped. What needs its part may come back, what does not passes, what never fits is told so.
         for gateway in (a, b):
             assert await passes(await gateway.ask_until_told())
-        its = await stop_with_a_slice(inside, d)
+        its = await stop_with_a_lease(inside, d)
         left = limit - -(-await used() // 10**6)
-        big = _tokens(left - its.money // 2, hold)
+        big = _tokens(left - its.money // 2, reservation)
         began = time.monotonic()
         refused = await a.ask(big)
         assert refused is not None
@@ -195,7 +195,7 @@ async def test_a_stopped_gateway_delays_and_never_denies(
         comes_back = float(refused.headers["retry-after"])
         assert 1 <= comes_back <= LONG_LEASE_SECONDS + REQUEST_SECONDS + 2
         assert await passes(await b.ask_until_told())
-        never = await b.ask_until_told(_tokens(left + hold, hold))
+        never = await b.ask_until_told(_tokens(left + reservation, reservation))
         assert never is not None
         assert (never.status_code, never.json()["error"]["code"]) == (429, "budget_exceeded")
         await all_settled(inside)
@@ -203,35 +203,35 @@ async def test_a_stopped_gateway_delays_and_never_denies(
 
         await asyncio.sleep(max(0.0, began + comes_back - time.monotonic()))
         left = limit - -(-await used() // 10**6)
-        big = _tokens(left - its.money // 2, hold)
-        await eventually(lambda: _asked(a, big))  # the reaper looks each second
+        big = _tokens(left - its.money // 2, reservation)
+        await eventually(lambda: _asked(a, big))  # the reclaimer looks each second
         await all_settled(inside)
         await see()
 
         d.signal(signal.SIGCONT)
         assert await passes(await d.ask_until_told(1))
         await all_settled(inside)
-        assert inside.worker.answered[-1].billing_context.slice_id != its.pk
+        assert inside.worker.answered[-1].billing_context.lease_id != its.pk
         await eventually(lambda: is_held_by_none(its.pk))
         await see()
 
 
-async def stop_with_a_slice(inside: House, gateway: GatewayProcess) -> Slice:
-    """Stop it while it has a slice of which something is left: not for a moment after a recall, nor as a lease ends."""
+async def stop_with_a_lease(inside: House, gateway: GatewayProcess) -> BudgetLease:
+    """Stop it while it has a lease of which something is left: not for a moment after a recall, nor as a lease ends."""
     while True:
         assert await passes(await gateway.ask_until_told())
         await all_settled(inside)
         gateway.signal(signal.SIGSTOP)
-        found = await slice_of(inside.worker.answered[-1].billing_context.slice_id)
+        found = await lease_of(inside.worker.answered[-1].billing_context.lease_id)
         if found.open and found.money:
             return found
         gateway.signal(signal.SIGCONT)
         await asyncio.sleep(0.2)
 
 
-async def is_held_by_none(slice_id: int) -> bool:
-    found = await slice_of(slice_id)
-    return (found.money, found.requests, found.open, found.fence) == (0, 0, False, 2)
+async def is_held_by_none(lease_id: int) -> bool:
+    found = await lease_of(lease_id)
+    return (found.money, found.requests, found.open, found.fencing_token) == (0, 0, False, 2)
 
 
 async def has_ended(gateway: GatewayProcess) -> bool:
@@ -242,9 +242,10 @@ async def _asked(gateway: Any, tokens: int) -> bool:
     return await passes(await gateway.ask(tokens))
 
 
-def _tokens(nano: int, hold: int) -> int:
-    """Of an answer, so that it and the prompt of a request that holds `hold` with 100 hold at most so much."""
-    return (nano - (hold - 100 * 15_000)) // 15_000
+def _tokens(nano: int, reservation: int) -> int:
+    """Of an answer, so that it and the prompt of a request that reserves `reservation` with 100 reserve at most so
+    much."""
+    return (nano - (reservation - 100 * 15_000)) // 15_000
 
 
 @pytest.mark.parametrize("steps", [list(STEPS)[start::3] for start in range(3)], ids="/".join)
@@ -255,8 +256,8 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
     that was not used can be had: worked example 9, for every step."""
     kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
     async with house(async_broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
-        hold = await hold_of_one(inside)
-        budget = await set_budget(tenant, limit := 60 * hold)
+        reservation = await reservation_of_one(inside)
+        budget = await set_budget(tenant, limit := 60 * reservation)
         assert budget.pending_gateways == ()
         healthy = inside.gateways["healthy"]
         for name, step in kill_at.items():
@@ -268,20 +269,22 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
                 assert answer is not None, step
                 assert answer.status_code == 200, answer.text
                 await all_settled(inside)
-                free = limit - -(-await used() // 10**6) - await held()
-                await healthy.ask(_tokens(free + hold, hold))  # some of what it holds must come back for that
+                free = limit - -(-await used() // 10**6) - await reserved()
+                await healthy.ask(
+                    _tokens(free + reservation, reservation)
+                )  # some of what it holds must come back for that
             else:
                 assert answer is None, step
             await eventually(lambda victim=victim: has_ended(victim))  # type: ignore[misc]
             assert victim.process.returncode == -signal.SIGKILL, step
             await see()
         async with asyncio.timeout(GONE_SECONDS):
-            while await held():
+            while await reserved():
                 await see()
                 await asyncio.sleep(0.5)
         await see()
         assert len({each.request_id for each in await settled_events()}) == len(await settled_events())
         left = limit - -(-await used() // 10**6)
-        assert await passes(await healthy.ask_until_told(_tokens(left, hold)))
+        assert await passes(await healthy.ask_until_told(_tokens(left, reservation)))
         await all_settled(inside)
         await see()

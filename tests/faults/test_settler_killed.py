@@ -1,4 +1,5 @@
-"""Wherever a settler is killed, the next one under its name makes it whole: each leg once, and the windows exact."""
+"""Wherever a settler is killed, the next one under its name makes it whole: each execution once, and the budget periods
+exact."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from django.db import connection
 from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.metering.settler import Settler
-from billing.models import Adjustment, EarlyRelease, UsageEvent, UsageQuarantine, Window
+from billing.models import Adjustment, BudgetPeriod, EarlyRelease, UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_STREAM
 from inference_worker.contract.messages import ExecutionUsage as Told
 from tenants.isolation.db_roles import BypassReason
@@ -29,25 +30,25 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.killed_settler import STEPS
 from tests.support.billing.usage_events import make_event
-from tests.support.gateway.budgets import COST, DOLLAR, HOLD, check_invariants, tell
+from tests.support.gateway.budgets import COST, DOLLAR, RESERVED, check_invariants, tell
 from tests.support.rows import Everybody
 
 ROOT = Path(__file__).resolve().parents[2]
-LEGS = 20
+EXECUTIONS = 20
 
 
 @dataclass
 class Books:
-    """A tenant's budgets, a slice that lives, and one whose holds went back."""
+    """A tenant's budgets, a lease that lives, and one whose holds went back."""
 
     key: ApiKeySnapshot
     price: int
     alive: tuple[int, int]
-    reaped: tuple[int, int]
+    reclaimed: tuple[int, int]
 
-    def leg(self, slice_: tuple[int, int], **changes: Any) -> Told:
+    def execution(self, lease: tuple[int, int], **changes: Any) -> Told:
         given = {"uncached": 1000, "cache_read": 9000, "output": 500, "price_version": self.price}
-        held = {"slice_id": slice_[0], "fence": slice_[1], "hold": HOLD, "hold_tokens": 14_096}
+        held = {"lease_id": lease[0], "fencing_token": lease[1], "reserved_nano": RESERVED, "reserved_tokens": 14_096}
         who = {"tenant_id": self.key.tenant_id, "project_id": self.key.project_id, "key_id": self.key.key_id}
         return make_event(**(given | held | who | changes))
 
@@ -58,44 +59,45 @@ def books(table: None, key: ApiKeySnapshot, budget: Callable[..., int]) -> Books
         budget(period=period, name=period, amount=100 * DOLLAR)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         alive, dead = lease(cursor, key, timedelta(hours=1)), lease(cursor, key, timedelta(0))
-        cursor.execute("SELECT max(id) FROM billing_pricesheet")
+        cursor.execute("SELECT max(id) FROM billing_compiledratecard")
         (price,) = cursor.fetchone()
-    assert reservations.reap(datetime.now(UTC)) == 1
+    assert reservations.reclaim(datetime.now(UTC)) == 1
     return Books(key, price, alive, dead)
 
 
 def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, int]:
     cursor.execute(
-        "SELECT window_id FROM billing_open_windows(%s, %s, %s, now())", [key.tenant_id, key.project_id, key.key_id]
+        "SELECT budget_period_id FROM billing_open_budget_periods(%s, %s, %s, now())",
+        [key.tenant_id, key.project_id, key.key_id],
     )
-    windows = [found for (found,) in cursor.fetchall()]
-    need = [HOLD, 14_096, 1]
+    budget_periods = [found for (found,) in cursor.fetchall()]
+    need = [RESERVED, 14_096, 1]
     cursor.execute(
-        "SELECT slice_id, fence FROM billing_lease(%s, 'gw', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],"
-        " %s, interval '0', NULL, NULL, NULL)",
-        [key.tenant_id, windows, need, need, [64 * each for each in need], lasting],
+        "SELECT lease_id, fencing_token FROM billing_lease_budget(%s, 'gw', %s::bigint[], %s::bigint[], %s::bigint[],"
+        " %s::bigint[], %s, interval '0', NULL, NULL, NULL)",
+        [key.tenant_id, budget_periods, need, need, [64 * each for each in need], lasting],
     )
     found: tuple[int, int] = cursor.fetchone()
     return found
 
 
-def release(legs: Sequence[Told]) -> int:
-    """Release early what these legs do not use; how many such releases are not settled."""
+def release(executions: Sequence[Told]) -> int:
+    """Release early what these executions do not use; how many such releases are not settled."""
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        for leg in legs:
-            billing_context = leg.billing_context
-            nano = COST, leg.usage.prompt + leg.usage.output
+        for execution in executions:
+            billing_context = execution.billing_context
+            nano = COST, execution.usage.prompt + execution.usage.output
             at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=billing_context.admitted_at)
-            unused = [HOLD - nano[0]], [(billing_context.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
+            unused = [RESERVED - nano[0]], [(billing_context.reserved_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
             cursor.execute(
                 """SELECT billing_release_unused(%s::bigint[], %s::integer[], %s::timestamptz[], %s::text[],
                 %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])""",
                 [
-                    [billing_context.slice_id],
-                    [billing_context.fence],
+                    [billing_context.lease_id],
+                    [billing_context.fencing_token],
                     [at],
                     [billing_context.request_id],
-                    [billing_context.leg],
+                    [billing_context.execution],
                     *unused,
                 ],
             )
@@ -113,22 +115,22 @@ def die(step: str, time: int) -> int:
 
 @pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])
 def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int) -> None:
-    known = [books.leg(books.alive) for _ in range(2)]
+    known = [books.execution(books.alive) for _ in range(2)]
     tell(*known)
-    legs = [books.leg(books.alive) for _ in range(LEGS)]
-    failed = books.leg(
+    executions = [books.execution(books.alive) for _ in range(EXECUTIONS)]
+    failed = books.execution(
         books.alive,
-        verdict="failed",
+        outcome="failed",
         uncached=0,
         cache_read=0,
         output=0,
         request_id=known[0].billing_context.request_id,
         admitted_at=known[0].billing_context.admitted_at,
     )
-    refused = [books.leg(books.alive, block_size=-1), books.leg(books.alive, output=5000), b"poison"]
-    messages = [*legs, failed, *legs[:3], books.leg(books.reaped), *refused, known[1]]
-    released = release([*legs[::3], known[0]])  # the last one is settled: nothing of it is released
-    assert released == len(legs[::3])
+    refused = [books.execution(books.alive, block_size=-1), books.execution(books.alive, output=5000), b"poison"]
+    messages = [*executions, failed, *executions[:3], books.execution(books.reclaimed), *refused, known[1]]
+    released = release([*executions[::3], known[0]])  # the last one is settled: nothing of it is released
+    assert released == len(executions[::3])
     send(*messages)
     assert die(step, time) == -signal.SIGKILL
     check_invariants()
@@ -136,20 +138,20 @@ def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Red
     for _ in range(2):  # the next under its name; and once more, with all that was told
         Settler(settler_broker, consumer="a", stopping=threading.Event()).drain()
         check_invariants()
-        assert Everybody(UsageEvent).count() == LEGS + 3
+        assert Everybody(UsageEvent).count() == EXECUTIONS + 3
         assert Everybody(UsageQuarantine).count() == len(refused)
-        assert [each.verdict for each in Everybody(Adjustment).all()] == ["failed"]
-        assert {each.used for each in Everybody(Window).all()} == {(LEGS + 2) * COST * 10**6}
+        assert [each.outcome for each in Everybody(Adjustment).all()] == ["failed"]
+        assert {each.used for each in Everybody(BudgetPeriod).all()} == {(EXECUTIONS + 2) * COST * 10**6}
         assert settler_broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
-        assert by_gateway == {leg.billing_context.request_id for leg in legs[::3]}
+        assert by_gateway == {execution.billing_context.request_id for execution in executions[::3]}
         assert release([]) == 0
         send(*messages, *known)
-    assert {each.held for each in Everybody(Window).all()} == {(64 - LEGS - 2) * HOLD}
+    assert {each.reserved for each in Everybody(BudgetPeriod).all()} == {(64 - EXECUTIONS - 2) * RESERVED}
     report = reconcile()
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        cursor.execute("UPDATE billing_slice SET reap_at = now()")
-    reservations.reap(datetime.now(UTC))  # what is in quarantine holds nothing for ever
-    assert {each.held for each in Everybody(Window).all()} == {0}
+        cursor.execute("UPDATE billing_budgetlease SET reclaim_at = now()")
+    reservations.reclaim(datetime.now(UTC))  # what is in quarantine holds nothing for ever
+    assert {each.reserved for each in Everybody(BudgetPeriod).all()} == {0}
     check_invariants()

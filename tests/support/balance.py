@@ -7,65 +7,66 @@ from typing import LiteralString
 
 import psycopg
 
-# Every leg with its adjustments: what it came to. A failed one counts for nothing.
-_LEGS: LiteralString = """
-WITH leg AS (
-SELECT e.request_id, e.leg, e.slice_id, e.hold, e.verdict, e.cost_femto AS first_cost,
+# Every execution with its adjustments: what it came to. A failed one counts for nothing.
+_EXECUTIONS: LiteralString = """
+WITH execution AS (
+SELECT e.request_id, e.execution, e.lease_id, e.reserved_nano, e.outcome, e.cost_femto AS first_cost,
     e.cost_femto + coalesce(a.cost, 0) AS cost,
-    CASE WHEN e.verdict = 'failed' THEN 0 ELSE
+    CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
 FROM billing_usageevent e LEFT JOIN (
-    SELECT admitted_at, request_id, leg, sum(cost_femto) AS cost,
+    SELECT admitted_at, request_id, execution, sum(cost_femto) AS cost,
         sum(uncached + cache_read + cache_write_5m + cache_write_1h + output) AS tokens
-    FROM billing_adjustment GROUP BY admitted_at, request_id, leg
-) a USING (admitted_at, request_id, leg)
+    FROM billing_adjustment GROUP BY admitted_at, request_id, execution
+) a USING (admitted_at, request_id, execution)
 ), part AS (
-SELECT w.id, s.money, s.tokens, s.requests, s.settled_money, s.settled_tokens, s.settled_requests, s.id AS slice_id,
+SELECT w.id, s.money, s.tokens, s.requests, s.settled_money, s.settled_tokens, s.settled_requests, s.id AS lease_id,
     s.tenant_id <> w.tenant_id AS strange
-FROM billing_window w JOIN billing_slice s ON w.id = ANY(s.windows)
+FROM billing_budgetperiod w JOIN billing_budgetlease s ON w.id = ANY(s.budget_period_ids)
 )
 """
 _BROKEN: dict[str, LiteralString] = {
-    "invariant 1: used + held <= limit": """
-        SELECT w.id, w.used, w.held FROM billing_window w JOIN billing_budget b ON b.id = w.budget_id
-        WHERE b.active AND b.mode = 'hard' AND w.used + 1000000::numeric * w.held > 1000000::numeric *
-            (b.amount + w.carried + CASE WHEN b.raise_until > now() THEN b.raise_amount ELSE 0 END)
+    "invariant 1: used + reserved <= limit": """
+        SELECT w.id, w.used, w.reserved FROM billing_budgetperiod w JOIN billing_budget b ON b.id = w.budget_id
+        WHERE b.active AND b.mode = 'hard' AND w.used + 1000000::numeric * w.reserved > 1000000::numeric *
+            (b.amount + w.rolled_over + CASE WHEN b.increase_expires_at > now() THEN b.temporary_increase ELSE 0 END)
     """,
-    "invariant 2: held = what slices have outstanding": """
-        SELECT w.id, w.held FROM billing_window w WHERE w.held <> (SELECT coalesce(sum(
+    "invariant 2: reserved = what leases have outstanding": """
+        SELECT w.id, w.reserved FROM billing_budgetperiod w WHERE w.reserved <> (SELECT coalesce(sum(
             CASE w.unit WHEN 'money' THEN p.money WHEN 'tokens' THEN p.tokens ELSE p.requests END), 0)
         FROM part p WHERE p.id = w.id)
     """,
-    "invariant 3: used = what slices have settled": """
-        SELECT w.id, w.used FROM billing_window w WHERE w.used <> (SELECT coalesce(sum(
+    "invariant 3: used = what leases have settled": """
+        SELECT w.id, w.used FROM billing_budgetperiod w WHERE w.used <> (SELECT coalesce(sum(
             CASE w.unit WHEN 'money' THEN p.settled_money WHEN 'tokens' THEN 1000000::numeric * p.settled_tokens
                 ELSE 1000000::numeric * p.settled_requests END), 0)
         FROM part p WHERE p.id = w.id)
     """,
     "invariant 3: settled = events and adjustments": """
-        SELECT s.id, s.settled_money, s.settled_tokens, s.settled_requests FROM billing_slice s
-        LEFT JOIN (SELECT slice_id, sum(cost) AS money, sum(tokens) AS tokens, sum((tokens > 0)::integer) AS requests
-            FROM leg GROUP BY slice_id) l ON l.slice_id = s.id
+        SELECT s.id, s.settled_money, s.settled_tokens, s.settled_requests FROM billing_budgetlease s
+        LEFT JOIN (SELECT lease_id, sum(cost) AS money, sum(tokens) AS tokens, sum((tokens > 0)::integer) AS requests
+            FROM execution GROUP BY lease_id) l ON l.lease_id = s.id
         WHERE (s.settled_money, s.settled_tokens, s.settled_requests)
             <> (coalesce(l.money, 0), coalesce(l.tokens, 0), coalesce(l.requests, 0))
     """,
-    "invariant 4: settled <= its hold": """
-        SELECT request_id, leg, first_cost, hold FROM leg
-        WHERE hold IS NOT NULL AND greatest(cost, first_cost) > 1000000::numeric * hold
+    "invariant 4: settled <= its reservation": """
+        SELECT request_id, execution, first_cost, reserved_nano FROM execution
+        WHERE reserved_nano IS NOT NULL AND greatest(cost, first_cost) > 1000000::numeric * reserved_nano
     """,
     "invariant 5: one terminal state": """
-        SELECT request_id, leg, cost, tokens FROM leg WHERE cost < 0 OR tokens < 0
-            OR (verdict = 'failed' AND cost <> 0)
+        SELECT request_id, execution, cost, tokens FROM execution WHERE cost < 0 OR tokens < 0
+            OR (outcome = 'failed' AND cost <> 0)
     """,
-    "invariant 6: all windows or none, of one tenant": """
-        SELECT s.id FROM billing_slice s WHERE cardinality(s.windows) <> (
-            SELECT count(*) FROM part p WHERE p.slice_id = s.id AND NOT p.strange)
+    "invariant 6: all budget_periods or none, of one tenant": """
+        SELECT s.id FROM billing_budgetlease s WHERE cardinality(s.budget_period_ids) <> (
+            SELECT count(*) FROM part p WHERE p.lease_id = s.id AND NOT p.strange)
     """,
     "invariant 7: cost is the sum of its components": """
-        SELECT l.request_id, l.leg, l.cost, r.cost FROM (
-            SELECT request_id, leg, sum(cost) AS cost FROM leg GROUP BY request_id, leg) l
-        LEFT JOIN (SELECT request_id, leg, sum(femto) AS cost FROM billing_rated_line GROUP BY request_id, leg) r
-            USING (request_id, leg)
+        SELECT l.request_id, l.execution, l.cost, r.cost FROM (
+            SELECT request_id, execution, sum(cost) AS cost FROM execution GROUP BY request_id, execution) l
+        LEFT JOIN (
+            SELECT request_id, execution, sum(femto) AS cost FROM billing_rated_line GROUP BY request_id, execution) r
+            USING (request_id, execution)
         WHERE l.cost <> coalesce(r.cost, 0)
     """,
 }
@@ -75,5 +76,7 @@ def assert_books_balance(url: str) -> None:
     """Fail with the rows that break an invariant. The role of `url` must see every tenant."""
     with psycopg.connect(url) as snapshot:
         snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        broken = {name: rows for name, query in _BROKEN.items() if (rows := snapshot.execute(_LEGS + query).fetchall())}
+        broken = {
+            name: rows for name, query in _BROKEN.items() if (rows := snapshot.execute(_EXECUTIONS + query).fetchall())
+        }
     assert not broken, broken

@@ -1,4 +1,4 @@
-"""`manage.py generate_invoices`: what beat does each hour, now, for any month and tenant."""
+"""`manage.py generate_invoices`: the hourly invoicing task, run manually for a month and a tenant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.models import Tenant
 
 
 class Command(BaseCommand):
-    """Closes months, and drafts and finalizes their invoices, for operators at the machine."""
+    """Command that closes months, drafts their invoices and finalizes them."""
 
     help = "Invoice the months that are over: close them, and draft and finalize their invoices. May be run again."
 
@@ -36,7 +36,9 @@ class Command(BaseCommand):
             with all_tenants_scope(BypassReason.COMMAND):
                 periods = list(Period.objects.filter(label=month).order_by("pk"))
             for invoice in [row for period in periods for row in do_draft(period, only)]:
-                self.stdout.write(f"{invoice.tenant.slug}: {invoice.kind} of {dollars(invoice.total)}, {invoice}")
+                self.stdout.write(
+                    f"{invoice.tenant.slug}: {invoice.invoice_type} of {dollars(invoice.total)}, {invoice}"
+                )
             return
         report = invoice_months(month=month, tenant=only)
         for number in report.finalized:

@@ -1,4 +1,4 @@
-"""`manage.py price_book`: the price book, for operators at the machine."""
+"""`manage.py price_book`: import, publish and compare prices on the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
-_SHOWN = 20  # of each list of what an import left out
+_SHOWN = 20  # items shown of each list of what an import left out
 
 
 class Command(BaseCommand):
@@ -33,27 +33,29 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True)
-        reading = verbs.add_parser("import", help="draft a version from the public price file (.json) or a CSV")
+        actions = parser.add_subparsers(dest="action", required=True)
+        reading = actions.add_parser("import", help="draft a version from the public price file (.json) or a CSV")
         reading.add_argument("file", type=Path)
         reading.add_argument("--models", help="only these, with commas (of a .json)")
-        reading.add_argument("--round", action="store_true", help="round prices that are not whole nano-USD a million")
+        reading.add_argument(
+            "--round", action="store_true", help="round prices that are not whole nano-USD per million"
+        )
         reading.add_argument("--tenant", help="as this tenant's own prices")
         reading.add_argument("--book", default=PriceBook.LIST)
         reading.add_argument("--from", dest="start", type=_instant, help="when they begin; default: when published")
         reading.add_argument("--note", default="")
-        for verb, what in (
+        for action, what in (
             ("preview", "what last month would have cost"),
             ("publish", "publish it"),
             ("discard", "give it up"),
         ):
-            verbs.add_parser(verb, help=f"of a draft: {what}").add_argument("draft", type=int)
-        verbs.add_parser("list", help="the versions, newest first")
-        verbs.add_parser("backfill", help="add prices for the embedded models that have none")
+            actions.add_parser(action, help=f"of a draft: {what}").add_argument("draft", type=int)
+        actions.add_parser("list", help="the versions, newest first")
+        actions.add_parser("backfill", help="add prices for the embedded models that have none")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            getattr(self, f"_{options['verb']}")(options)
+            getattr(self, f"_{options['action']}")(options)
         except ActionRefused as exc:
             raise CommandError(str(exc)) from exc
 
@@ -76,7 +78,9 @@ class Command(BaseCommand):
             effective_from=options["start"],
             note=options["note"],
         )
-        self.stdout.write(f"Draft {draft.pk}: {len(proposal.prices)} prices of {len(proposal.kinds)} models and tiers.")
+        self.stdout.write(
+            f"Draft {draft.pk}: {len(proposal.prices)} prices of {len(proposal.model_tiers)} models and tiers."
+        )
 
     def _say_left_out(self, imported: Imported) -> None:
         what = "rounded" if imported.rounded else "left out (--round takes them rounded)"
@@ -113,9 +117,9 @@ class Command(BaseCommand):
         with all_tenants_scope(BypassReason.COMMAND):
             versions = list(PriceVersion.objects.select_related("book").defer("body"))
         for version in versions:
-            whose = f" of tenant {version.tenant_id}" if version.tenant_id else ""
+            owner = f" of tenant {version.tenant_id}" if version.tenant_id else ""
             since = f", from {version.effective_from:%Y-%m-%d %H:%M}" if version.effective_from else ""
-            self.stdout.write(f"{version.pk}: {version.book}{whose}, {version.state}{since} {version.note}".rstrip())
+            self.stdout.write(f"{version.pk}: {version.book}{owner}, {version.state}{since} {version.note}".rstrip())
 
     def _backfill(self, options: dict[str, Any]) -> None:
         specs = [spec for spec in platform_settings().models if spec.source.startswith("embedded")]

@@ -18,7 +18,7 @@ from millrace.conf.environment import platform_settings
 
 
 class Command(BaseCommand):
-    """Runs settlers side by side until SIGTERM or SIGINT, which let them finish the batches in hand."""
+    """Command that runs settlers until SIGTERM or SIGINT. They finish their current batches first."""
 
     help = (
         "Move usage events from the broker into the database, until stopped. Several may run at once, each with a"
@@ -30,7 +30,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--threads", type=int, default=2, help="batches at once: one is prepared while the database has another"
         )
-        parser.add_argument("--once", action="store_true", help="settle what is waiting now, say how much, and end")
+        parser.add_argument(
+            "--once", action="store_true", help="settle the waiting messages, print their number, and exit"
+        )
 
     def handle(self, *args: Any, name: str, threads: int, once: bool, **options: Any) -> None:
         stopping = threading.Event()
@@ -44,12 +46,12 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stopping.set())
         _without_pool()
         gc.collect()
-        gc.freeze()  # a batch makes many objects: what was loaded is not to be looked through for each
+        gc.freeze()  # a batch creates many objects: exclude the loaded modules from garbage collection
         _run(settlers, stopping)
 
 
 def _run(settlers: Sequence[Settler], stopping: threading.Event) -> None:
-    """Until they are told to stop. A fault that one does not know how to survive stops all, and is raised."""
+    """Run the settlers until they are stopped. An unexpected error stops all of them and is raised."""
     with ThreadPoolExecutor(len(settlers)) as pool:
         running = [pool.submit(settler.run) for settler in settlers]
         wait(running, return_when=FIRST_COMPLETED)
@@ -59,7 +61,7 @@ def _run(settlers: Sequence[Settler], stopping: threading.Event) -> None:
 
 
 def _without_pool() -> None:
-    """One connection, made again after each fault: a pool would come back up to a minute after its server does."""
+    """Use one connection, opened again after each error. A pool would reconnect up to a minute late."""
     connection.close()
     options = dict(connection.settings_dict["OPTIONS"])
     options.pop("pool", None)

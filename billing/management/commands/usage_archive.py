@@ -15,22 +15,22 @@ from tenants.actions import Conflict
 
 
 class Command(BaseCommand):
-    """Creates and restores archives of usage months. It needs the URL of the database's owner."""
+    """Command that creates and restores archives of usage months. It needs the database owner's URL."""
 
     help = "Move a month of usage events out of the database into files, or restore it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True)
-        create = verbs.add_parser("create", help="write a month to files, check them, and detach it")
+        actions = parser.add_subparsers(dest="action", required=True)
+        create = actions.add_parser("create", help="write a month to files, check them, and detach it")
         create.add_argument("month", type=_month, help="for example 2026-08")
         create.add_argument("--to", type=Path, required=True, metavar="DIRECTORY", help="where the files go")
         create.add_argument("--drop", action="store_true", help="drop the detached table too, which frees its space")
-        restore = verbs.add_parser("restore", help="restore a month from its files")
+        restore = actions.add_parser("restore", help="restore a month from its files")
         restore.add_argument("file", type=Path, help="the manifest: usage-2026-08.json, with its files beside it")
 
-    def handle(self, *args: Any, verb: str, **options: Any) -> None:
+    def handle(self, *args: Any, action: str, **options: Any) -> None:
         try:
-            if verb == "create":
+            if action == "create":
                 done = do_archive(options["month"], options["to"], drop=options["drop"])
                 path = manifest_path(options["to"], options["month"])
                 self.stdout.write(f"{done.month}: {done.usage.rows} events are in {path} and its files.")

@@ -14,7 +14,7 @@ from tenants.isolation.scopes import all_tenants_scope
 
 
 class Command(BaseCommand):
-    """Lists the months of usage events, with their rows, their size and their state."""
+    """Command that lists the months of usage events, with their rows, size and state."""
 
     help = "List the months of usage events: rows, size, and whether they are attached, detached or dropped."
 

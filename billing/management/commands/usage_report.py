@@ -31,11 +31,11 @@ _COUNTED = (*ExecutionOutcome.values, *TOKEN_CLASSES)
 
 
 class Command(BaseCommand):
-    """Prints sums of a tenant's usage, for operators at the machine."""
+    """Command that prints sums of a tenant's usage."""
 
     help = (
-        "Show what a tenant used: requests by how they ended and tokens by billing class, this month by model unless"
-        " told otherwise. Times are UTC. Tokens of failed requests are in no sum: they are never billed."
+        "Show a tenant's usage: requests by outcome and tokens by billing class. Default: this month, by model."
+        " Times are UTC. Tokens of failed requests are never billed and in no sum."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -65,9 +65,9 @@ class Command(BaseCommand):
         bucket = next((bucket for bucket in BUCKETS if bucket in options["by"]), None)
         try:
             start, end = span(options["start"], options["end"])
-            asked = {"model": options["model"], "key_id": options["key"], "project_id": options["project"]}
+            filters = {"model": options["model"], "key_id": options["key"], "project_id": options["project"]}
             with tenant_scope(tenant):
-                rows = sums(UsageReport(tenant.pk, start, end, **asked), groups, bucket)
+                rows = sums(UsageReport(tenant.pk, start, end, **filters), groups, bucket)
         except ValueError:
             raise CommandError("--from must be before --to.") from None
         except TooManyRows:
@@ -82,8 +82,8 @@ class Command(BaseCommand):
 
 
 def _table(columns: list[str], rows: list[dict[str, Any]], bucket: str | None) -> str:
-    """Rows under their headings, a line of totals last; words to the left, numbers to the right."""
-    if not any(row[verdict] for row in rows for verdict in ExecutionOutcome.values):
+    """Format rows below their headings, with a line of totals: texts left, numbers right."""
+    if not any(row[outcome] for row in rows for outcome in ExecutionOutcome.values):
         return "No usage."
     pattern = "%Y-%m-%d %H:%M" if bucket == "hour" else "%Y-%m-%d"
     lines = [[*columns, *_COUNTED]]

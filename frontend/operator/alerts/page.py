@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.urls import NoReverseMatch, reverse
 from django.utils.timesince import timesince
 
-from billing.models import BudgetAlert, Window
+from billing.models import BudgetAlert, BudgetPeriod
 from frontend.core.date_ranges import DateRangeChoice
 from frontend.core.numbers import Money, compact, exact, share
 from frontend.core.page_context import PageContext
@@ -88,7 +88,7 @@ def events(visit: PageContext) -> Page:
 
 def alerts(visit: PageContext) -> Page:
     """Every tenant's budget alerts, newest first."""
-    rows = BudgetAlert.objects.all_tenants().select_related("budget", "mail", "window", "tenant")
+    rows = BudgetAlert.objects.all_tenants().select_related("budget", "email", "budget_period", "tenant")
     found, newer, older = _page(visit, rows)
     told = how_told(found, None)
     return Page(tuple(_alert(row, told[row.pk]) for row in found), newer, older)
@@ -138,8 +138,8 @@ def _alert(row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> OperatorAlerts
         used=_amount(row.budget.unit, row.used if row.forecast is None else row.forecast),
         limit=_amount(row.budget.unit, row.limit),
         part=share(row.used, row.limit),
-        at=row.at,
-        period_start=row.window.period_start,
+        at=row.created_at,
+        period_start=row.budget_period.period_start,
         told=told,
     )
 
@@ -152,7 +152,7 @@ def _budgets(tenant: Tenant) -> str:
 
 
 def _amount(unit: str, amount: int) -> str:
-    if unit == Window.Unit.MONEY:
+    if unit == BudgetPeriod.Unit.MONEY:
         return Money.nano(amount).text
     return f"{compact(amount) if amount >= 10**6 else exact(amount)} {unit}"
 

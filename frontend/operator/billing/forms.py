@@ -70,8 +70,8 @@ class GrantCredit(Confirm):
     kind = forms.ChoiceField(
         label="Kind",
         choices=(
-            (CreditGrant.Kind.PROMOTIONAL, "Promotional: free credit"),
-            (CreditGrant.Kind.PREPAID, "Prepaid: from advance payments"),
+            (CreditGrant.GrantType.PROMOTIONAL, "Promotional: free credit"),
+            (CreditGrant.GrantType.PREPAID, "Prepaid: from advance payments"),
         ),
     )
     amount = BillingRunAmount("Amount, USD", "Applied to future invoices, before tax")

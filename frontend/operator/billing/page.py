@@ -186,7 +186,7 @@ def _invoices(visit: PageContext) -> QuerySet[Invoice]:
 
 
 def figures(visit: PageContext) -> BillingRunStats:
-    rows = _invoices(visit).filter(kind=Invoice.Kind.INVOICE)
+    rows = _invoices(visit).filter(invoice_type=Invoice.InvoiceType.INVOICE)
     found = {
         state: (count, total or 0)
         for state, count, total in rows.order_by().values_list("state").annotate(Count("pk"), Sum("total"))
@@ -238,16 +238,16 @@ def _booked(rows: list[Invoice]) -> Mapping[int, bool]:
 
 
 def _agrees(row: Invoice, earned_nano: int, lined_cents: int) -> bool:
-    billed = row.taxable if row.gives_back else row.subtotal
-    sign = 1 if row.gives_back else -1
+    billed = row.taxable if row.is_credit_note else row.subtotal
+    sign = 1 if row.is_credit_note else -1
     return lined_cents == row.subtotal and sign * earned_nano == billed * NANO_A_CENT
 
 
 def _row(visit: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> BillingRunRow:
-    final, sign = row.state != Invoice.State.DRAFT, -1 if row.gives_back else 1
+    final, sign = row.state != Invoice.State.DRAFT, -1 if row.is_credit_note else 1
     return BillingRunRow(
         row.number or "Draft",
-        "Credit note" if row.gives_back else "Invoice",
+        "Credit note" if row.is_credit_note else "Invoice",
         visit.url("operator-billing-detail", row.pk),
         row.tenant.name,
         row.tenant.slug,
@@ -256,7 +256,7 @@ def _row(visit: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> 
         row.due_on,
         Money.cents(sign * row.subtotal),
         Money.cents(sign * row.total),
-        owed if final and not row.gives_back else None,
+        owed if final and not row.is_credit_note else None,
         "" if agrees is None else "agree" if agrees else "differ",
         visit.url("operator-billing-finalize", row.pk) if not final and row.complete else "",
     )
@@ -271,14 +271,14 @@ def compared(visit: PageContext) -> Compared:
             require_usage(period.pk)
     except Conflict as exc:
         return Compared(visit.now, 0, 0, (), Money(0), str(exc))
-    standing = _invoices(visit).filter(kind=Invoice.Kind.INVOICE).exclude(state=Invoice.State.VOID)
+    standing = _invoices(visit).filter(invoice_type=Invoice.InvoiceType.INVOICE).exclude(state=Invoice.State.VOID)
     rows = list(standing.select_related("tenant"))
     lines = InvoiceLine.objects.all_tenants().filter(invoice__in=[row.pk for row in rows], price_id__isnull=False)
     billed = dict(lines.order_by().values_list("invoice_id").annotate(Sum("femto")))
     differences = []
     for row in rows:
         uses = usage[row.period_id].get(row.tenant_id, [])
-        was = sum(use.femto for use in wanted(Invoice.Kind.INVOICE, uses))
+        was = sum(use.femto for use in wanted(Invoice.InvoiceType.INVOICE, uses))
         if was != int(billed.get(row.pk, 0)):
             url = visit.url("operator-billing-detail", row.pk)
             found = Money(int(billed.get(row.pk, 0)))

@@ -90,7 +90,7 @@ def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
         if credits_of(tenant) != data["seen"]:
             raise Conflict("Another credit was added. Reload and check the balance.")
         nano = cents_of(data["amount"]) * NANO_A_CENT
-        return do_grant_credit(tenant, CreditGrant.Kind(data["kind"]), nano, expires_at=expires, note=data["note"])
+        return do_grant_credit(tenant, CreditGrant.GrantType(data["kind"]), nano, expires_at=expires, note=data["note"])
 
 
 def credits_of(tenant: Tenant) -> int:

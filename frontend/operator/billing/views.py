@@ -85,7 +85,7 @@ def invoice(visit: PageContext) -> HttpResponse:
 def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
     """Return the addresses of what may be done to it, by name; empty: not as it stands."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
-    paid, billed = found.state == Invoice.State.PAID, not found.gives_back
+    paid, billed = found.state == Invoice.State.PAID, not found.is_credit_note
     untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
     able = {
         "finalize": draft and found.complete,
@@ -326,7 +326,7 @@ def _invoice(visit: PageContext) -> Invoice:
 def _final(visit: PageContext) -> tuple[Invoice, int]:
     """Return an invoice, no draft or note, and what is owed on it, in cents."""
     found = _invoice(visit)
-    if found.state == Invoice.State.DRAFT or found.gives_back:
+    if found.state == Invoice.State.DRAFT or found.is_credit_note:
         raise Http404
     with visit.scope():
         return found, outstanding(found)

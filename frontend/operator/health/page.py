@@ -91,7 +91,7 @@ class Queues:
 class HealthDifference:
     what: str
     tenant: str
-    held: str
+    reserved: str
     used: str
 
 
@@ -147,9 +147,9 @@ def reconciliation(visit: PageContext) -> Report:
     names = dict(Tenant.objects.all_tenants().filter(pk__in={one["tenant"] for one in shown}).values_list("pk", "name"))
     rows = (
         HealthDifference(
-            what=next(f"{kind} {one[kind]}" for kind in ("window", "slice", "journal") if kind in one),
+            what=next(f"{kind} {one[kind]}" for kind in ("budget_period", "lease", "journal") if kind in one),
             tenant=names.get(one["tenant"], f"tenant {one['tenant']}"),
-            held=str(one.get("held", "–")),
+            reserved=str(one.get("reserved", "–")),
             used=", ".join(
                 [*([one["used"]] if "used" in one else ()), *(f"{one[unit]} {unit}" for unit in UNITS if one.get(unit))]
             ),

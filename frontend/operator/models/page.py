@@ -10,7 +10,7 @@ import redis
 from django.db import connection
 from django.urls import NoReverseMatch, reverse
 
-from billing.models import CompiledSheet
+from billing.models import CompiledRateCard
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money, duration
 from frontend.core.page_context import PageContext
@@ -189,7 +189,7 @@ def _model(
 
 def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
     """Input and output on the list, by model: of the shortest prompts, at the start of the day."""
-    rows = CompiledSheet.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now)
+    rows = CompiledRateCard.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now)
     found = {}
     for row in rows.order_by("model", "-effective_from", "-pk").distinct("model"):
         rates = {rate.component: rate.nano_per_million for rate in reversed(row.decoded().rates)}

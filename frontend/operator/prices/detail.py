@@ -108,7 +108,7 @@ def head(visit: PageContext) -> PriceBookDetailHeader:
     return PriceBookDetailHeader(
         version_of(visit, row, tenant_names([row.tenant_id])),
         prices=len(proposal.prices) if proposal else 0,
-        models=len({model for model, _ in proposal.kinds}) if proposal else 0,
+        models=len({model for model, _ in proposal.model_tiers}) if proposal else 0,
         publish_url=visit.url("operator-prices-publish", row.pk) if is_draft and not is_own and not is_late else "",
         discard_url=visit.url("operator-prices-discard", row.pk) if is_draft else "",
         copy_url=f"{visit.url('operator-prices-csv')}?copy={row.pk}",
@@ -123,11 +123,11 @@ def diff(visit: PageContext) -> Diff:
     if not row.body:
         return Diff((), 0, 0)
     proposal, at = parse(row.body), row.effective_from or visit.now
-    models = {model for model, _ in proposal.kinds}
+    models = {model for model, _ in proposal.model_tiers}
     there = Price.objects.filter(book=row.book, tenant_id=row.tenant_id, model__in=models, effective_from__lt=at)
     there = there.filter(Q(effective_until=None) | Q(effective_until__gte=at))
-    kinds = proposal.kinds
-    was = {_key(price): price.nano_per_million for price in as_new(there) if price.kind in kinds}
+    model_tiers = proposal.model_tiers
+    was = {_key(price): price.nano_per_million for price in as_new(there) if price.model_tier in model_tiers}
     to_be = {_key(price): price.nano_per_million for price in proposal.prices}
     tiers = {tier: place for place, tier in enumerate(TIERS)}
     order = {component: place for place, component in enumerate(_LABELS)}

@@ -10,7 +10,7 @@ from django import forms
 
 from billing.metering.usage import instant
 from billing.models import PriceBook
-from billing.pricing.price_book import MAX_NAME_LENGTH, Kind, NewPrice, Proposal, nano_per_million
+from billing.pricing.price_book import MAX_NAME_LENGTH, ModelTier, NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.pricing import Tier
 from frontend.tenant.prices.page import COLUMNS, TIERS
@@ -192,6 +192,6 @@ def _content(file: Any) -> str:
     return text
 
 
-def _kind(line: str) -> Kind:
+def _kind(line: str) -> ModelTier:
     model, _, tier = line.strip().partition(",")
     return model.strip(), Tier(tier.strip() or Tier.STANDARD)

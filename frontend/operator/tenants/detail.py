@@ -15,11 +15,11 @@ from billing.metering.usage import UsageReport, sums, this_month
 from billing.models import (
     Account,
     BillingProfile,
-    BookAssignment,
     CreditGrant,
     Invoice,
     Price,
     PriceBook,
+    PriceBookAssignment,
     UsageQuarantine,
 )
 from frontend.core.charts import Chart, Series
@@ -203,7 +203,7 @@ def figures(visit: PageContext) -> TenantDetailStats:
     used = standing.spent(start).get(tenant.pk, standing.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
     margin = standing.margin(used, standing.token_costs(now))
-    owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, kind=Invoice.Kind.INVOICE)
+    owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type=Invoice.InvoiceType.INVOICE)
     return TenantDetailStats(
         spend=Money(used.femto),
         before=Money(sum(row["cost_femto"] for row in before)),
@@ -235,7 +235,7 @@ def spend(visit: PageContext) -> Chart | None:
 
 def plan(visit: PageContext) -> Plan:
     tenant = tenant_of(visit)
-    assigned = BookAssignment.objects.for_tenant(tenant).select_related("book").first()
+    assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
     own = Price.objects.filter(Q(effective_until=None) | Q(effective_until__gt=visit.now), tenant_id=tenant.pk)
     live = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None)
@@ -267,7 +267,7 @@ def bounds(visit: PageContext) -> TenantDetailBounds:
                 modes[room.mode],
                 "bad" if room.mode == "hard" and room.per_mille >= 1000 else "warn" if room.is_near else "",
                 visit.url("operator-tenants-raise", tenant.pk, room.id),
-                room.raise_until is not None and room.raise_until > visit.now,
+                room.increase_expires_at is not None and room.increase_expires_at > visit.now,
             )
             for room in rooms
         ),
@@ -313,7 +313,7 @@ def credits(visit: PageContext) -> TenantDetailCredits:
     alive = CreditGrant.objects.for_tenant(tenant).filter(Q(expires_at=None) | Q(expires_at__gt=visit.now))
     grants = [grant for grant in with_rest(alive.order_by("priority", "pk")) if grant.rest > 0]
     rows = (
-        CreditRow(str(one), one.get_kind_display(), Money.nano(one.rest), Money.nano(one.nano), one.expires_at)
+        CreditRow(str(one), one.get_grant_type_display(), Money.nano(one.rest), Money.nano(one.nano), one.expires_at)
         for one in grants[:SHOWN]
     )
     left = Money.nano(sum(one.rest for one in grants))
@@ -336,9 +336,11 @@ def invoices(visit: PageContext) -> tuple[InvoiceRow, ...]:
             number=row.number or "Draft",
             url=visit.link("operator-billing-detail", row.pk),
             month=row.period.label,
-            state=row.get_state_display() if row.kind == Invoice.Kind.INVOICE else row.get_kind_display(),
+            state=row.get_state_display()
+            if row.invoice_type == Invoice.InvoiceType.INVOICE
+            else row.get_invoice_type_display(),
             level=levels.get(row.state, ""),
-            total=Money.cents(row.total if row.kind == Invoice.Kind.INVOICE else -row.total),
+            total=Money.cents(row.total if row.invoice_type == Invoice.InvoiceType.INVOICE else -row.total),
             issued_at=row.issued_at,
         )
         for row in rows

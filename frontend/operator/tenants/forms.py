@@ -84,7 +84,10 @@ class Raise(forms.Form):
         if until is not None and until <= datetime.now(UTC):
             self.add_error("until", "Choose today or a later date.")
         more = given.get("more", 0)
-        return given | {"raise_amount": int(more * NANO) if self._unit == "money" else more, "raise_until": until}
+        return given | {
+            "temporary_increase": int(more * NANO) if self._unit == "money" else more,
+            "increase_expires_at": until,
+        }
 
 
 class Book(forms.Form):

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from django.db.models import Q
 
 from billing.metering.usage import this_month
-from billing.models import BookAssignment, Commitment, PriceBook
+from billing.models import Commitment, PriceBook, PriceBookAssignment
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from frontend.operator.tenants import standing
@@ -173,7 +173,7 @@ def _all(visit: PageContext) -> list[TenantAdminRow]:
 def _read(visit: PageContext) -> list[TenantAdminRow]:
     start, now = this_month(visit.now)
     used, rates, rooms = standing.spent(start), standing.token_costs(now), standing.budgets(now)
-    books = dict(BookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
+    books = dict(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
     agreed = commitments(now)
     none = Spent()
     return [

@@ -21,17 +21,18 @@ from millrace.apps.operations.models import MachineCost
 COSTED_OVER = timedelta(days=1)  # the time over which the cost of a million tokens is computed
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
-# Budgets with their window under way, the fullest of each tenant first. What is on trial comes last: it bounds nobody.
+# Budgets with their budget period under way, the fullest of each tenant first. What is on trial comes last: it bounds
+# nobody.
 _BUDGETS = """
 SELECT * FROM (
-    SELECT b.tenant_id, b.id, b.name, b.mode, b.unit, b.period, b.raise_until, u.used, r.room,
+    SELECT b.tenant_id, b.id, b.name, b.mode, b.unit, b.period, b.increase_expires_at, u.used, r.room,
         row_number() OVER (PARTITION BY b.tenant_id
             ORDER BY b.mode = 'dry_run', u.used::numeric / nullif(r.room, 0) DESC NULLS FIRST, b.id) AS place
-    FROM billing_budget b LEFT JOIN billing_window w ON w.budget_id = b.id AND w.period_start <= %(now)s
+    FROM billing_budget b LEFT JOIN billing_budgetperiod w ON w.budget_id = b.id AND w.period_start <= %(now)s
         AND (w.period_end IS NULL OR w.period_end > %(now)s)
-    CROSS JOIN LATERAL (SELECT coalesce(w.used / 1000000 + w.held, 0)::bigint AS used) u
-    CROSS JOIN LATERAL (SELECT b.amount + coalesce(w.carried, 0)
-        + CASE WHEN b.raise_until > %(now)s THEN b.raise_amount ELSE 0 END AS room) r
+    CROSS JOIN LATERAL (SELECT coalesce(w.used / 1000000 + w.reserved, 0)::bigint AS used) u
+    CROSS JOIN LATERAL (SELECT b.amount + coalesce(w.rolled_over, 0)
+        + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END AS room) r
     WHERE b.active AND (%(tenant)s::bigint IS NULL OR b.tenant_id = %(tenant)s)
 ) found WHERE place <= %(most)s ORDER BY tenant_id, place
 """
@@ -59,7 +60,7 @@ class Room:
     mode: str
     unit: str
     period: str
-    raise_until: datetime | None
+    increase_expires_at: datetime | None
     used: int
     room: int
 
@@ -110,9 +111,9 @@ def spent(since: datetime) -> dict[int, Spent]:
 
 def _summed(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
     tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
-    legs = F("completed") + F("cancelled") + F("failed")
+    executions = F("completed") + F("cancelled") + F("failed")
     grouped = rows.order_by().values("tenant_id", "model")
-    totals = grouped.annotate(cost=Sum("cost_femto"), requests=Sum(legs), tokens=Sum(tokens))
+    totals = grouped.annotate(cost=Sum("cost_femto"), requests=Sum(executions), tokens=Sum(tokens))
     found: QuerySet[Any, Any] = totals.values_list(*_COLUMNS)
     return found
 

@@ -11,7 +11,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 
 from billing.actions.budgets import do_change_budget
 from billing.actions.prices import do_assign_book
-from billing.models import BookAssignment, Budget, PriceBook
+from billing.models import Budget, PriceBook, PriceBookAssignment
 from frontend.core import impersonation
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import ask, posted
@@ -146,7 +146,9 @@ def raise_budget(visit: PageContext) -> HttpResponse:
         found,
         f"Raise “{budget.name}”",
         forms.Raise(budget.unit, posted(visit)),
-        lambda data: do_change_budget(budget, raise_amount=data["raise_amount"], raise_until=data["raise_until"]),
+        lambda data: do_change_budget(
+            budget, temporary_increase=data["temporary_increase"], increase_expires_at=data["increase_expires_at"]
+        ),
         submit="Raise",
         said=lambda changed: f"“{budget.name}” raised. {effect_of(changed)}",
         effect="Takes effect within a second and replaces a current temporary raise.",
@@ -158,7 +160,7 @@ def book(visit: PageContext) -> HttpResponse:
     found = _found(visit)
     with visit.scope():
         books = list(PriceBook.objects.order_by("name").values_list("name", flat=True)) or [PriceBook.LIST]
-        assigned = BookAssignment.objects.for_tenant(found).select_related("book").first()
+        assigned = PriceBookAssignment.objects.for_tenant(found).select_related("book").first()
     return _ask(
         visit,
         found,

@@ -68,7 +68,7 @@ def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...
         "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
         BudgetAmount.whole(unit, row.used),
         BudgetAmount.whole(unit, row.limit),
-        row.at,
+        row.created_at,
         told,
     )
 
@@ -87,7 +87,7 @@ def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[
     if events := [row.event_id for row in rows if row.event_id]:
         for one in deliveries(tenant_id).filter(event_id__in=events):
             sent[one.event_id].append(one)
-    return {row.pk: _told(row.mail, sent[row.event_id]) for row in rows}
+    return {row.pk: _told(row.email, sent[row.event_id]) for row in rows}
 
 
 def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:

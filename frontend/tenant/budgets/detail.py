@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django.http import Http404
 
-from billing.models import Budget, BudgetAlert, Window
+from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.gauges import Gauge
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.alerts import BudgetAlertsAlerts, alerts
@@ -39,7 +39,7 @@ class Now:
     """Current period."""
 
     used: BudgetAmount
-    held: BudgetAmount
+    reserved: BudgetAmount
     left: BudgetAmount
     limit: BudgetAmount
     percent: int
@@ -50,9 +50,9 @@ class Now:
     amount: BudgetAmount
     raised: BudgetAmount | None
     raised_until: datetime | None
-    carried: BudgetAmount | None
+    rolled_over: BudgetAmount | None
     cap: BudgetAmount | None
-    clamps: bool
+    reduces_max_tokens: bool
     thresholds: tuple[int, ...]
     by_forecast: bool
 
@@ -62,8 +62,8 @@ class PeriodRow:
     start: datetime
     end: datetime | None
     used: BudgetAmount
-    held: BudgetAmount
-    carried: BudgetAmount
+    reserved: BudgetAmount
+    rolled_over: BudgetAmount
     refused: int
 
 
@@ -111,26 +111,26 @@ def now(visit: PageContext) -> Now:
     one = _standing(visit)
     budget = one.budget
     sent: set[str] = set()
-    if one.window:
-        rows = BudgetAlert.objects.for_tenant(visit.tenant).filter(window=one.window)
+    if one.budget_period:
+        rows = BudgetAlert.objects.for_tenant(visit.tenant).filter(budget_period=one.budget_period)
         sent = set(rows.values_list("threshold", flat=True))
     amount = BudgetAmount.whole(budget.unit, budget.amount)
     return Now(
         one.used,
-        one.held,
+        one.reserved,
         one.left,
         one.limit,
         one.percent,
         gauge(one, sent),
         PERIODS[budget.period],
-        one.window.period_start if one.window else None,
+        one.budget_period.period_start if one.budget_period else None,
         one.ends,
         amount,
         one.raised,
-        budget.raise_until,
-        one.carried,
-        BudgetAmount.whole(budget.unit, budget.rollover_cap) if budget.rollover_cap else None,
-        budget.clamp,
+        budget.increase_expires_at,
+        one.rolled_over,
+        BudgetAmount.whole(budget.unit, budget.rollover_limit) if budget.rollover_limit else None,
+        budget.reduce_max_tokens,
         tuple(budget.thresholds),
         budget.alert_forecast and budget.period == Budget.Period.MONTH,
     )
@@ -146,16 +146,16 @@ def trial(visit: PageContext) -> Sentence:
 def past(visit: PageContext) -> Past:
     """Its periods, the newest first."""
     budget = budget_of(visit)
-    rows = Window.objects.for_tenant(visit.tenant).filter(budget_id=budget.pk).order_by("-period_start")[:PAST]
+    rows = BudgetPeriod.objects.for_tenant(visit.tenant).filter(budget_id=budget.pk).order_by("-period_start")[:PAST]
     return Past(
         tuple(
             PeriodRow(
                 row.period_start,
                 row.period_end,
                 BudgetAmount(budget.unit, int(row.used)),
-                BudgetAmount.whole(budget.unit, row.held),
-                BudgetAmount.whole(budget.unit, row.carried),
-                row.refused,
+                BudgetAmount.whole(budget.unit, row.reserved),
+                BudgetAmount.whole(budget.unit, row.rolled_over),
+                row.rejected,
             )
             for row in rows
         ),

@@ -50,12 +50,12 @@ class BudgetForm(forms.Form):
     mode = forms.ChoiceField(
         label="When the limit is reached", choices=MODES, initial=Budget.Mode.HARD, widget=forms.RadioSelect
     )
-    clamp = forms.BooleanField(
+    reduce_max_tokens = forms.BooleanField(
         required=False,
         label="Reduce max_tokens to fit instead of rejecting",
         help_text="Shortens responses to the remaining budget",
     )
-    rollover_cap = AmountField(
+    rollover_limit = AmountField(
         required=False,
         label="Rollover cap",
         help_text="Unused budget carried into the next period. Leave blank for none.",
@@ -81,7 +81,7 @@ class BudgetForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        for name in ("amount", "rollover_cap"):
+        for name in ("amount", "rollover_limit"):
             if name in data and self.unit():
                 try:
                     data[name] = parse(data[name], self.unit()) if data[name] else 0
@@ -97,7 +97,7 @@ class BudgetForm(forms.Form):
 
     def chosen(self) -> dict[str, Any]:
         """Return the fields as the verbs take them."""
-        names = ("name", "amount", "mode", "clamp", "rollover_cap", "thresholds", "alert_forecast")
+        names = ("name", "amount", "mode", "reduce_max_tokens", "rollover_limit", "thresholds", "alert_forecast")
         return {name: self.cleaned_data[name] for name in names}
 
 
@@ -203,8 +203,8 @@ def _of_budget(budget: Budget) -> dict[str, Any]:
         "name": budget.name,
         "amount": typed(budget.amount, budget.unit),
         "mode": budget.mode,
-        "clamp": budget.clamp,
-        "rollover_cap": typed(budget.rollover_cap, budget.unit) if budget.rollover_cap else "",
+        "reduce_max_tokens": budget.reduce_max_tokens,
+        "rollover_limit": typed(budget.rollover_limit, budget.unit) if budget.rollover_limit else "",
         "thresholds": ", ".join(map(str, budget.thresholds)),
         "alert_forecast": budget.alert_forecast,
     }

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from billing.budgets.alerts import standing
-from billing.models import Budget, BudgetAlert, Window
+from billing.budgets.alerts import budget_status
+from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
@@ -31,17 +31,17 @@ class BudgetPageStatus:
     """How a budget stands in the period under way."""
 
     budget: Budget
-    window: Window | None
+    budget_period: BudgetPeriod | None
     used: BudgetAmount
-    held: BudgetAmount
+    reserved: BudgetAmount
     limit: BudgetAmount
     raised: BudgetAmount | None  # for now, in the limit
-    carried: BudgetAmount | None
+    rolled_over: BudgetAmount | None
 
     @property
     def left(self) -> BudgetAmount:
         return BudgetAmount(
-            self.limit.unit, max(0, self.limit.millionths - self.used.millionths - self.held.millionths)
+            self.limit.unit, max(0, self.limit.millionths - self.used.millionths - self.reserved.millionths)
         )
 
     @property
@@ -58,7 +58,7 @@ class BudgetPageStatus:
 
     @property
     def ends(self) -> datetime | None:
-        return self.window.period_end if self.window else None
+        return self.budget_period.period_end if self.budget_period else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class BudgetTreeRow:
     mode: str
     mode_kind: str
     used: BudgetAmount
-    held: BudgetAmount
+    reserved: BudgetAmount
     left: BudgetAmount
     limit: BudgetAmount
     percent: int
@@ -138,22 +138,24 @@ def limit_statuses(visit: PageContext) -> list[BudgetPageStatus]:
 def stand(visit: PageContext, budgets: list[Budget]) -> list[BudgetPageStatus]:
     """How budgets stand now."""
     under_way = Q(period_start__lte=visit.now) & (Q(period_end__gt=visit.now) | Q(period_end=None))
-    rows = Window.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
-    windows = {row.budget_id: row for row in rows}
-    return [_stand(one, windows.get(one.pk), visit.now) for one in budgets]
+    rows = BudgetPeriod.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+    budget_periods = {row.budget_id: row for row in rows}
+    return [_stand(one, budget_periods.get(one.pk), visit.now) for one in budgets]
 
 
-def _stand(budget: Budget, window: Window | None, now: datetime) -> BudgetPageStatus:
-    at = window or Window(used=0, carried=0, held=0)
-    raised = budget.raise_amount if budget.raise_until is not None and budget.raise_until > now else 0
+def _stand(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> BudgetPageStatus:
+    at = budget_period or BudgetPeriod(used=0, rolled_over=0, reserved=0)
+    raised = (
+        budget.temporary_increase if budget.increase_expires_at is not None and budget.increase_expires_at > now else 0
+    )
     return BudgetPageStatus(
         budget,
-        window,
+        budget_period,
         BudgetAmount(budget.unit, int(at.used)),
-        BudgetAmount.whole(budget.unit, at.held),
-        BudgetAmount.whole(budget.unit, standing(budget, at, now).limit),
+        BudgetAmount.whole(budget.unit, at.reserved),
+        BudgetAmount.whole(budget.unit, budget_status(budget, at, now).limit),
         BudgetAmount.whole(budget.unit, raised) if raised else None,
-        BudgetAmount.whole(budget.unit, at.carried) if at.carried else None,
+        BudgetAmount.whole(budget.unit, at.rolled_over) if at.rolled_over else None,
     )
 
 
@@ -161,8 +163,8 @@ def tree(visit: PageContext) -> Tree:
     """Return the account, its projects and their keys, and its members, with the budgets of each."""
     found = limit_statuses(visit)
     sent: defaultdict[int, set[str]] = defaultdict(set)
-    windows = [one.window.pk for one in found if one.window]
-    for row in BudgetAlert.objects.for_tenant(visit.tenant).filter(window_id__in=windows):
+    budget_periods = [one.budget_period.pk for one in found if one.budget_period]
+    for row in BudgetAlert.objects.for_tenant(visit.tenant).filter(budget_period_id__in=budget_periods):
         sent[row.budget_id].add(row.threshold)
     writes = visit.may(Permission.LIMITS_WRITE)
     rows: defaultdict[tuple[str, ...], list[BudgetPageStatus]] = defaultdict(list)
@@ -203,11 +205,11 @@ def _place(owner: BudgetOwnerScope) -> tuple[str, ...]:
 def _row(visit: PageContext, one: BudgetPageStatus, sent: set[str], *, writes: bool) -> BudgetTreeRow:
     budget, whole = one.budget, one.limit.millionths
     notes = []
-    if one.raised and budget.raise_until:
-        notes.append(f"{one.raised.text} more until {budget.raise_until.astimezone(visit.zone):%-d %b %H:%M}")
-    if one.carried:
-        notes.append(f"{one.carried.text} rolled over")
-    if budget.clamp:
+    if one.raised and budget.increase_expires_at:
+        notes.append(f"{one.raised.text} more until {budget.increase_expires_at.astimezone(visit.zone):%-d %b %H:%M}")
+    if one.rolled_over:
+        notes.append(f"{one.rolled_over.text} rolled over")
+    if budget.reduce_max_tokens:
         notes.append("Reduces max_tokens to fit")
     return BudgetTreeRow(
         name=budget.name,
@@ -217,18 +219,18 @@ def _row(visit: PageContext, one: BudgetPageStatus, sent: set[str], *, writes: b
         mode=MODES[budget.mode],
         mode_kind=mode_kind(one),
         used=one.used,
-        held=one.held,
+        reserved=one.reserved,
         left=one.left,
         limit=one.limit,
         percent=one.percent,
         used_width=percent(one.used.millionths, whole),
-        taken_width=percent(one.used.millionths + one.held.millionths, whole),
+        taken_width=percent(one.used.millionths + one.reserved.millionths, whole),
         level="over" if one.is_full else "near" if one.percent >= NEAR_AT else "fill",
         period=PERIODS[budget.period],
         resets_at=one.ends,
         notes=tuple(notes),
         thresholds=tuple(Threshold(each, str(each) in sent) for each in budget.thresholds),
-        refused=one.window.refused if one.window and budget.mode == Budget.Mode.DRY_RUN else 0,
+        refused=one.budget_period.rejected if one.budget_period and budget.mode == Budget.Mode.DRY_RUN else 0,
     )
 
 
@@ -241,15 +243,15 @@ def mode_kind(one: BudgetPageStatus) -> str:
 def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
     """Return the gauge of the used and reserved parts, with a scale that ends a little past the limit."""
     used, whole = one.used.millionths, one.limit.millionths
-    scale = max(whole * 17 // 15, used + one.held.millionths, 1)
+    scale = max(whole * 17 // 15, used + one.reserved.millionths, 1)
     marks = [Mark(percent(whole, scale), f"Limit {one.limit.text}", is_limit=True)]
     for each in one.budget.thresholds:
         if each < 100:
             place = percent(whole * each // 100, scale)
             near = any(mark.label and abs(float(place) - float(mark.at)) < _APART for mark in marks)
             marks.append(Mark(place, "" if near else f"{each}%" + (", sent" if str(each) in sent else "")))
-    label = f"{one.used.text} used and {one.held.text} reserved of {one.limit.text}"
-    return Gauge(percent(used, scale), percent(used + one.held.millionths, scale), tuple(marks), label)
+    label = f"{one.used.text} used and {one.reserved.text} reserved of {one.limit.text}"
+    return Gauge(percent(used, scale), percent(used + one.reserved.millionths, scale), tuple(marks), label)
 
 
 def _needed(visit: PageContext) -> dict[int, int]:

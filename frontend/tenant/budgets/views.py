@@ -104,7 +104,7 @@ def raise_budget(visit: PageContext) -> HttpResponse:
         standing = page.stand(visit, [row])[0]
     ends = standing.ends or visit.now + timedelta(days=7)
     initial = {
-        "more": typed(row.raise_amount, row.unit) if standing.raised else "",
+        "more": typed(row.temporary_increase, row.unit) if standing.raised else "",
         "until": (ends - timedelta(seconds=1)).astimezone(visit.zone).date(),
     }
     form = RaiseForm(row.unit, visit.zone, posted(visit), initial)
@@ -112,11 +112,11 @@ def raise_budget(visit: PageContext) -> HttpResponse:
     given = _given(visit, "Raise limit", back, row) | {"standing": standing}
 
     def raise_it(data: dict[str, Any]) -> Budget:
-        return do_change_budget(row, raise_amount=data["more"], raise_until=data["until"])
+        return do_change_budget(row, temporary_increase=data["more"], increase_expires_at=data["until"])
 
     if visit.request.method == "POST":
         if carried := carry_out(form, raise_it):
-            more = BudgetAmount.whole(row.unit, carried.value.raise_amount).text
+            more = BudgetAmount.whole(row.unit, carried.value.temporary_increase).text
             said = f"{row.name} raised by {more}. {effect_of(carried.value)}"
             return done(visit, visit.url("budgets"), said)
         return refused(visit, "budgets/raise.html", f"Temporarily raise {row.name}", form, **given)
@@ -132,7 +132,9 @@ def lower_budget(visit: PageContext) -> HttpResponse:
     effect = f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second."
     given = _given(visit, "End temporary raise", back, row) | {"effect": effect}
     if visit.request.method == "POST":
-        if carried := carry_out(form, lambda data: do_change_budget(row, raise_amount=0, raise_until=None)):
+        if carried := carry_out(
+            form, lambda data: do_change_budget(row, temporary_increase=0, increase_expires_at=None)
+        ):
             return done(visit, back, f"Temporary raise of {row.name} ended. {effect_of(carried.value)}")
         return refused(visit, "frontend/form.html", "End temporary raise", form, **given)
     return show(visit, "frontend/form.html", "End temporary raise", form=form, **given)

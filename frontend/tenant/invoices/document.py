@@ -10,7 +10,7 @@ from typing import Any
 
 from billing.amounts import FEMTO_A_CENT, decimal
 from billing.invoicing import document
-from billing.models import Account, Invoice, InvoiceLine, InvoiceMail, LedgerEntry
+from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEntry
 from frontend.core.numbers import Money
 from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
 
@@ -140,12 +140,12 @@ def shown(
         tuple(_totals(invoice)),
         words["due_label"],
         Money.cents(invoice.total),
-        _movements(invoice, invoice_url) if final and not invoice.gives_back else (),
-        owed if final and not invoice.gives_back else None,
+        _movements(invoice, invoice_url) if final and not invoice.is_credit_note else (),
+        owed if final and not invoice.is_credit_note else None,
         len(lines),
         exact,
         Money.cents(invoice.subtotal),
-        Money(int(invoice.residue_femto)),
+        Money(int(invoice.rounding_femto)),
         Money(int(invoice.saved_femto)),
         tuple(sorted({line.price_version for line in lines if line.price_version})),
         tuple(words["notes"]),
@@ -177,7 +177,7 @@ def _group(key: tuple[str, str], lines: list[InvoiceLine], line_url: Callable[[I
 def _line(line: InvoiceLine, url: str) -> InvoiceLineItem:
     exact, amount = Money(int(line.femto)), Money.cents(line.cents)
     if line.nano_per_million is None:
-        what = "Monthly commitment" if line.kind == InvoiceLine.Kind.COMMITMENT else line.description
+        what = "Monthly commitment" if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
         return InvoiceLineItem(what, "", None, None, exact, amount, 0, "")
     return InvoiceLineItem(
         document.COMPONENTS[line.component],
@@ -194,8 +194,8 @@ def _line(line: InvoiceLine, url: str) -> InvoiceLineItem:
 def note_of(line: InvoiceLine) -> str:
     """Return what tells the line apart from its neighbors."""
     parts = (
-        f"used in {line.late_from}" if line.late_from else "",
-        f"prompts from {line.band:,} tokens" if line.band else "",
+        f"used in {line.usage_month}" if line.usage_month else "",
+        f"prompts from {line.prompt_length_band:,} tokens" if line.prompt_length_band else "",
         f"{line.window} UTC" if line.window else "",
         f"v{line.price_version}",
     )
@@ -225,7 +225,7 @@ def _movements(invoice: Invoice, invoice_url: Callable[[int], str]) -> tuple[Mov
 
 def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callable[[int], str]) -> Movement:
     kind, _, rest = entry.transaction.key.partition(":")
-    amount, at, url = Money.nano(entry.nano), entry.transaction.at, ""
+    amount, at, url = Money.nano(entry.nano), entry.transaction.created_at, ""
     if kind == "invoice" and rest.isdigit() and int(rest) in notes:
         label, url = f"Credit note {notes[int(rest)].number}", invoice_url(int(rest))
     elif kind == "match":
@@ -252,9 +252,9 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
 def _happened(invoice: Invoice) -> Iterable[Happened]:
     """Newest first."""
     found = [Happened(invoice.issued_at, "Finalized", f"as {invoice.number}")] if invoice.issued_at else []
-    sent = InvoiceMail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
+    sent = InvoiceEmail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
     for mail in sent.order_by("pk"):
-        what = "Sent" if mail.kind == InvoiceMail.Kind.ISSUED else "Reminder sent"
+        what = "Sent" if mail.email_type == InvoiceEmail.EmailType.ISSUED else "Reminder sent"
         found.append(Happened(mail.sent_at, what, f"to {', '.join(mail.sent_to)}"))  # type: ignore[arg-type]
     return sorted(found, key=lambda one: one.at, reverse=True)
 

@@ -100,7 +100,7 @@ def upcoming(visit: PageContext) -> Upcoming | None:
 
 def standing(visit: PageContext) -> InvoiceStatus:
     tenant = visit.tenant
-    rows = Invoice.objects.for_tenant(tenant).filter(kind=Invoice.Kind.INVOICE, state=Invoice.State.OPEN)
+    rows = Invoice.objects.for_tenant(tenant).filter(invoice_type=Invoice.InvoiceType.INVOICE, state=Invoice.State.OPEN)
     opened = list(rows.only("pk", "due_on"))
     owed = owed_on(LedgerEntry.objects.for_tenant(tenant), opened)
     alive = CreditGrant.objects.for_tenant(tenant).filter(
@@ -136,14 +136,14 @@ def _row(visit: PageContext, invoice: Invoice, owed: Money) -> InvoiceListingRow
     final = invoice.state != Invoice.State.DRAFT
     return InvoiceListingRow(
         invoice.number or "Draft",
-        "Credit note" if invoice.gives_back else "Invoice",
+        "Credit note" if invoice.is_credit_note else "Invoice",
         visit.url("invoices-detail", invoice.pk),
         month_of(invoice.period, invoice.entity.time_zone),
         state_of(invoice, today_of(invoice, visit.now), owed),
         invoice.issued_at,
         invoice.due_on,
-        Money.cents(-invoice.total if invoice.gives_back else invoice.total),
-        None if invoice.gives_back or not final else owed,
+        Money.cents(-invoice.total if invoice.is_credit_note else invoice.total),
+        None if invoice.is_credit_note or not final else owed,
         visit.url("invoices-file", invoice.pk, "pdf") if final else "",
         str(invoice.refers_to.number) if invoice.refers_to else "",
     )

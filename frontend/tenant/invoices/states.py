@@ -35,7 +35,7 @@ class State:
 def state_of(invoice: Invoice, today: date, owed: Money) -> State:
     """`invoice` with its entity; `today` in its time zone."""
     label, kind = _STATES[invoice.state]
-    if invoice.gives_back and invoice.state != Invoice.State.DRAFT:
+    if invoice.is_credit_note and invoice.state != Invoice.State.DRAFT:
         return State("Credit note", "good", "")
     if invoice.state == Invoice.State.DRAFT:
         return State(label, kind, "Updated until finalized. No number assigned yet.")

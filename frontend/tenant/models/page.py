@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import redis
 
-from billing.pricing.price_book import in_force
+from billing.pricing.price_book import current_prices
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -136,7 +136,7 @@ def _model(
 
 def _prices(visit: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
     found: dict[str, dict[Component, int]] = defaultdict(dict)
-    rows = [row for row in in_force(visit.tenant.pk, visit.now) if row.tier == Tier.STANDARD]
+    rows = [row for row in current_prices(visit.tenant.pk, visit.now) if row.tier == Tier.STANDARD]
     for row in sorted(rows, key=lambda row: (row.from_tokens, row.from_minute)):
         found[row.model].setdefault(Component(row.component), row.nano_per_million)
     return {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from billing.metering.usage import UsageReport, sums
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from frontend.core.date_ranges import span_of
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
@@ -74,7 +74,7 @@ def keys(visit: PageContext) -> OverviewKeys:
     top = rows[:TOP]
     ids = [row["key_id"] for row in top]
     known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
-    wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
+    wanted = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
     budgets = list(Budget.objects.for_tenant(visit.tenant).filter(**wanted)) if ids else []
     tightest = {one.budget.key_id: one for one in reversed(limit_statuses(visit, budgets))}
     whole = next(iter(hard_budgets(visit)), None)

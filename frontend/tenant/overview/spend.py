@@ -7,9 +7,9 @@ from datetime import UTC, date, datetime, timedelta
 
 from django.db.models import Q
 
-from billing.budgets.alerts import alerts_of, standing
+from billing.budgets.alerts import alerts_of, budget_status
 from billing.budgets.forecast import Forecast, forecast_tenant
-from billing.models import Budget, BudgetAlert, Window
+from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import days_of, month_of, zone_billed
 from frontend.core.gauges import Gauge, Mark, percent
@@ -28,14 +28,14 @@ class OverviewStatus:
     """How a budget stands."""
 
     budget: Budget
-    window: Window | None
+    budget_period: BudgetPeriod | None
     used: Money
-    held: Money
+    reserved: Money
     limit: Money
 
     @property
     def left(self) -> Money:
-        return Money(max(0, self.limit.femto - self.used.femto - self.held.femto))
+        return Money(max(0, self.limit.femto - self.used.femto - self.reserved.femto))
 
     @property
     def is_full(self) -> bool:
@@ -51,7 +51,7 @@ class Spend:
     limit: Money | None
     period: str
     left: Money | None
-    held: Money | None  # by requests that run
+    reserved: Money | None  # by requests that run
     used: str
     gauge: Gauge | None
     chart: Chart
@@ -78,7 +78,7 @@ class OverviewNotices:
 
 def hard_budgets(visit: PageContext) -> list[OverviewStatus]:
     """Return the tenant's own hard budgets in money, the one with the least part left first."""
-    wanted = {"unit": Window.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
+    wanted = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
     rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
     return visit.once("hard budgets", lambda: limit_statuses(visit, list(rows)))
 
@@ -92,18 +92,20 @@ def limit_statuses(visit: PageContext, budgets: list[Budget]) -> list[OverviewSt
     """How budgets in money stand now, the one with the least part left first."""
     now = visit.now
     under_way = Q(period_start__lte=now) & (Q(period_end__gt=now) | Q(period_end=None))
-    rows = Window.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
-    windows = {row.budget_id: row for row in rows}
-    found = [_standing(one, windows.get(one.pk), now) for one in budgets]
-    return sorted(found, key=lambda one: -(one.used.femto + one.held.femto) * 10**6 // max(1, one.limit.femto))
+    rows = BudgetPeriod.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+    budget_periods = {row.budget_id: row for row in rows}
+    found = [_standing(one, budget_periods.get(one.pk), now) for one in budgets]
+    return sorted(found, key=lambda one: -(one.used.femto + one.reserved.femto) * 10**6 // max(1, one.limit.femto))
 
 
-def _standing(budget: Budget, window: Window | None, now: datetime) -> OverviewStatus:
-    if window is None:
-        limit = standing(budget, Window(used=0, carried=0), now).limit
+def _standing(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> OverviewStatus:
+    if budget_period is None:
+        limit = budget_status(budget, BudgetPeriod(used=0, rolled_over=0), now).limit
         return OverviewStatus(budget, None, Money(0), Money(0), Money.nano(limit))
-    limit = standing(budget, window, now).limit
-    return OverviewStatus(budget, window, Money(int(window.used)), Money.nano(window.held), Money.nano(limit))
+    limit = budget_status(budget, budget_period, now).limit
+    return OverviewStatus(
+        budget, budget_period, Money(int(budget_period.used)), Money.nano(budget_period.reserved), Money.nano(limit)
+    )
 
 
 def spend(visit: PageContext) -> Spend:
@@ -126,7 +128,7 @@ def spend(visit: PageContext) -> Spend:
         tightest.limit,
         {"day": "per day", "lifetime": "in total"}.get(tightest.budget.period, ""),
         tightest.left,
-        tightest.held if tightest.held.femto else None,
+        tightest.reserved if tightest.reserved.femto else None,
         share(tightest.used.femto, tightest.limit.femto),
         _gauge(visit, tightest, expected),
         chart,
@@ -166,7 +168,8 @@ def _gauge(visit: PageContext, of: OverviewStatus, expected: Forecast | None) ->
     monthly = of.budget.period == Budget.Period.MONTH
     coming = Money.nano(expected.point) if expected and monthly else None
     scale = max(of.limit.femto * 17 // 15, of.used.femto, min(coming.femto if coming else 0, of.limit.femto * 2))
-    sent = {row.threshold: row.at for row in alerts_of(visit.tenant.pk, of.budget.pk) if _of_window(row, of)}
+    rows = alerts_of(visit.tenant.pk, of.budget.pk)
+    sent = {row.threshold: row.created_at for row in rows if _of_budget_period(row, of)}
     marks = [Mark(percent(of.limit.femto, scale), f"Limit {of.limit.text}", is_limit=True)]
     for threshold in sorted(of.budget.thresholds):
         if threshold < 100:
@@ -183,8 +186,8 @@ def _gauge(visit: PageContext, of: OverviewStatus, expected: Forecast | None) ->
     return Gauge(percent(of.used.femto, scale), percent(coming.femto, scale) if coming else None, tuple(marks), label)
 
 
-def _of_window(row: BudgetAlert, of: OverviewStatus) -> bool:
-    return of.window is not None and row.window_id == of.window.pk
+def _of_budget_period(row: BudgetAlert, of: OverviewStatus) -> bool:
+    return of.budget_period is not None and row.budget_period_id == of.budget_period.pk
 
 
 def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast | None, *, passed: bool) -> str:
@@ -211,7 +214,7 @@ def notices(visit: PageContext) -> OverviewNotices:
     url = visit.link("budgets")
     for one in budgets:
         if one.is_full:
-            ends = one.window.period_end if one.window else None
+            ends = one.budget_period.period_end if one.budget_period else None
             until = f" until {ends:%-d %B}" if ends else ""
             text = f"{one.used.text} of {one.limit.text} {_PERIODS[one.budget.period]} used. Requests receive"
             found.append(

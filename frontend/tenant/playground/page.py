@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from billing.pricing.price_book import NewPrice, in_force
+from billing.pricing.price_book import NewPrice, current_prices
 from billing.pricing.pricing import Tier
 from frontend.core.page_context import PageContext
 from millrace.apps.records.selectors import kept_content
@@ -69,7 +69,7 @@ def playground(visit: PageContext) -> Playground:
     names = _models(visit)
     wanted = visit.query.get("model", "").split(",")
     chosen = [name for name in names if name in wanted] or list(names)[:1]
-    prices = in_force(visit.tenant.pk, visit.now)
+    prices = current_prices(visit.tenant.pk, visit.now)
     return Playground(
         tuple(_keys(visit)),
         tuple(ModelChoice(name, detail, name in chosen[:MOST_AT_ONCE]) for name, detail in names.items()),

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from django.db.models import Q
 
-from billing.models import CompiledSheet
-from billing.pricing.price_book import NewPrice, in_force
+from billing.models import CompiledRateCard
+from billing.pricing.price_book import NewPrice, current_prices
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -68,8 +68,8 @@ class PriceListPanel:
 def prices(visit: PageContext) -> PriceListPanel:
     """All that is priced for the tenant."""
     tenant = visit.tenant.pk
-    now = in_force(tenant, visit.now)
-    ahead = [(at, only, in_force(tenant, at)) for at, only in _announced(tenant, visit.now)]
+    now = current_prices(tenant, visit.now)
+    ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, visit.now)]
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
     changes = tuple(
@@ -81,7 +81,7 @@ def prices(visit: PageContext) -> PriceListPanel:
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
     """When prices change, and of which models."""
-    rows = CompiledSheet.objects.filter(Q(tenant_id=tenant) | Q(tenant_id=None), effective_from__gt=now)
+    rows = CompiledRateCard.objects.filter(Q(tenant_id=tenant) | Q(tenant_id=None), effective_from__gt=now)
     found: dict[datetime, set[str]] = defaultdict(set)
     for at, model in rows.order_by("effective_from").values_list("effective_from", "model"):
         found[at].add(model)

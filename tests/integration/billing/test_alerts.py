@@ -15,7 +15,7 @@ from django.db import connection
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.budgets import alerts, forecast
 from billing.budgets.alerts import alerts_of, check_forecasts, check_thresholds
-from billing.models import BillingEntity, BillingProfile, Budget, BudgetAlert, UsageRollup, Window
+from billing.models import BillingEntity, BillingProfile, Budget, BudgetAlert, BudgetPeriod, UsageRollup
 from tenants import actions
 from tenants.actions.common import ActionRefused
 from tenants.actions.webhooks import do_create_endpoint
@@ -46,10 +46,10 @@ def make(tenant: Tenant, **fields: Any) -> Budget:
     )
 
 
-def use(budget: Budget, used: int, *, start: datetime = NOVEMBER, end: datetime | None = DECEMBER) -> Window:
+def use(budget: Budget, used: int, *, start: datetime = NOVEMBER, end: datetime | None = DECEMBER) -> BudgetPeriod:
     """A period of it, with so many whole units used."""
     with all_tenants_scope(BypassReason.COMMAND):
-        return Window.objects.all_tenants().update_or_create(
+        return BudgetPeriod.objects.all_tenants().update_or_create(
             budget_id=budget.pk,
             period_start=start,
             defaults={
@@ -70,7 +70,7 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
     budget = make(tenant)
     use(budget, 499)
     assert check_thresholds(NOW) == 0
-    window = use(budget, 500)
+    budget_period = use(budget, 500)
     assert [check_thresholds(NOW), check_thresholds(NOW)] == [1, 0]
     (row,) = of(BudgetAlert, tenant)
     assert (row.threshold, row.used, row.limit, row.forecast) == ("50", 500, 1000, None)
@@ -79,7 +79,7 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
     assert event.payload["budget"]["id"] == budget.pk
     assert {name: event.payload[name] for name in ("threshold", "used", "limit", "percent", "period_end")} == {
         **{"threshold": "50", "used": 500, "limit": 1000, "percent": 50},
-        "period_end": window.period_end.isoformat(),
+        "period_end": budget_period.period_end.isoformat(),
     }
     assert len(of(WebhookDelivery, tenant)) == 1
     assert (send_mails(), send_mails()) == (1, 0)
@@ -100,7 +100,7 @@ def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(ten
     (mail,) = of(Mail, tenant)
     assert mail.subject == "b: 120% of the budget used"
     assert "The highest alert threshold reached is 100%. 50% and 80% are also reached." in mail.text
-    assert {row.mail_id for row in of(BudgetAlert, tenant)} == {mail.pk}
+    assert {row.email_id for row in of(BudgetAlert, tenant)} == {mail.pk}
     assert sorted(event.payload["threshold"] for event in of(WebhookEvent, tenant)) == ["100", "50", "80"]
     assert len({row.event_id for row in of(BudgetAlert, tenant)}) == 3
     assert send_mails() == 1
@@ -166,14 +166,14 @@ def test_when_the_limit_is_raised_what_was_told_is_not_told_again(tenant):
 
 
 def test_raises_and_what_was_carried_over_count_in_the_limit(tenant):
-    budget = make(tenant, thresholds=[100], raise_amount=500, raise_until=NOW + DAY)
-    window = use(budget, 1499)
+    budget = make(tenant, thresholds=[100], temporary_increase=500, increase_expires_at=NOW + DAY)
+    budget_period = use(budget, 1499)
     assert check_thresholds(NOW) == 0
     with all_tenants_scope(BypassReason.COMMAND):
-        Window.objects.all_tenants().filter(pk=window.pk).update(carried=700)
+        BudgetPeriod.objects.all_tenants().filter(pk=budget_period.pk).update(rolled_over=700)
     assert check_thresholds(NOW + 2 * DAY) == 0
     with all_tenants_scope(BypassReason.COMMAND):
-        Window.objects.all_tenants().filter(pk=window.pk).update(carried=0)
+        BudgetPeriod.objects.all_tenants().filter(pk=budget_period.pk).update(rolled_over=0)
     assert check_thresholds(NOW + 2 * DAY) == 1
 
 
@@ -229,9 +229,9 @@ def test_checkers_at_once_alert_once(monkeypatch):
     start = threading.Barrier(4)
     real = alerts._alert
 
-    def together(window_id: int, thresholds: list[str], now: datetime) -> int:
+    def together(budget_period_id: int, thresholds: list[str], now: datetime) -> int:
         start.wait(20)
-        return real(window_id, thresholds, now)
+        return real(budget_period_id, thresholds, now)
 
     monkeypatch.setattr(alerts, "_alert", together)
 
@@ -267,7 +267,7 @@ def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault,
     assert send_mails(now + timedelta(minutes=10)) == 1
     (row,) = of(Mail, tenant)
     assert (row.state, row.error) == (Mail.State.SENT, "")
-    assert of(BudgetAlert, tenant)[0].mail_id == row.pk
+    assert of(BudgetAlert, tenant)[0].email_id == row.pk
 
 
 def test_a_mail_for_nobody_is_no_mail_that_was_sent():
@@ -346,9 +346,9 @@ def steady(amount: int = 100) -> dict[datetime, int]:
 def test_the_forecast_goes_on_from_what_is_used(tenant):
     budget = make(tenant, amount=10_000)
     used_daily(tenant, steady())
-    window = use(budget, 2050)
+    budget_period = use(budget, 2050)
     with tenant_scope(tenant):
-        found = forecast.forecast_window(budget, window, NOW)
+        found = forecast.forecast_budget_period(budget, budget_period, NOW)
     assert found.point == 2050 + 50 + 900
     assert found.low <= found.point <= found.high
     path = {day.day.day: day for day in found.path}
@@ -362,7 +362,7 @@ def test_other_periods_have_no_forecast(tenant, period):
     used_daily(tenant, steady())
     budget = make(tenant, period=period)
     with tenant_scope(tenant):
-        assert forecast.forecast_window(budget, use(budget, 5), NOW) is None
+        assert forecast.forecast_budget_period(budget, use(budget, 5), NOW) is None
 
 
 def test_with_two_days_there_is_no_forecast(tenant):
@@ -383,7 +383,7 @@ def test_a_budget_of_a_project_key_or_member_counts_theirs(tenant):
     for scope in ({"key": key}, {"project": project}, {"member": owner}):
         budget = make(tenant, **scope)
         with tenant_scope(tenant):
-            assert forecast.forecast_window(budget, use(budget, 0), NOW).point == round(7 * 9.5)
+            assert forecast.forecast_budget_period(budget, use(budget, 0), NOW).point == round(7 * 9.5)
 
 
 def test_the_tenants_month_is_in_nano_dollars(tenant):

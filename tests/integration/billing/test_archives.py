@@ -23,7 +23,7 @@ from billing.metering.archives import ArchiveDamagedError, manifest_path
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import existing_partitions
 from billing.metering.usage import UsageReport, sums
-from billing.models import Invoice, Slice, UsageArchive, UsageEvent, UsageQuarantine
+from billing.models import BudgetLease, Invoice, UsageArchive, UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import encode
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -174,29 +174,36 @@ def test_usage_that_comes_in_meanwhile_stays(acme: Tenant, tmp_path: Path, monke
 
         with monkeypatch.context() as patch:
             patch.setattr(archives, name, then_late)
-            with pytest.raises(Conflict, match="came in meanwhile"):
+            with pytest.raises(Conflict, match="was settled meanwhile"):
                 do_archive(MONTH, tmp_path)
         assert state() == "attached"
     assert len(Everybody(UsageEvent).all()) == 4 + 2  # what came while the files were written went back with them
 
 
 def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Conflict, match="too young"):
+    with pytest.raises(Conflict, match="before the following month"):
         do_archive(date(2026, 11, 1), tmp_path)
     with pytest.raises(Conflict, match="no usage of 2026-08"):
         do_archive(date(2026, 8, 1), tmp_path)
     with all_tenants_scope(BypassReason.SETTLER):
-        held = Slice.objects.create(
-            **{"tenant_id": acme.pk, "gateway_id": "g", "windows": [], "money": 1, "tokens": 1, "requests": 1},
-            **dict.fromkeys(("made_at", "leased_until", "reap_at"), OCTOBER),
-            sealed=True,
+        lease = BudgetLease.objects.create(
+            **{
+                "tenant_id": acme.pk,
+                "gateway_id": "g",
+                "budget_period_ids": [],
+                "money": 1,
+                "tokens": 1,
+                "requests": 1,
+            },
+            **dict.fromkeys(("created_at", "leased_until", "reclaim_at"), OCTOBER),
+            fully_reserved=True,
         )
-    with pytest.raises(Conflict, match="1 holds are open"):
+    with pytest.raises(Conflict, match="1 reservations are open"):
         do_archive(MONTH, tmp_path)
     with all_tenants_scope(BypassReason.SETTLER):
-        held.delete()
+        lease.delete()
     monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=10))
-    with pytest.raises(Conflict, match="sums by hour"):
+    with pytest.raises(Conflict, match="hourly sums"):
         do_archive(MONTH, tmp_path)
     monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))
     use(acme, OCTOBER, (price("3", model="beta"), 5))  # late: on November's invoice, which is not made yet
@@ -212,7 +219,7 @@ def test_a_draft_keeps_its_usage(acme: Tenant, tmp_path: Path) -> None:
         billed = Invoice.objects.all_tenants().get()
         kept = {name: getattr(billed, name) for name in ("tenant", "entity", "period", "seller", "buyer")}
         Invoice.objects.create(**kept, revision=2)
-    with pytest.raises(Conflict, match="Drafts of invoices wait to be finalized: 1"):
+    with pytest.raises(Conflict, match="Finalize the invoice drafts of the month first: 1 are left"):
         do_archive(MONTH, tmp_path)
 
 
@@ -264,7 +271,7 @@ def _quarantined() -> str:
 
 def test_the_command(acme: Tenant, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
-    with pytest.raises(CommandError, match="archived already"):
+    with pytest.raises(CommandError, match="already archived"):
         call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
     call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path), "--drop")
     call_command("usage_archive", "restore", str(tmp_path / "usage-2026-10.json"))

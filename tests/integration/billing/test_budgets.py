@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -31,7 +31,7 @@ def make(tenant: Tenant, **fields: object) -> Budget:
 def test_each_change_is_audited_and_told(tenant):
     told = Everybody(ChangeLog).count()
     budget = make(tenant)
-    assert do_change_budget(budget, amount=5, raise_amount=3, raise_until=SOON).amount == 5
+    assert do_change_budget(budget, amount=5, temporary_increase=3, increase_expires_at=SOON).amount == 5
     assert do_remove_budget(budget)
     assert not do_remove_budget(budget)
     with pytest.raises(Conflict):
@@ -45,10 +45,10 @@ def test_each_change_is_audited_and_told(tenant):
     "fields",
     [
         {"amount": -1},
-        {"raise_amount": 5},
-        {"raise_until": SOON},
-        {"period": "lifetime", "rollover_cap": 5},
-        {"unit": "requests", "clamp": True},
+        {"temporary_increase": 5},
+        {"increase_expires_at": SOON},
+        {"period": "lifetime", "rollover_limit": 5},
+        {"unit": "requests", "reduce_max_tokens": True},
         {"unit": "apples"},
         {"period": "year"},
         {"mode": "maybe"},
@@ -86,23 +86,23 @@ def test_the_api_tells_what_is_left(tenant, client):
     sent = {"name": "Monthly", "unit": "money", "period": "month", "amount": 1000}
     made = client.post("/api/budgets", sent, content_type="application/json", headers=headers)
     assert made.status_code == 201, made.content
-    assert made.json()["window"] is None
+    assert made.json()["budget_period"] is None
     pk, now = made.json()["id"], datetime.now(UTC)
     with all_tenants_scope(BypassReason.COMMAND):
-        Window.objects.create(
+        BudgetPeriod.objects.create(
             tenant_id=tenant.pk,
             budget_id=pk,
             unit="money",
             period_start=now - timedelta(days=1),
             period_end=now + timedelta(days=1),
             used=100_000_001,
-            held=50,
+            reserved=50,
         )
-    window = client.get(f"/api/budgets/{pk}", headers=headers).json()["window"]
-    assert (window["used"], window["held"], window["left"]) == (101, 50, 849)
-    raised = {"raise_amount": 10, "raise_until": SOON.isoformat()}
+    budget_period = client.get(f"/api/budgets/{pk}", headers=headers).json()["budget_period"]
+    assert (budget_period["used"], budget_period["reserved"], budget_period["left"]) == (101, 50, 849)
+    raised = {"temporary_increase": 10, "increase_expires_at": SOON.isoformat()}
     answer = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
-    assert answer.json()["window"]["left"] == 859
+    assert answer.json()["budget_period"]["left"] == 859
     assert [each["id"] for each in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
     assert client.get("/api/budgets?unit=tokens", headers=headers).json()["results"] == []
     assert client.delete(f"/api/budgets/{pk}", headers=headers).status_code == 204

@@ -143,7 +143,7 @@ def test_operators_bill_by_hand(operator, client, acme):
     url = f"/api/operator/invoices/{draft['id']}"
     assert operator.post(f"{url}/finalize").json()["state"] == "open"
     note = operator.post(f"{url}/credit", {"reason": "SLA", "amounts": [{"description": "SLA", "cents": 100}]})
-    assert (note.status_code, note.json()["kind"], note.json()["total"]) == (201, "credit_note", 100)
+    assert (note.status_code, note.json()["invoice_type"], note.json()["total"]) == (201, "credit_note", 100)
     assert operator.post(f"{url}/void", {"reason": "x"}).status_code == 409
     sent = {"reference": "wire 1", "cents": 150, "received_at": "2026-11-02T00:00:00Z"}
     for _ in range(2):
@@ -156,9 +156,9 @@ def test_operators_bill_by_hand(operator, client, acme):
 
 def test_operators_grant_credit_and_agree_on_commitments(operator, client, acme):
     tenant = f"/api/operator/tenants/{acme.pk}"
-    granted = operator.post(f"{tenant}/credits", {"kind": "promotional", "nano": 5 * 10**9, "note": "Welcome"})
+    granted = operator.post(f"{tenant}/credits", {"grant_type": "promotional", "nano": 5 * 10**9, "note": "Welcome"})
     assert (granted.status_code, granted.json()["rest"]) == (201, 5 * 10**9)
-    assert operator.post(f"{tenant}/credits", {"kind": "prepaid", "nano": 1}).status_code == 409
+    assert operator.post(f"{tenant}/credits", {"grant_type": "prepaid", "nano": 1}).status_code == 409
     assert [row["note"] for row in client.get("/api/credits").json()["results"]] == ["Welcome"]
     terms = {"name": "Committed use", "fee": 45_000, "included_nano": 500 * 10**9, "first_month": "2026-11"}
     assert operator.post(f"{tenant}/commitments", terms).status_code == 201

@@ -89,7 +89,9 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
     assert sum(entry.nano for entry in Everybody(LedgerEntry).all()) == 0
 
 
-@pytest.mark.parametrize("step", ["_issue", "_fix", "_book", "credits.use", "pdf.rendered", "document.described"])
+@pytest.mark.parametrize(
+    "step", ["_issue", "_fix", "_book", "credits.apply_credit", "pdf.rendered", "document.described"]
+)
 def test_a_finalization_that_is_killed_leaves_nothing(october, monkeypatch, step):
     (draft,) = drafts(october, 1)
 
@@ -157,7 +159,7 @@ def test_a_mail_is_claimed_by_one(october):
 def test_credit_is_not_burnt_twice(october):
     """Two months' invoices of one tenant are made final at once, and want the same credit."""
     acme, cheap = do_create_tenant("acme", "Acme"), price("1")
-    do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 150 * 10**7, starts_at=OCTOBER)
+    do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 150 * 10**7, starts_at=OCTOBER)
     waiting = []
     for at in (OCTOBER, NOVEMBER):
         use(acme, at, (cheap, MILLION))

@@ -43,7 +43,7 @@ def test_that_it_is_final(acme, invoice):
     (event,) = told(acme)
     assert event.kind == "invoice.finalized"
     expected = {
-        **{"invoice_id": invoice.pk, "number": invoice.number, "kind": "invoice", "state": "open"},
+        **{"invoice_id": invoice.pk, "number": invoice.number, "invoice_type": "invoice", "state": "open"},
         **{"period": "2026-10", "currency": "USD", "subtotal_cents": 200, "total_cents": 200, "refers_to": None},
         **{"issued_at": invoice.issued_at.isoformat(), "due_on": invoice.due_on.isoformat()},
     }

@@ -26,7 +26,7 @@ from billing.amounts import cents, decimal, dollars, half_up, tax
 from billing.invoicing import checks, document, emails, pdf
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.lines import lines_of
-from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceFile, InvoiceMail, TaxRule
+from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceEmail, InvoiceFile, TaxRule
 from billing.periods import default_entity
 from tenants.actions import do_add_member, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -107,7 +107,7 @@ def failed_rules(xml: bytes) -> list[str]:
 @pytest.mark.parametrize(("category", "rate"), [("AE", 0), ("S", 210_000), ("G", 0), ("E", 0), ("Z", 0), ("O", 0)])
 def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
     furnish(acme, category, rate)
-    credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 12 * 10**7, starts_at=OCTOBER, note="Welcome")
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 12 * 10**7, starts_at=OCTOBER, note="Welcome")
     invoice = month(acme)
     note = do_issue_credit_note(invoice, [("SLA credit", 55)], "SLA credit, 20 October")
     for row in (invoice, note):
@@ -209,7 +209,7 @@ def test_dollars():
 
 
 @given(st.lists(st.integers(0, 10**30), max_size=50))
-def test_lines_are_their_sum_and_the_residue_is_half_a_cent_a_line_at_most(amounts):
+def test_lines_are_their_sum_and_the_rounding_is_half_a_cent_a_line_at_most(amounts):
     """Invariant 9."""
     rounded = [cents(femto) for femto in amounts]
     residue = sum(rounded) * 10**13 - sum(amounts)
@@ -246,7 +246,7 @@ def test_an_invoice_is_mailed_once(acme):
     alike(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
-    assert Everybody(InvoiceMail).get().sent_to == ["bills@acme.example"]
+    assert Everybody(InvoiceEmail).get().sent_to == ["bills@acme.example"]
 
 
 def test_without_addresses_owners_and_billing_members_get_it(acme):
@@ -267,7 +267,7 @@ def test_a_mail_that_failed_is_sent_later(acme, monkeypatch):
 
         patch.setattr("django.core.mail.EmailMessage.send", fail)
         assert emails.send_all() == 0
-    now = Everybody(InvoiceMail).get().claimed_at
+    now = Everybody(InvoiceEmail).get().claimed_at
     assert emails.send_all(now + timedelta(minutes=3)) == 0
     assert emails.send_all(now + timedelta(minutes=5)) == 1
 

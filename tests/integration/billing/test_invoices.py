@@ -84,7 +84,7 @@ def test_lines_that_end_in_half_a_cent_are_rounded_up(acme):
     invoice = invoiced(acme, OCTOBER)
     assert [line.cents for line in lines(invoice)] == [1, 2, 3]
     assert (invoice.subtotal, invoice.total) == (6, 6)
-    assert invoice.residue_femto == 6 * 10**13 - 45 * 10**12
+    assert invoice.rounding_femto == 6 * 10**13 - 45 * 10**12
 
 
 def test_a_price_change_makes_two_lines(acme):
@@ -106,7 +106,7 @@ def test_late_usage_is_on_the_next_invoice_and_the_last_stays(acme):
     use(acme, DECEMBER, (cheap, 3 * MILLION))
     do_draft(period(NOVEMBER))
     december = invoiced(acme, DECEMBER)
-    assert [(line.late_from, line.cents) for line in lines(december)] == [("", 300), ("2026-11", 100)]
+    assert [(line.usage_month, line.cents) for line in lines(december)] == [("", 300), ("2026-11", 100)]
     after = Everybody(Invoice).get(pk=november.pk)
     assert (after.total, after.sha256) == (200, november.sha256)
     assert recomputed(after) == before
@@ -134,8 +134,8 @@ def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:
 
 def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
     october, note = corrected(acme)
-    assert (note.kind, note.total, note.refers_to_id) == ("correction", 100, october.pk)
-    assert [(line.late_from, line.tokens, line.cents) for line in lines(note)] == [("2026-10", MILLION, 100)]
+    assert (note.invoice_type, note.total, note.refers_to_id) == ("correction", 100, october.pk)
+    assert [(line.usage_month, line.tokens, line.cents) for line in lines(note)] == [("2026-10", MILLION, 100)]
     assert owed(october) == 300
     for row in (october, note):
         with all_tenants_scope(BypassReason.BILLING):
@@ -145,7 +145,7 @@ def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
 
 
 def test_what_was_paid_by_credit_is_credit_again(acme):
-    credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 350 * CENT, starts_at=OCTOBER, expires_at=NOVEMBER)
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 350 * CENT, starts_at=OCTOBER, expires_at=NOVEMBER)
     october, note = corrected(acme)
     assert (note.subtotal, note.credits, note.total) == (*(100, [{"label": "Returned as credit", "cents": 50}], 50),)
     assert owed(october) == 0
@@ -196,7 +196,7 @@ def test_a_period_is_closed_only_once_no_request_admitted_in_it_can_run(acme):
 def test_credits_burn_by_priority_then_expiry_then_age_before_tax(acme):
     with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=200_000, starts_on=date(2026, 1, 1))
-    promo, start = CreditGrant.Kind.PROMOTIONAL, OCTOBER - timedelta(days=5)
+    promo, start = CreditGrant.GrantType.PROMOTIONAL, OCTOBER - timedelta(days=5)
 
     def grant(note, cents, **fields):
         credits.do_grant_credit(acme, promo, cents * CENT, **{"starts_at": start, "note": note} | fields)
@@ -219,7 +219,7 @@ def test_credits_burn_by_priority_then_expiry_then_age_before_tax(acme):
 
 
 def test_less_than_a_cent_of_credit_stays(acme):
-    credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 5 * CENT - 1, starts_at=OCTOBER)
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 5 * CENT - 1, starts_at=OCTOBER)
     use(acme, OCTOBER, (price("1"), MILLION))
     assert invoiced(acme, OCTOBER).total == 96
     assert -booked(acme, Account.CREDITS) == CENT - 1
@@ -229,7 +229,7 @@ def test_a_commitment_is_paid_and_burnt_each_month(acme):
     credits.do_commit(acme, "Committed use", fee=400, included_nano=500 * CENT, first_month="2026-10")
     use(acme, OCTOBER, (price("7"), MILLION))
     invoice = invoiced(acme, OCTOBER)
-    assert [(line.kind, line.cents) for line in lines(invoice)] == [("usage", 700), ("commitment", 400)]
+    assert [(line.line_type, line.cents) for line in lines(invoice)] == [("usage", 700), ("commitment", 400)]
     assert (invoice.subtotal, invoice.credits, invoice.total) == (
         *(1100, [{"label": "Committed use", "cents": 500}], 600),
     )
@@ -242,7 +242,7 @@ def test_a_commitment_is_paid_and_burnt_each_month(acme):
 
 def test_credit_expires_only_when_no_invoice_can_use_it_any_more(acme):
     credits.do_grant_credit(
-        acme, CreditGrant.Kind.PROMOTIONAL, CENT, starts_at=OCTOBER, expires_at=OCTOBER + timedelta(days=1)
+        acme, CreditGrant.GrantType.PROMOTIONAL, CENT, starts_at=OCTOBER, expires_at=OCTOBER + timedelta(days=1)
     )
     month = period(OCTOBER)
     assert credits.do_expire_credits(OCTOBER + timedelta(days=2)) == 0
@@ -347,7 +347,7 @@ def test_a_credit_note_on_a_paid_invoice_pays_the_next(acme):
 
 
 def test_void_gives_credit_back_and_lets_the_month_be_billed_anew(acme):
-    credits.do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 50 * CENT, starts_at=OCTOBER)
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 50 * CENT, starts_at=OCTOBER)
     use(acme, OCTOBER, (price("2"), MILLION))
     first = invoiced(acme, OCTOBER)
     do_void(first, "wrong address")
@@ -376,8 +376,8 @@ def test_void_gives_credit_back_and_lets_the_month_be_billed_anew(acme):
         "UPDATE billing_invoiceline SET cents = 1",
         "DELETE FROM billing_invoiceline",
         "TRUNCATE billing_invoiceline",
-        "INSERT INTO billing_invoiceline (invoice_id, tenant_id, position, kind, description, model, tier, component,"
-        ' band, "window", late_from, events, tokens, femto, cents)'
+        "INSERT INTO billing_invoiceline (invoice_id, tenant_id, position, line_type, description, model, tier,"
+        ' component, prompt_length_band, "window", usage_month, events, tokens, femto, cents)'
         " SELECT id, tenant_id, 99, 'usage', '', '', '', '', 0, '', '', 0, 0, 0, 0 FROM billing_invoice",
         "UPDATE billing_invoicefile SET pdf = ''",
         "DELETE FROM billing_invoicefile",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.actions.credits import burnt
+from billing.actions.credits import applied_credit
 from billing.actions.payments import Received, do_record_payment, outstanding
 from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
@@ -88,7 +88,7 @@ def test_what_is_too_much_pays_the_next_invoice(acme):
 def test_a_payment_may_buy_credit(acme):
     pay(200, tenant="acme", as_credit=True)
     assert (on(Account.DEPOSITS, acme), on(Account.CREDITS, acme)) == (0, -200 * CENT)
-    assert Everybody(CreditGrant).get().kind == "prepaid"
+    assert Everybody(CreditGrant).get().grant_type == "prepaid"
 
 
 def test_money_that_goes_back_is_owed_again(acme):
@@ -215,7 +215,7 @@ def test_burning_takes_what_is_there_in_order_and_no_more(rests, cents):
     grants = [CreditGrant(nano=rest + 1) for rest in rests]
     for grant, rest in zip(grants, rests, strict=True):
         grant.rest = rest
-    parts = burnt(grants, cents)
+    parts = applied_credit(grants, cents)
     assert sum(part for _, part in parts) == min(cents, sum(rest // CENT for rest in rests))
     assert [grant for grant, _ in parts] == [grant for grant in grants if any(grant is other for other, _ in parts)]
     assert all(0 < part * CENT <= grant.rest for grant, part in parts)

@@ -89,12 +89,12 @@ def test_a_draft_is_withdrawn_and_given_up(one, two):
 
 
 def test_a_file_is_imported(one):
-    answer = one.post(f"{URL}/import", {"kind": "json", "content": FILE.read_text(), "note": "public"}).json()
+    answer = one.post(f"{URL}/import", {"file_type": "json", "content": FILE.read_text(), "note": "public"}).json()
     assert answer["version"]["state"] == "draft"
     assert len(answer["left_out"]["not_whole"]) > 2
-    assert one.post(f"{URL}/import", {"kind": "csv", "content": "model\n"}).status_code == 400
-    assert one.post(f"{URL}/import", {"kind": "json", "content": "[]"}).status_code == 400
-    assert one.post(f"{URL}/import", {"kind": "json", "content": "{"}).status_code == 400
+    assert one.post(f"{URL}/import", {"file_type": "csv", "content": "model\n"}).status_code == 400
+    assert one.post(f"{URL}/import", {"file_type": "json", "content": "[]"}).status_code == 400
+    assert one.post(f"{URL}/import", {"file_type": "json", "content": "{"}).status_code == 400
 
 
 def test_the_preview_answers(one):

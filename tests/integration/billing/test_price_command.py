@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import month_of
-from billing.models import CompiledSheet, Price, PriceVersion
+from billing.models import CompiledRateCard, Price, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rerating import last_month, preview
@@ -43,7 +43,7 @@ def test_a_file_is_imported_previewed_and_published():
     assert "No usage" in run("preview", str(pk))
     assert "version 1" in run("publish", str(pk))
     assert "published" in run("list")
-    assert Everybody(CompiledSheet).count() > 10
+    assert Everybody(CompiledRateCard).count() > 10
     with pytest.raises(CommandError, match="published"):
         run("publish", str(pk))
 
@@ -85,7 +85,7 @@ def test_the_embedded_models_are_priced_once():
 def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     start, end = last_month()
     do_publish_prices(draft(start, uncached="3", cache_read="3", output="15"), by=None)
-    version = Everybody(CompiledSheet).get().pk
+    version = Everybody(CompiledRateCard).get().pk
     acme, other = do_create_tenant("acme", "Acme"), do_create_tenant("other", "Other")
     of_m = {"model": "m", "price_version": version, "cache_read": 0}
     inside = [
@@ -95,7 +95,7 @@ def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     ]
     outside = [
         event(at=end, tenant_id=acme.pk, uncached=1_000_000, **of_m),
-        event(at=start, tenant_id=acme.pk, uncached=1_000_000, verdict="failed", **of_m),
+        event(at=start, tenant_id=acme.pk, uncached=1_000_000, outcome="failed", **of_m),
         event(at=start, tenant_id=acme.pk, uncached=1_000_000),
     ]
     settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate([*inside, *outside])])
@@ -103,7 +103,7 @@ def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     found = [(row.tenant_id, row.events, row.was_femto, row.would_be_femto) for row in preview(cheaper, start, end)]
     usd = 10**15
     assert found == [(acme.pk, 2, 18 * usd, 125 * usd // 10), (other.pk, 1, 6 * usd, 5 * usd)]
-    assert Everybody(CompiledSheet).count() == 1
+    assert Everybody(CompiledRateCard).count() == 1
     assert Everybody(Price).count() == 3
     (row, _) = preview(draft(output="1"), start, end)
     assert (row.unpriced, row.events, row.would_be_femto) == (1, 2, usd)
@@ -114,7 +114,7 @@ def test_the_preview_of_a_withdrawn_tier_is_what_standard_costs(event):
     do_publish_prices(draft(start, uncached="3", cache_read="3", output="15"), by=None)
     batch = [NewPrice("m", Tier.BATCH, Component.UNCACHED, nano_per_million("1"))]
     do_publish_prices(do_propose_prices(Proposal(tuple(batch)), effective_from=start), by=None)
-    version = next(row.pk for row in Everybody(CompiledSheet).all() if row.tier == "batch")
+    version = next(row.pk for row in Everybody(CompiledRateCard).all() if row.tier == "batch")
     settle([UsageMessage("1-0", encode(event(at=start, model="m", price_version=version, cache_read=0, output=0)))])
     (row,) = preview(do_propose_prices(Proposal(withdrawn=(("m", Tier.BATCH),))), start, end)
     assert (row.unpriced, row.was_femto, row.would_be_femto) == (0, 10 * 10**9, 30 * 10**9)

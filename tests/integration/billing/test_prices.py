@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
-from billing.models import CompiledSheet, Price, PriceVersion
+from billing.models import CompiledRateCard, Price, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import read_csv, read_public
 from billing.pricing.pricing import NO_END, Component, PriceIndex, RateCard, Tier
@@ -42,14 +42,14 @@ def publish(*prices: NewPrice, at: datetime | None = None, withdrawn: tuple = ()
 
 def found(tenant: int = 1, at: datetime | None = None, model: str = "m") -> RateCard | None:
     index = PriceIndex()
-    index.add(row.decoded() for row in Everybody(CompiledSheet).order_by("pk"))
+    index.add(row.decoded() for row in Everybody(CompiledRateCard).order_by("pk"))
     moment = at or datetime.now(UTC) + timedelta(seconds=1)
     return index.find(tenant, model, Tier.STANDARD, round(moment.timestamp() * 1e6))
 
 
-def usd(sheet: RateCard | None) -> dict[str, str]:
-    assert sheet is not None
-    return {rate.component.value: str(Decimal(rate.nano_per_million) / 10**9) for rate in reversed(sheet.rates)}
+def usd(rate_card: RateCard | None) -> dict[str, str]:
+    assert rate_card is not None
+    return {rate.component.value: str(Decimal(rate.nano_per_million) / 10**9) for rate in reversed(rate_card.rates)}
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_draft_given_up_is_never_published(people):
         do_publish_prices(draft, by=people[1])
 
 
-def test_a_new_version_ends_the_old_prices_and_old_sheets_stay():
+def test_a_new_version_ends_the_old_prices_and_old_rate_cards_stay():
     publish(price("3"), price("15", C.OUTPUT), at=NOW - HOUR)
     old = found(at=NOW - HOUR / 2)
     version = publish(price("2.5"))
@@ -189,8 +189,8 @@ def test_the_database_refuses_prices_that_overlap(acme):
         "DELETE FROM billing_price",
         "UPDATE billing_priceversion SET body = '{}'",
         "DELETE FROM billing_priceversion",
-        "UPDATE billing_pricesheet SET rates = ''",
-        "DELETE FROM billing_pricesheet",
+        "UPDATE billing_compiledratecard SET rates = ''",
+        "DELETE FROM billing_compiledratecard",
     ],
 )
 def test_what_is_published_never_changes(as_owner, sql):
@@ -199,7 +199,7 @@ def test_what_is_published_never_changes(as_owner, sql):
         cursor.execute(sql)
     with pytest.raises(IntegrityError), as_owner(), connection.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        for table in ("billing_price", "billing_priceversion", "billing_pricesheet"):
+        for table in ("billing_price", "billing_priceversion", "billing_compiledratecard"):
             cursor.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
         cursor.execute(sql)
 
@@ -210,7 +210,7 @@ def test_the_apps_role_reads_the_lists_prices_and_its_own_tenants(acme):
     publish(price("2"), tenant=acme)
     with tenant_scope(other):
         assert set(Price.objects.values_list("tenant_id", flat=True)) == {None}
-        assert set(CompiledSheet.objects.values_list("tenant_id", flat=True)) == {None}
+        assert set(CompiledRateCard.objects.values_list("tenant_id", flat=True)) == {None}
         with pytest.raises(DatabaseError, match="permission denied"), transaction.atomic():
             Price.objects.update(effective_until=NOW + HOUR)
     with tenant_scope(acme):
@@ -223,8 +223,8 @@ def test_the_apps_role_reads_the_lists_prices_and_its_own_tenants(acme):
         ((), "no price"),
         ((price("1"), price("2")), "overlap"),
         ((price("1", until_tokens=10), price("2", from_tokens=9)), "overlap"),
-        ((price("1", from_minute=5, until_minute=5),), "window"),
-        ((price("1", from_tokens=5, until_tokens=5),), "band"),
+        ((price("1", from_minute=5, until_minute=5),), "time range"),
+        ((price("1", from_tokens=5, until_tokens=5),), "range of prompt lengths"),
         ((price("1", model=""),), "name"),
         ((price("1", model="x" * 129),), "name"),
     ],
@@ -235,7 +235,7 @@ def test_a_wrong_proposal_is_refused(prices, message):
 
 
 def test_a_tenants_draft_may_not_price_and_withdraw_at_once():
-    with pytest.raises(ActionRefused, match="at once"):
+    with pytest.raises(ActionRefused, match="both priced and withdrawn"):
         do_propose_prices(Proposal((price("1"),), (("m", Tier.STANDARD),)))
 
 
@@ -315,8 +315,8 @@ def test_the_import_tells_what_it_leaves_out():
 
 def test_the_public_file_publishes():
     publish(*read_public(FILE.read_bytes()).prices)
-    sheet = found(model="gpt-4o")
-    assert usd(sheet)["uncached"] == "2.5"
+    rate_card = found(model="gpt-4o")
+    assert usd(rate_card)["uncached"] == "2.5"
 
 
 def test_a_csv_is_read():
@@ -345,7 +345,7 @@ def test_a_wrong_csv_is_refused(text, message):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_publications_at_once_keep_the_ids_of_sheets_in_the_order_of_commits():
+def test_publications_at_once_keep_the_ids_of_rate_cards_in_the_order_of_commits():
     drafts = [do_propose_prices(Proposal((price(str(n), model=f"m{n}"),))) for n in range(8)]
     seen: list[int] = []
     stop = threading.Event()
@@ -354,7 +354,7 @@ def test_publications_at_once_keep_the_ids_of_sheets_in_the_order_of_commits():
         newest = 0
         while True:
             last = stop.is_set()
-            rows = sorted(row.pk for row in Everybody(CompiledSheet).filter(pk__gt=newest))
+            rows = sorted(row.pk for row in Everybody(CompiledRateCard).filter(pk__gt=newest))
             seen.extend(rows)
             newest = max([newest, *rows])
             if last:
@@ -373,5 +373,5 @@ def test_publications_at_once_keep_the_ids_of_sheets_in_the_order_of_commits():
         thread.join()
     stop.set()
     reader.join()
-    assert seen == sorted(row.pk for row in Everybody(CompiledSheet).all())
+    assert seen == sorted(row.pk for row in Everybody(CompiledRateCard).all())
     assert sorted(version.number for version in Everybody(PriceVersion).all()) == list(range(1, 9))

@@ -13,7 +13,7 @@ from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
-from tests.support.billing.books import sheet
+from tests.support.billing.books import rate_card
 from tests.support.rows import Everybody
 
 
@@ -28,11 +28,11 @@ def put_aside(broker: Any, table: None, send: Callable[..., None]) -> Callable[[
 
 
 def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[Any], int], event: Any) -> None:
-    version = sheet("another") + 1
+    version = rate_card("another") + 1
     pk = put_aside(event(price_version=version))
     with pytest.raises(ActionRefused):
         do_replay_quarantined(pk)
-    assert sheet() == version
+    assert rate_card() == version
     row = do_replay_quarantined(pk)
     assert row.resolved_at is not None
     assert Everybody(UsageEvent).get().price_version == version
@@ -45,9 +45,9 @@ def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[An
 def test_one_that_was_settled_before_its_resolving_was_noted_is_no_harm(
     put_aside: Callable[[Any], int], event: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = sheet("another") + 1
+    version = rate_card("another") + 1
     pk = put_aside(event(price_version=version))
-    assert sheet() == version
+    assert rate_card() == version
     with monkeypatch.context() as patched:
         patched.setattr("billing.actions.quarantine._resolve", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -24,7 +24,7 @@ def test_it_works() -> None:
     reconcile()
     found = client.get(URL).json()
     assert (found["is_clean"], found["is_late"], found["quarantine"]) == (True, False, {})
-    assert (found["report"]["differences"], found["report"]["windows"]) == ([], 0)
+    assert (found["report"]["differences"], found["report"]["budget_periods"]) == ([], 0)
 
 
 def test_it_tells_what_is_wrong() -> None:
@@ -44,7 +44,7 @@ def test_it_tells_what_is_wrong() -> None:
     assert (found["is_clean"], found["quarantine"]) == (False, {"conflict": 1, "refused": 2})
     with all_tenants_scope(BypassReason.COMMAND):
         UsageQuarantine.objects.update(resolved_at=datetime.now(UTC))
-        Reconciliation.objects.update(at=datetime.now(UTC) - timedelta(hours=1))
+        Reconciliation.objects.update(created_at=datetime.now(UTC) - timedelta(hours=1))
     found = client.get(URL).json()
     assert (found["is_clean"], found["is_late"], found["quarantine"]) == (False, True, {})
 

@@ -60,7 +60,7 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
             model=chance.choice("ab"),
             key_id=chance.choice((3, 4)),
             tenant_id=chance.choice((1, 1, 2)),
-            verdict=chance.choice(("completed", "completed", "cancelled", "failed")),
+            outcome=chance.choice(("completed", "completed", "cancelled", "failed")),
             output=chance.randrange(100),
             miss_reason=chance.choice(("", "first_use")),
         )
@@ -111,7 +111,13 @@ def test_a_correction_moves_the_sums(event):
     one = event(at=NOON, output=5, uncached=10, cache_read=0, miss_reason="first_use")
     store(one)
     rollups.build()
-    fields = {"price_ids": None, "cost_femto": 0, "saved_femto": 0, "invoice_period": 1, "made_at": datetime.now(UTC)}
+    fields = {
+        "price_ids": None,
+        "cost_femto": 0,
+        "saved_femto": 0,
+        "invoice_period": 1,
+        "created_at": datetime.now(UTC),
+    }
     counts = dict.fromkeys(
         ("cache_read", "cache_write_5m", "cache_write_1h", "answer_hit_input", "answer_hit_output"), 0
     )
@@ -119,8 +125,8 @@ def test_a_correction_moves_the_sums(event):
         Adjustment.objects.create(
             admitted_at=NOON,
             request_id=one.billing_context.request_id,
-            leg=0,
-            verdict="failed",
+            execution=0,
+            outcome="failed",
             tenant_id=1,
             project_id=2,
             key_id=3,
@@ -204,7 +210,7 @@ def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month
     zone = UTC if name == "UTC" else ZoneInfo(name)
     start, end = month_bounds(name, 2025, month)
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
-        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2025, month + each, 1) for each in (-1, 0, 1)]])
+        cursor.execute("SELECT billing_create_partitions(%s)", [[date(2025, month + each, 1) for each in (-1, 0, 1)]])
     count = round((end - start) / HOUR)
     store(*[event(at=start + HOUR * number, output=1) for number in range(-1, count + 1)])
     if built:

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from billing.metering.reconciler import reconcile
-from billing.models import Budget, BudgetAlert, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine, Window
+from billing.models import Budget, BudgetAlert, BudgetPeriod, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine
 from millrace.apps.records.models import RequestRecord
 from millrace.devserver.demo import live, running
 from millrace.devserver.demo.tenants import CAST
@@ -75,8 +75,8 @@ def tenants_and_usage() -> None:
     events = Everybody(UsageEvent).all()
     assert EVENTS * 3 < len(events) < EVENTS * 6
     assert all(event.request_id.startswith("demo_") and event.price_version for event in events)
-    assert {event.verdict for event in events} == {"completed", "cancelled", "failed"}
-    assert all(event.cost_femto > 0 for event in events if event.verdict == "completed")
+    assert {event.outcome for event in events} == {"completed", "cancelled", "failed"}
+    assert all(event.cost_femto > 0 for event in events if event.outcome == "completed")
     first = datetime.now(UTC) - timedelta(days=62)
     assert first < min(event.admitted_at for event in events) < first + timedelta(days=4)
     assert max(event.admitted_at for event in events) <= datetime.now(UTC)
@@ -98,9 +98,11 @@ def budgets_are_counted_and_never_overrun() -> None:
     for slug, least, most in (("demo-copper", 0.85, 1.0), ("demo-lantern", 0.8, 1.0)):
         budgets = [each for each in of(Budget, tenant(slug)) if each.unit == "money" and each.key_id is None]
         (budget,) = budgets
-        newest = max(of(Window, tenant(slug), budget_id=budget.pk), key=lambda window: window.period_start)
+        newest = max(
+            of(BudgetPeriod, tenant(slug), budget_id=budget.pk), key=lambda budget_period: budget_period.period_start
+        )
         assert least <= newest.used / 10**6 / budget.amount <= most
-    assert all(window.held == 0 for window in Everybody(Window).all())
+    assert all(budget_period.reserved == 0 for budget_period in Everybody(BudgetPeriod).all())
     assert reconcile().is_clean
 
 
@@ -120,7 +122,7 @@ def the_months_that_are_over_are_invoiced() -> None:
     last = max(each.period_id for each in invoices)
     states = sorted(each.state for each in invoices if each.period_id == last)
     assert states == ["draft", "draft", "draft", "open"]
-    earlier = [each.state for each in invoices if each.period_id != last and each.kind == "invoice"]
+    earlier = [each.state for each in invoices if each.period_id != last and each.invoice_type == "invoice"]
     assert set(earlier) <= {"open", "paid"}
     assert all(each.number.startswith("DEMO-") for each in invoices if each.number)
     assert Everybody(Payment).count() >= 1
@@ -138,7 +140,7 @@ def test_a_second_run_adds_nothing_twice(played):
         assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before
     assert f"{settled:,} were there" in again
-    assert all(window.held == 0 for window in Everybody(Window).all())
+    assert all(budget_period.reserved == 0 for budget_period in Everybody(BudgetPeriod).all())
 
 
 def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):

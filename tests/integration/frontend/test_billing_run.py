@@ -127,7 +127,7 @@ def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client
     note = {"amount": "2", "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
     send(operator, f"/operator/billing/{bill.pk}/credit-note", **note)
     assert "Another credit note was issued" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
-    (given,) = Everybody(Invoice).filter(kind=Invoice.Kind.CREDIT_NOTE)
+    (given,) = Everybody(Invoice).filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
     assert given.subtotal == 200
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert f"Credit note {given.number}" in page
@@ -186,14 +186,14 @@ def test_the_month_under_way_is_what_its_draft_will_be(client: Client, acme: Ten
     from billing.actions.credits import do_commit, do_grant_credit
     from billing.actions.drafts import do_draft
 
-    do_grant_credit(acme, CreditGrant.Kind.PROMOTIONAL, 10**9, starts_at=LAST, note="Gift")
+    do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=LAST, note="Gift")
     do_commit(acme, "Base", fee=1000, included_nano=2 * 10**9, first_month=f"{LAST:%Y-%m}")
     found = preview(acme, LAST)
     assert found is not None
     shown, lines = found
     assert not Everybody(Invoice).filter() and len(Everybody(CreditGrant).filter()) == 1  # nothing was written
     (draft,) = do_draft(month(), acme)
-    same = ("subtotal", "taxable", "total", "credits", "taxes", "residue_femto", "saved_femto", "events")
+    same = ("subtotal", "taxable", "total", "credits", "taxes", "rounding_femto", "saved_femto", "events")
     assert [getattr(shown, name) for name in same] == [getattr(draft, name) for name in same]
     assert len(shown.credits) == 2
     assert [(line.tokens, line.cents) for line in lines] == [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from billing.actions.budgets import do_make_budget
 from billing.budgets.alerts import check_thresholds
-from billing.models import Budget, BudgetAlert, UsageEvent, Window
+from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
 from frontend.tenant.budgets.alerts import how_told
 from frontend.tenant.budgets.amounts import MOST, BudgetAmount, parse, typed
 from frontend.tenant.budgets.effect import effect_of
@@ -31,7 +31,7 @@ from tests.support.rows import Everybody, only_project
 
 NEW = {
     **{"name": "One cent", "whose": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
-    **{"rollover_cap": "", "thresholds": "50, 80", "alert_forecast": "on"},
+    **{"rollover_limit": "", "thresholds": "50, 80", "alert_forecast": "on"},
 }
 db = pytest.mark.django_db(transaction=True)
 
@@ -104,10 +104,10 @@ def test_a_budget_is_made_raised_and_removed(client, acme):
     assert client.post(f"{path}/raise", {"more": "0.05", "until": "2001-01-01"}).status_code == 422
     assert client.post(f"{path}/raise", {"more": "0.05", "until": until.isoformat()}).status_code == 303
     row = Everybody(Budget).get()
-    assert (row.raise_amount, row.raise_until.date()) == (5 * 10**7, until + timedelta(days=1))
+    assert (row.temporary_increase, row.increase_expires_at.date()) == (5 * 10**7, until + timedelta(days=1))
     assert "0.06" in get(client, f"{path}/")
     assert client.post(f"{path}/lower").status_code == 303
-    assert Everybody(Budget).get().raise_amount == 0
+    assert Everybody(Budget).get().temporary_increase == 0
     assert client.post(f"{path}/edit", NEW | {"amount": "0.02", "mode": "soft", "thresholds": ""}).status_code == 303
     row = Everybody(Budget).get()
     assert (row.amount, row.mode, row.thresholds) == (2 * 10**7, "soft", [])
@@ -127,8 +127,8 @@ def test_a_budget_is_made_raised_and_removed(client, acme):
         ({"whose": "key:999999"}, "not one of the available choices"),
         ({"thresholds": "50, lots"}, "Enter whole percentages"),
         ({"thresholds": "5000"}, "thresholds from 1 to"),
-        ({"counts": "requests", "amount": "5", "clamp": "on"}, "max_tokens can only be reduced"),
-        ({"period": "lifetime", "rollover_cap": "1"}, "cannot roll over"),
+        ({"counts": "requests", "amount": "5", "reduce_max_tokens": "on"}, "max_tokens can only be reduced"),
+        ({"period": "lifetime", "rollover_limit": "1"}, "cannot roll over"),
     ],
 )
 def test_a_form_says_what_is_wrong(client, acme, changes, said):
@@ -141,7 +141,7 @@ def test_a_form_says_what_is_wrong(client, acme, changes, said):
 @db
 def test_what_a_budget_would_have_refused(client, acme):
     """Ten requests that cost the same, and a budget for four of them."""
-    version, key = books.sheet(), actions.do_create_api_key(only_project(acme), "k")[0]
+    version, key = books.rate_card(), actions.do_create_api_key(only_project(acme), "k")[0]
     for hour in range(10):
         at = datetime.now(UTC) - timedelta(hours=hour + 1)
         meter(acme, at=at, key_id=key.pk, uncached=1000, price_version=version, project_id=key.project_id)
@@ -165,7 +165,7 @@ def test_a_full_budget_stands_above_everything(client, acme):
     row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
     assert "hard limit reached" not in get(client, "/t/acme/budgets/")
     with all_tenants_scope(BypassReason.BILLING):
-        Window.objects.create(
+        BudgetPeriod.objects.create(
             tenant_id=acme.pk,
             budget_id=row.pk,
             unit="money",
@@ -226,7 +226,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
     with all_tenants_scope(BypassReason.BILLING):
         fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
-        Window.objects.create(budget_id=budget.pk, **fields)
+        BudgetPeriod.objects.create(budget_id=budget.pk, **fields)
     check_thresholds()
     operator = Client()
     operator.force_login(User.objects.create_superuser("op@example.com"))
@@ -234,7 +234,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     def told() -> list[tuple[str, str]]:
         pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/operator/alerts/?show=budgets")
         with all_tenants_scope(BypassReason.OPERATOR):
-            (row,) = BudgetAlert.objects.all_tenants().select_related("mail")
+            (row,) = BudgetAlert.objects.all_tenants().select_related("email")
             found = how_told([row], None)[row.pk]
         assert all(one.text in unescape(page) and one.why in unescape(page) for one in found for page in pages)
         return [(one.text, one.why) for one in found]

@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, in_force, nano_per_million, parse
+from billing.pricing.price_book import NewPrice, Proposal, current_prices, nano_per_million, parse
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rerating import last_month
 from tenants import actions
@@ -144,10 +144,10 @@ def test_the_difference_is_against_what_is_in_force(client, operator):
 def test_last_month_is_rated_again(client, operator, acme, use):
     put(price("m", "2"), effective_from=last_month()[0])
     with all_tenants_scope(BypassReason.PRICES):
-        from billing.models import CompiledSheet
+        from billing.models import CompiledRateCard
 
-        sheet = CompiledSheet.objects.get(model="m")
-    use(acme, model="m", output=1_000_000, at=last_month()[0] + timedelta(days=1), price_version=sheet.pk)
+        rate_card = CompiledRateCard.objects.get(model="m")
+    use(acme, model="m", output=1_000_000, at=last_month()[0] + timedelta(days=1), price_version=rate_card.pk)
     version = draft(price("m", "3"))
     page = client.get(f"/operator/prices/{version.pk}/panels/preview").content.decode()
     assert 'value="2.00"' in page
@@ -169,7 +169,7 @@ def test_one_publishes_what_another_drafted(client, operator, second, acme):
     assert other.post(url, typed).status_code == 422
     assert [row.actor for row in Everybody(AuditEntry).filter(verb="price_version.published")] == ["second@example.com"]
     with all_tenants_scope(BypassReason.PRICES):
-        assert [one.nano_per_million for one in in_force(acme.pk, datetime.now(UTC))] == [3 * 10**9]
+        assert [one.nano_per_million for one in current_prices(acme.pk, datetime.now(UTC))] == [3 * 10**9]
 
 
 def test_a_scheduled_version_waits(client, operator):

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from billing.actions.budgets import do_make_budget
-from billing.models import Budget, CreditGrant, Window
-from billing.pricing.price_book import in_force
+from billing.models import Budget, BudgetPeriod, CreditGrant
+from billing.pricing.price_book import current_prices
 from frontend.core import impersonation
 from tenants import actions, invitations
 from tenants.isolation.db_roles import BypassReason
@@ -65,8 +65,8 @@ def test_a_budget_shows_how_full_it_is(client, operator, acme):
     begun = datetime(1970, 1, 1, tzinfo=UTC)
     with all_tenants_scope(BypassReason.BILLING):
         for row, held in ((budget, 2 * 10**9), (trial, 0)):
-            Window.objects.create(
-                tenant_id=acme.pk, budget_id=row.pk, unit="money", period_start=begun, used=7 * 10**15, held=held
+            BudgetPeriod.objects.create(
+                tenant_id=acme.pk, budget_id=row.pk, unit="money", period_start=begun, used=7 * 10**15, reserved=held
             )
     assert "90.0%" in client.get("/operator/tenants/").content.decode()
     assert rows(client, "?show=near") == ["acme"]
@@ -139,7 +139,7 @@ def test_a_budget_is_raised_for_a_while(client, operator, acme):
     assert client.post(url, {"more": "500", "until": tomorrow - timedelta(days=2)}).status_code == 422
     assert client.post(url, {"more": "500", "until": tomorrow}).status_code == 303
     (row,) = of(Budget, acme)
-    assert (row.raise_amount, row.raise_until.date()) == (500, tomorrow + timedelta(days=1))
+    assert (row.temporary_increase, row.increase_expires_at.date()) == (500, tomorrow + timedelta(days=1))
     other = actions.do_create_tenant("lab", "Lab")
     assert client.post(f"/operator/tenants/{other.pk}/budgets/{budget.pk}/raise", {"more": 1}).status_code == 404
 
@@ -148,15 +148,15 @@ def test_another_book_is_assigned(client, operator, acme):
     from billing.models import PriceBook
     from tests.support.billing import books
 
-    books.sheet()
+    books.rate_card()
     with all_tenants_scope(BypassReason.PRICES):
         PriceBook.objects.create(name="partners")
-        before = in_force(acme.pk, datetime.now(UTC))
+        before = current_prices(acme.pk, datetime.now(UTC))
     assert client.post(f"/operator/tenants/{acme.pk}/book", {"book": "none-such"}).status_code == 422
     assert client.post(f"/operator/tenants/{acme.pk}/book", {"book": "partners"}).status_code == 303
     with all_tenants_scope(BypassReason.PRICES):
         assert before
-        assert in_force(acme.pk, datetime.now(UTC)) == []
+        assert current_prices(acme.pk, datetime.now(UTC)) == []
 
 
 def view(client, tenant: Tenant, why: str = "ticket 12"):

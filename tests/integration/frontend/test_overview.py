@@ -21,7 +21,7 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import sheet
+from tests.support.billing.books import rate_card
 from tests.support.rows import only_project
 
 pytestmark = pytest.mark.django_db
@@ -58,7 +58,7 @@ def panel_of(client: Any, name: str, query: str = "") -> Any:
 
 def test_it_works(client, acme, member, use):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
-    use(acme, key_id=key.pk, price_version=sheet(), uncached=1_000_000, cache_read=1_000_000, output=100_000)
+    use(acme, key_id=key.pk, price_version=rate_card(), uncached=1_000_000, cache_read=1_000_000, output=100_000)
     page = page_of(client)
     for text in ("prod", key.prefix, '$4<span class="cents">.80', '$2<span class="cents">.70', "50.0%", "Read Only"):
         assert text in page, text
@@ -115,9 +115,9 @@ def test_suspended_says_so(client, acme, member):
 
 def test_figures_are_exact(client, acme, member, use):
     counts = {"uncached": 10, "cache_read": 60, "cache_write_5m": 20, "cache_write_1h": 10, "output": 100}
-    version = sheet()
-    for verdict in ("completed", "cancelled", "failed"):
-        use(acme, at=TODAY, verdict=verdict, price_version=version, **counts)
+    version = rate_card()
+    for outcome in ("completed", "cancelled", "failed"):
+        use(acme, at=TODAY, outcome=outcome, price_version=version, **counts)
     femto = 2 * (10 * 3000 + 60 * 300 + 20 * 3750 + 10 * 6000 + 100 * 15000) * 10**6
     spent = panel_of(client, "spend")
     assert (spent.amount.femto, spent.limit, spent.gauge) == (femto, None, None)
@@ -170,7 +170,7 @@ def test_a_full_budget_is_said_above_all(client, acme, member, use, monkeypatch)
 
 
 def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, monkeypatch):
-    use(acme, at=TODAY, price_version=sheet(), output=1_000_000)
+    use(acme, at=TODAY, price_version=rate_card(), output=1_000_000)
     last = (TODAY.replace(day=1) + timedelta(days=32)).replace(day=1) - timedelta(days=1)
     days = [TODAY + timedelta(days=i) for i in range((last - TODAY).days + 1)]
     path = tuple(Day(day.date(), None, 16 * 10**9, 15 * 10**9, 18 * 10**9) for day in days)
@@ -188,7 +188,7 @@ def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, mo
 @pytest.mark.parametrize("name", ["America/New_York", "Asia/Kolkata", "UTC"])
 def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, use, monkeypatch, name):
     """Spend, forecast and figures begin together, and the chart has a day for each of the forecast's."""
-    zone, version = ZoneInfo(name), sheet()
+    zone, version = ZoneInfo(name), rate_card()
     with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.create(slug="far", name="Far", country="US", time_zone=name)
         BillingProfile.objects.create(tenant=acme, entity=entity, name="Acme", country="US")
@@ -197,7 +197,7 @@ def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, us
     before = (month - timedelta(days=1)).replace(day=1)
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         made = [(before - timedelta(days=1)).replace(day=1).date(), before.date(), month.date()]
-        cursor.execute("SELECT billing_make_partitions(%s)", [made])
+        cursor.execute("SELECT billing_create_partitions(%s)", [made])
     counted = [month, *(month + timedelta(days=number) for number in range(20, 26)), late - timedelta(minutes=90)]
     for at in (month - timedelta(minutes=30), *counted, before):
         use(acme, at=at.astimezone(UTC), price_version=version, output=1_000_000)

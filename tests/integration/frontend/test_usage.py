@@ -27,7 +27,7 @@ def acme(client, use) -> Tenant:
     owner = User.objects.create_user("owner@example.com", name="=HYPERLINK(1)")
     actions.do_add_member(tenant, owner, "owner")
     client.force_login(owner)
-    project, version = only_project(tenant), books.sheet()
+    project, version = only_project(tenant), books.rate_card()
     for number, name in enumerate(("=1+1", " -2", "plain"), 1):
         key, _ = actions.do_create_api_key(project, name)
         counts = {"uncached": 1001 * number, "cache_read": 7 * number, "output": 13}

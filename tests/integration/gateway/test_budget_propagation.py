@@ -22,13 +22,13 @@ from tenants.outbox import propagation
 from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
 from tests.support.gateway import process_checks
 from tests.support.gateway.budget_gateways import Admitted
-from tests.support.gateway.budgets import HOLD, change, take_up
+from tests.support.gateway.budgets import RESERVED, change, take_up
 from tests.support.gateway.process_checks import (
     codes,
     done,
     eventually,
-    hold_of_one,
     passes,
+    reservation_of_one,
     see,
     set_budget,
     settled_events,
@@ -56,10 +56,10 @@ async def test_it_bounds_the_very_next_requests(
     broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     async with house(broker, database, secret, "ab", longest=120, poll=60) as inside:
-        hold = await hold_of_one(inside)
+        reservation = await reservation_of_one(inside)
         for gateway in inside.gateways.values():
             assert await passes(await gateway.ask_until_told())  # each has looked, and found no budget
-        budget = await set_budget(tenant, 3 * hold + hold // 2)
+        budget = await set_budget(tenant, 3 * reservation + reservation // 2)
         assert budget.pending_gateways == ()
         await ask_now(inside, 3)
         await eventually(lambda: is_settled(inside))
@@ -68,10 +68,10 @@ async def test_it_bounds_the_very_next_requests(
         for gateway in inside.gateways.values():
             assert await passes(await gateway.ask_until_told())  # it has a lease of the raised budget
         await eventually(lambda: is_settled(inside))
-        lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * hold)
+        lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * reservation)
         assert lowered.pending_gateways == ()
-        left = used + 5 * hold - await process_checks.used() // 10**6
-        await ask_now(inside, left // hold)
+        left = used + 5 * reservation - await process_checks.used() // 10**6
+        await ask_now(inside, left // reservation)
 
 
 async def is_settled(inside: House) -> bool:
@@ -83,14 +83,14 @@ async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
     broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     async with house(broker, database, secret, "ab") as inside:
-        hold = await hold_of_one(inside)
+        reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         for gateway in (a, b):
             assert await passes(await gateway.ask_until_told())
         live = {name async for name in _live(broker)}
         assert len(live) == 2
         b.signal(signal.SIGSTOP)
-        budget = await set_budget(tenant, hold // 2)
+        budget = await set_budget(tenant, reservation // 2)
         (pending,) = budget.pending_gateways or ()
         assert pending in live
         refused = await a.ask()
@@ -103,7 +103,7 @@ async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
         refused = await asking
         assert refused is not None
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
-        again: Budget = await sync_to_async(do_change_budget)(budget, amount=hold // 3)
+        again: Budget = await sync_to_async(do_change_budget)(budget, amount=reservation // 3)
         assert again.pending_gateways == ()
         await see()
 
@@ -116,15 +116,15 @@ async def _live(broker: redis.asyncio.Redis) -> Any:
 
 async def test_without_the_change_log_each_request_reads_its_budgets(gateway: Any, budget: Any) -> None:
     """So a gateway that continues after a pause admits nothing by an old limit, nor beside a new budget."""
-    made = await sync_to_async(budget)(amount=100 * HOLD)
+    made = await sync_to_async(budget)(amount=100 * RESERVED)
     mine = await gateway()
     await take_up(mine, 1)
     mine.budget_admission.polled(float("-inf"))
-    await sync_to_async(change)(made, amount=2 * HOLD)
+    await sync_to_async(change)(made, amount=2 * RESERVED)
     mine.budget_admission.polled(float("-inf"))
     found = [await mine.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
-    await sync_to_async(change)(made, amount=100 * HOLD)
+    await sync_to_async(change)(made, amount=100 * RESERVED)
     await sync_to_async(budget)(name="calls", unit="requests", amount=1)
     found = [await mine.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]

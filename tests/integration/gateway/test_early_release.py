@@ -12,8 +12,6 @@ from typing import Any
 import psycopg
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connection
-from django.db.migrations.executor import MigrationExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,17 +29,16 @@ from tests.support.gateway.budget_gateways import Admitted, Purse, purse
 from tests.support.gateway.budgets import (
     COST,
     DOLLAR,
-    HOLD,
-    check_invariants,
-    reap_all,
+    RESERVED,
+    budget_period,
+    reclaim_all,
     run,
     see,
     take_up,
     tell,
     tell_in_a_thread,
-    window,
 )
-from tests.support.rows import Everybody, allow_emptying
+from tests.support.rows import Everybody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
@@ -56,7 +53,7 @@ def released_by() -> list[str | None]:
 
 
 async def test_one_after_another_without_any_settlement(gateway: Any, budget: Any) -> None:
-    made = await sync_to_async(budget)(amount=HOLD + 19 * COST)
+    made = await sync_to_async(budget)(amount=RESERVED + 19 * COST)
     mine = await gateway()
     events = []
     for _ in range(20):
@@ -65,10 +62,10 @@ async def test_one_after_another_without_any_settlement(gateway: Any, budget: An
         await see()
     refused = await mine.admit()
     assert refused.code == "budget_exceeded"
-    assert (await sync_to_async(window)(made)).held == 20 * COST
+    assert (await sync_to_async(budget_period)(made)).reserved == 20 * COST
     await sync_to_async(tell)(*events, *events)
-    after = await sync_to_async(window)(made)
-    assert (after.used, after.held) == (20 * COST * 10**6, 0)
+    after = await sync_to_async(budget_period)(made)
+    assert (after.used, after.reserved) == (20 * COST * 10**6, 0)
     assert await sync_to_async(released_by)() == ["gateway"] * 20
     assert await sync_to_async(early_rows)() == []
     assert (await sync_to_async(reconcile)()).is_clean
@@ -81,7 +78,7 @@ async def test_a_quota_of_tokens_has_room_again_too(gateway: Any, budget: Any) -
     for _ in range(2):
         (admitted,) = await take_up(mine, 1)
         await mine.end(admitted)
-    assert (await sync_to_async(window)(made)).held == 2 * 10_500
+    assert (await sync_to_async(budget_period)(made)).reserved == 2 * 10_500
     await see()
 
 
@@ -90,47 +87,47 @@ async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget:
     made = await sync_to_async(budget)(amount=1000 * DOLLAR)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
-    held = (await sync_to_async(window)(made)).held
+    held = (await sync_to_async(budget_period)(made)).reserved
     event = await mine.end(admitted)
-    assert (await sync_to_async(window)(made)).held == held
+    assert (await sync_to_async(budget_period)(made)).reserved == held
     await sync_to_async(tell)(event)
     assert await sync_to_async(released_by)() == ["settler"]
     await see()
 
 
 @pytest.mark.parametrize("order", [("completed", "failed"), ("failed", "completed"), ("cancelled", "completed")])
-async def test_after_an_early_release_verdicts_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
-    made = await sync_to_async(budget)(amount=2 * HOLD)
+async def test_after_an_early_release_outcomes_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
+    made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     await mine.end(admitted)
-    for verdict in order:
-        await sync_to_async(tell)(admitted.event(verdict))
+    for outcome in order:
+        await sync_to_async(tell)(admitted.event(outcome))
         await see()
-    after = await sync_to_async(window)(made)
-    assert (after.used, after.held) == (0 if "failed" in order else COST * 10**6, 0)
+    after = await sync_to_async(budget_period)(made)
+    assert (after.used, after.reserved) == (0 if "failed" in order else COST * 10**6, 0)
 
 
 async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, budget: Any) -> None:
     """The answer to the first was lost; and once more after the settlement, and after the lease was reclaimed."""
-    made = await sync_to_async(budget)(amount=3 * HOLD)
+    made = await sync_to_async(budget)(amount=3 * RESERVED)
     mine = await gateway()
-    settled, reaped = await take_up(mine, 2)
+    settled, reclaimed = await take_up(mine, 2)
     event = await mine.end(settled)
     await mine.end(settled)
-    assert (await sync_to_async(window)(made)).held == COST + HOLD
+    assert (await sync_to_async(budget_period)(made)).reserved == COST + RESERVED
     await sync_to_async(tell)(event)
     await mine.end(settled)
-    assert (await sync_to_async(window)(made)).held == HOLD
-    await mine.end(reaped)
+    assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
+    await mine.end(reclaimed)
     assert len(await sync_to_async(early_rows)()) == 1
-    await sync_to_async(reap_all)()
+    await sync_to_async(reclaim_all)()
     assert await sync_to_async(early_rows)() == []
-    await mine.end(reaped)
-    assert (await sync_to_async(window)(made)).held == 0
+    await mine.end(reclaimed)
+    assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
-    await sync_to_async(tell)(reaped.event())
-    assert (await sync_to_async(window)(made)).used == 2 * COST * 10**6
+    await sync_to_async(tell)(reclaimed.event())
+    assert (await sync_to_async(budget_period)(made)).used == 2 * COST * 10**6
     await see()
 
 
@@ -138,7 +135,7 @@ async def test_a_settlement_that_a_release_overtakes_is_done_again(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event is inserted, and the release comes before the settlement locks the lease."""
-    made = await sync_to_async(budget)(amount=2 * HOLD)
+    made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     inserted, released = threading.Event(), threading.Event()
@@ -154,38 +151,38 @@ async def test_a_settlement_that_a_release_overtakes_is_done_again(
     telling = asyncio.create_task(sync_to_async(tell_in_a_thread, thread_sensitive=False)(admitted.event()))
     assert await asyncio.to_thread(inserted.wait, 60)
     await mine.end(admitted)
-    assert (await sync_to_async(window)(made)).held == COST
+    assert (await sync_to_async(budget_period)(made)).reserved == COST
     released.set()
     await telling
     assert len(calls) == 2
-    after = await sync_to_async(window)(made)
-    assert (after.used, after.held) == (COST * 10**6, 0)
+    after = await sync_to_async(budget_period)(made)
+    assert (after.used, after.reserved) == (COST * 10**6, 0)
     assert await sync_to_async(released_by)() == ["gateway"]
     await see()
 
 
 async def test_more_than_was_kept_is_not_settled(gateway: Any, budget: Any) -> None:
     """A gateway and a worker that disagree are an internal error: the budget is not overrun by it."""
-    made = await sync_to_async(budget)(amount=HOLD)
+    made = await sync_to_async(budget)(amount=RESERVED)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     await mine.end(admitted)
-    (second,) = [await mine.admit(max_tokens=(HOLD - COST - 30_000_000) // 15_000)]
+    (second,) = [await mine.admit(max_tokens=(RESERVED - COST - 30_000_000) // 15_000)]
     assert isinstance(second, Admitted)
     outcome = await sync_to_async(tell)(admitted.event(uncached=10_000, output=501))
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     (row,) = await sync_to_async(Everybody(UsageQuarantine).all)()
-    assert row.detail == "billing_early_release_kept"
-    assert (await sync_to_async(window)(made)).used == 0
+    assert row.detail == "billing_early_release_retained"
+    assert (await sync_to_async(budget_period)(made)).used == 0
     await see()
-    await sync_to_async(reap_all)()
-    assert (await sync_to_async(window)(made)).held == 0
+    await sync_to_async(reclaim_all)()
+    assert (await sync_to_async(budget_period)(made)).reserved == 0
 
 
 async def test_a_database_that_is_away_leaves_it_to_the_settlement(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await sync_to_async(budget)(amount=2 * HOLD)
+    made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
 
@@ -195,9 +192,9 @@ async def test_a_database_that_is_away_leaves_it_to_the_settlement(
     with monkeypatch.context() as patched:
         patched.setattr(mine.budget_admission._store, "release_unused", away)
         event = await mine.end(admitted)
-    assert (await sync_to_async(window)(made)).held == HOLD
+    assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
     await sync_to_async(tell)(event)
-    assert (await sync_to_async(window)(made)).held == 0
+    assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
 
 
@@ -205,7 +202,7 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release continues, and the next request waits for it before it is rejected."""
-    await sync_to_async(budget)(amount=HOLD + COST)
+    await sync_to_async(budget)(amount=RESERVED + COST)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     store, may_release = mine.budget_admission._store, asyncio.Event()
@@ -227,7 +224,7 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
 
 
 async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) -> None:
-    await sync_to_async(budget)(amount=HOLD + COST, period="day", name="daily")
+    await sync_to_async(budget)(amount=RESERVED + COST, period="day", name="daily")
     mine = await gateway()
     (running,) = await take_up(mine, 1)
     refused = await mine.admit()
@@ -253,35 +250,6 @@ async def test_a_rejection_without_a_reset_has_no_time_to_come_back(gateway: Any
     assert refused.message.endswith("It does not reset. Raise the quota.")
 
 
-def test_the_migration_can_be_reversed_once_all_is_settled(
-    key: ApiKeySnapshot, budget: Any, url: str, as_owner: Any
-) -> None:
-    budget(amount=2 * HOLD)
-
-    async def one() -> Any:
-        async with purse(url, key) as mine:
-            admitted = await mine.admit()
-            assert isinstance(admitted, Admitted)
-            return await mine.end(admitted)
-
-    event = asyncio.run(one())
-
-    def migrate(name: str) -> None:
-        with as_owner():
-            MigrationExecutor(connection).migrate([("billing", name)])
-            with connection.cursor() as cursor:
-                allow_emptying(cursor)  # the table may be a new one
-
-    with pytest.raises(DatabaseError, match="not settled yet"):
-        migrate("0013_alert_mail")
-    tell(event)
-    try:
-        migrate("0013_alert_mail")
-    finally:
-        migrate(sorted(name for _, name in MigrationExecutor(connection).loader.graph.leaf_nodes("billing"))[-1])
-    check_invariants()
-
-
 @dataclass
 class Model:
     """What a budget must have used and reserved, and the requests in each state."""
@@ -294,7 +262,7 @@ class Model:
 
     @property
     def reserved(self) -> int:
-        return sum(each.terms.hold or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
+        return sum(each.terms.reserved_nano or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
 
     def fits(self, amount: int) -> bool:
         return nano(self.used_femto) + self.reserved + amount <= self.limit
@@ -321,7 +289,7 @@ async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
         found = await mine.admit_when_told(max_tokens=max_tokens)
         assert isinstance(found, Admitted) == fits, (found, model)
         if isinstance(found, Admitted):
-            assert found.terms.hold == _hold(max_tokens)
+            assert found.terms.reserved_nano == _hold(max_tokens)
             model.running.append(found)
         else:
             assert isinstance(found, ApiError)
@@ -334,7 +302,7 @@ async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
         if name == "end":  # else the gateway died before the release
             await mine.budget_admission.early.end(event.billing_context, admitted.terms, TokenUsage(**usage))
-        model.ended.append((admitted, event, cost if name == "end" else admitted.terms.hold or 0))
+        model.ended.append((admitted, event, cost if name == "end" else admitted.terms.reserved_nano or 0))
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
         messages = [event, admitted.event("failed", uncached=0)][: 1 + (name == "fail")]
@@ -351,8 +319,8 @@ async def _check(mine: Purse, model: Model, budget_id: int, operations: Sequence
         await _operate(mine, model, *operation)
         await see()
         if model.running or model.ended or model.events:
-            found = await sync_to_async(window)(budget_id)
-            assert (found.used, found.held) == (model.used_femto, model.reserved)
+            found = await sync_to_async(budget_period)(budget_id)
+            assert (found.used, found.reserved) == (model.used_femto, model.reserved)
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -364,10 +332,10 @@ def test_exactly_what_fits_is_admitted(
     requests reserve their amount, ended ones what they used, whether they are settled or not."""
     with all_tenants_scope(BypassReason.COMMAND):
         Budget.objects.all_tenants().update(active=False)
-    made = budget(amount=3 * HOLD)
+    made = budget(amount=3 * RESERVED)
 
     async def life() -> None:
         async with purse(url, key) as mine:
-            await _check(mine, Model(3 * HOLD), made, operations)
+            await _check(mine, Model(3 * RESERVED), made, operations)
 
     run(life())

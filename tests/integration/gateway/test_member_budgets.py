@@ -16,19 +16,19 @@ from psycopg.conninfo import make_conninfo
 from billing.actions.budgets import do_make_budget
 from billing.budgets import alerts
 from billing.metering.ingest import UsageMessage, settle
-from billing.models import BudgetAlert, Window
+from billing.models import BudgetAlert, BudgetPeriod
 from inference_worker.contract.messages import encode
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.isolation import db_roles
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.models import Tenant, User
-from tests.support.billing.books import sheet
+from tests.support.billing.books import rate_card
 from tests.support.gateway.budget_gateways import Admitted, Purse, key_of, purse
 from tests.support.rows import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
-HOLD, COST = 91_440_000, 13_200_000  # nano-USD: 10,000 tokens and 4,096 of answer by list A, and what they come to
+RESERVED, COST = 91_440_000, 13_200_000  # nano-USD: 10,000 tokens and 4,096 of answer by list A, and what they come to
 
 
 class House(NamedTuple):
@@ -41,7 +41,7 @@ class House(NamedTuple):
 
 @pytest.fixture
 def house(transactional_db: None, as_owner: Any) -> Any:
-    sheet()
+    rate_card()
     ana, bo = (User.objects.create_user(f"{name}@acme.example") for name in ("ana", "bo"))
     tenant = actions.do_create_tenant("acme", "Acme", owner=ana)
     actions.do_add_member(tenant, bo, "developer")
@@ -77,14 +77,14 @@ async def gateway(house: House) -> AsyncIterator[Callable[[str], Any]]:
     await sync_to_async(lambda: connection.close())()
 
 
-def only_window() -> Window:
-    (found,) = Everybody(Window).all()
+def only_budget_period() -> BudgetPeriod:
+    (found,) = Everybody(BudgetPeriod).all()
     return found
 
 
 async def test_all_their_keys_share_it_and_others_do_not(house: House, gateway: Callable[[str], Any]) -> None:
     make = sync_to_async(do_make_budget)
-    fields = {"name": "Ana's", "unit": "money", "period": "month", "amount": 2 * HOLD, "thresholds": [10]}
+    fields = {"name": "Ana's", "unit": "money", "period": "month", "amount": 2 * RESERVED, "thresholds": [10]}
     budget = await make(house.tenant, member=house.ana, **fields)
     one, lab = await gateway("ana"), await gateway("ana-lab")
     first, second, third = await one.admit(), await lab.admit(), await one.admit()
@@ -95,12 +95,12 @@ async def test_all_their_keys_share_it_and_others_do_not(house: House, gateway: 
     for name in ("bo", "nobody"):
         others = await gateway(name)
         assert isinstance(await others.admit(), Admitted)
-    window = await sync_to_async(only_window)()
-    assert (window.budget_id, window.held) == (budget.pk, 2 * HOLD)
+    budget_period = await sync_to_async(only_budget_period)()
+    assert (budget_period.budget_id, budget_period.reserved) == (budget.pk, 2 * RESERVED)
     events = [UsageMessage(f"{place}-0", encode(each.event())) for place, each in enumerate((first, second), start=1)]
     await sync_to_async(settle)(events)
-    window = await sync_to_async(only_window)()
-    assert (window.used, window.held) == (2 * COST * 10**6, 0)
+    budget_period = await sync_to_async(only_budget_period)()
+    assert (budget_period.used, budget_period.reserved) == (2 * COST * 10**6, 0)
     assert isinstance(await lab.admit(), Admitted)  # what was not used went back
     assert await sync_to_async(alerts.check_thresholds)(datetime.now(UTC)) == 1
     (alert,) = await sync_to_async(Everybody(BudgetAlert).all)()

@@ -14,7 +14,7 @@ from django.db import connection
 
 from billing.budgets import budget_leases, reservations
 from billing.metering.reconciler import reconcile
-from billing.models import Adjustment, Budget, Correction, Window
+from billing.models import Adjustment, Budget, BudgetCorrection, BudgetPeriod
 from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -24,15 +24,15 @@ from tests.support.gateway.budget_gateways import Admitted, Meeting, admit_elsew
 from tests.support.gateway.budgets import (
     COST,
     DOLLAR,
-    HOLD,
+    RESERVED,
+    budget_period,
     check_invariants,
     database_url,
     deafen,
-    reap_all,
+    reclaim_all,
     see,
     take_up,
     tell,
-    window,
 )
 from tests.support.rows import Everybody
 
@@ -44,13 +44,13 @@ async def test_worked_example_6_what_is_not_used_goes_back(gateway: Any, budget:
     made = await sync_to_async(budget)()
     mine = await gateway()
     admitted = await mine.admit()
-    assert admitted.terms.hold == HOLD
-    held = (await sync_to_async(window)(made)).held
-    assert held >= HOLD
+    assert admitted.terms.reserved_nano == RESERVED
+    held = (await sync_to_async(budget_period)(made)).reserved
+    assert held >= RESERVED
     await see()
     await sync_to_async(tell)(admitted.event())
-    after = await sync_to_async(window)(made)
-    assert (after.used, held - after.held) == (COST * 10**6, HOLD)
+    after = await sync_to_async(budget_period)(made)
+    assert (after.used, held - after.reserved) == (COST * 10**6, RESERVED)
     await see()
 
 
@@ -73,9 +73,9 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(
             assert {each for each in found if isinstance(each, str)} == {"budget_exceeded"}
             check_invariants()
             tell(*events)
-            reap_all()  # what the dead gateways had not admitted
-            after = window(made)
-            assert (after.used, after.held) == (132_000_000 * 10**6, 0)
+            reclaim_all()  # what the dead gateways had not admitted
+            after = budget_period(made)
+            assert (after.used, after.reserved) == (132_000_000 * 10**6, 0)
             check_invariants()
             with all_tenants_scope(BypassReason.COMMAND):
                 Budget.objects.all_tenants().update(active=False)
@@ -83,13 +83,15 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(
 
 @pytest.mark.usefixtures("patient")
 async def test_what_others_hold_and_have_not_admitted_is_recalled(gateway: Any, budget: Any) -> None:
-    """Four gateways hold slices, and a request needs most of what is left."""
+    """Four gateways hold leases, and a request needs most of what is left."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     others = [await gateway(f"gw-{n}") for n in range(4)]
     admitted = [await other.admit() for other in others]
-    assert (await sync_to_async(window)(made)).held > 4 * 50 * HOLD  # they hold far more than they admitted
+    assert (
+        await sync_to_async(budget_period)(made)
+    ).reserved > 4 * 50 * RESERVED  # they hold far more than they admitted
     mine = await gateway("gw-mine")
-    left = 100 * DOLLAR - 4 * HOLD
+    left = 100 * DOLLAR - 4 * RESERVED
     huge = (left - 30_000_000) // 15_000  # tokens of output
     found = await mine.admit(max_tokens=huge)
     assert isinstance(found, Admitted), found
@@ -103,7 +105,7 @@ async def test_what_others_hold_and_have_not_admitted_is_recalled(gateway: Any, 
     await see()
 
 
-async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
+async def test_a_gateway_that_stopped_holds_its_lease_until_it_is_reclaimed(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
@@ -112,7 +114,7 @@ async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
     dead, mine = await gateway("gw-dead"), await gateway("gw-mine")
     await take_up(dead, 1)
     await deafen(dead)
-    refused = await mine.admit(max_tokens=(10 * DOLLAR - HOLD - 30_000_000) // 15_000)
+    refused = await mine.admit(max_tokens=(10 * DOLLAR - RESERVED - 30_000_000) // 15_000)
     assert isinstance(refused, ApiError)
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     assert 1 <= refused.retry_after <= 6
@@ -120,8 +122,8 @@ async def test_a_gateway_that_stopped_holds_its_slice_until_it_is_reaped(
     never = await mine.admit_when_told(max_tokens=10 * DOLLAR // 15_000)
     assert never.code == "budget_exceeded"  # it would not fit even then
     await asyncio.sleep(refused.retry_after + 0.2)
-    await sync_to_async(reservations.reap)(datetime.now(UTC))
-    found = await mine.admit_when_told(max_tokens=(10 * DOLLAR - 3 * HOLD) // 15_000)
+    await sync_to_async(reservations.reclaim)(datetime.now(UTC))
+    found = await mine.admit_when_told(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
     assert isinstance(found, Admitted), found
     await see()
 
@@ -136,7 +138,7 @@ async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
     await deafen(mine)
     await asyncio.sleep(3.1)  # a second before its end the lease does not count any more
     (second,) = await take_up(mine, 1)
-    assert second.terms.slice_id != first.terms.slice_id
+    assert second.terms.lease_id != first.terms.lease_id
     await see()
 
 
@@ -152,36 +154,36 @@ async def test_worked_example_8_a_shorter_answer_where_the_budget_says_so(gatewa
     assert with_less.terms.max_tokens == 1333
     await sync_to_async(tell)(with_less.event("failed", uncached=0))
 
-    def clamp() -> None:
+    def reduce_max_tokens() -> None:
         with all_tenants_scope(BypassReason.COMMAND):
-            Budget.objects.all_tenants().filter(pk=made).update(clamp=True)
+            Budget.objects.all_tenants().filter(pk=made).update(reduce_max_tokens=True)
 
-    await sync_to_async(clamp)()
+    await sync_to_async(reduce_max_tokens)()
     mine.budget_admission.forget()
     assert (await mine.admit(max_tokens=4096)).terms.max_tokens == 1333
     await see()
 
 
 async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, budget: Any) -> None:
-    made = await sync_to_async(budget)(amount=HOLD)
+    made = await sync_to_async(budget)(amount=RESERVED)
     mine = await gateway()
     (lost,) = await take_up(mine, 1)
-    assert (await sync_to_async(window)(made)).held == HOLD
-    assert await sync_to_async(reservations.reap)(datetime.now(UTC)) == 0  # its lease runs
-    assert await sync_to_async(reap_all)() == 1
-    assert (await sync_to_async(window)(made)).held == 0
+    assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
+    assert await sync_to_async(reservations.reclaim)(datetime.now(UTC)) == 0  # its lease runs
+    assert await sync_to_async(reclaim_all)() == 1
+    assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
     (next_,) = await take_up(mine, 1)
     late = lost.event()
     for _ in range(2):  # it ran after all, and is told twice: there is no room, so nobody pays for it
         await sync_to_async(tell)(late)
-        after = await sync_to_async(window)(made)
-        assert (after.used, after.held) == (0, HOLD)
+        after = await sync_to_async(budget_period)(made)
+        assert (after.used, after.reserved) == (0, RESERVED)
         (adjustment,) = await sync_to_async(Everybody(Adjustment).all)()
-        assert (adjustment.verdict, adjustment.cost_femto) == ("late", -COST * 10**6)
+        assert (adjustment.outcome, adjustment.cost_femto) == ("late", -COST * 10**6)
     await sync_to_async(tell)(next_.event(), next_.event())
-    after = await sync_to_async(window)(made)
-    assert (after.used, after.held) == (COST * 10**6, 0)
+    after = await sync_to_async(budget_period)(made)
+    assert (after.used, after.reserved) == (COST * 10**6, 0)
     await see()
 
 
@@ -189,11 +191,11 @@ async def test_what_comes_late_and_still_fits_is_paid(gateway: Any, budget: Any)
     made = await sync_to_async(budget)()
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
-    await sync_to_async(reap_all)()
+    await sync_to_async(reclaim_all)()
     for _ in range(2):
         await sync_to_async(tell)(admitted.event())
-        after = await sync_to_async(window)(made)
-        assert (after.used, after.held) == (COST * 10**6, 0)
+        after = await sync_to_async(budget_period)(made)
+        assert (after.used, after.reserved) == (COST * 10**6, 0)
     await see()
 
 
@@ -203,14 +205,14 @@ async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, b
     quota = await sync_to_async(budget)(name="quota", unit="tokens", amount=10**6)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
-    for verdict in order:
+    for outcome in order:
         outcome = await sync_to_async(tell)(
-            admitted.event(verdict) if verdict != "failed" else admitted.event(verdict, uncached=700)
+            admitted.event(outcome) if outcome != "failed" else admitted.event(outcome, uncached=700)
         )
         assert outcome.quarantined == 0
-    after = await sync_to_async(window)(made)
+    after = await sync_to_async(budget_period)(made)
     assert after.used == 0
-    assert (await sync_to_async(window)(quota)).used == 0
+    assert (await sync_to_async(budget_period)(quota)).used == 0
     await see()
 
 
@@ -225,34 +227,34 @@ async def test_all_windows_or_none(gateway: Any, budget: Any, key: ApiKeySnapsho
     assert (refused.code, refused.type) == ("quota_exceeded", "insufficient_quota")
     assert "'narrow'" in str(refused)
     assert "14000 tokens left" in str(refused)
-    held = [(await sync_to_async(window)(each)).held for each in (wide, narrow, calls)]
+    held = [(await sync_to_async(budget_period)(each)).reserved for each in (wide, narrow, calls)]
     assert held == [0, 0, 0]
     admitted = await mine.admit(max_tokens=3000)
-    held = [(await sync_to_async(window)(each)).held for each in (wide, narrow, calls)]
+    held = [(await sync_to_async(budget_period)(each)).reserved for each in (wide, narrow, calls)]
     assert held == [75_000_000, 13_000, 1]
     await sync_to_async(tell)(admitted.event())
-    used = [(await sync_to_async(window)(each)).used for each in (wide, narrow, calls)]
+    used = [(await sync_to_async(budget_period)(each)).used for each in (wide, narrow, calls)]
     assert used == [COST * 10**6, 10_500 * 10**6, 10**6]
     await see()
 
 
 async def test_soft_and_dry_run_budgets_only_count(gateway: Any, budget: Any) -> None:
     soft = await sync_to_async(budget)(name="soft", mode="soft", amount=1)
-    dry = await sync_to_async(budget)(name="dry", mode="dry_run", amount=2 * HOLD)
+    dry = await sync_to_async(budget)(name="dry", mode="dry_run", amount=2 * RESERVED)
     calls = await sync_to_async(budget)(name="calls", unit="requests", mode="dry_run", amount=4)
     mine = await gateway()
     admitted = await take_up(mine, 5)
-    assert (await sync_to_async(window)(dry)).refused == 3
-    assert (await sync_to_async(window)(calls)).refused == 1
+    assert (await sync_to_async(budget_period)(dry)).rejected == 3
+    assert (await sync_to_async(budget_period)(calls)).rejected == 1
     await sync_to_async(tell)(*(each.event() for each in admitted))
     for each in (soft, dry):
-        after = await sync_to_async(window)(each)
-        assert (after.used, after.held) == (5 * COST * 10**6, 0)
+        after = await sync_to_async(budget_period)(each)
+        assert (after.used, after.reserved) == (5 * COST * 10**6, 0)
     await see()
 
 
 async def test_a_new_period_is_a_new_row_and_takes_over_what_was_not_used(gateway: Any, budget: Any) -> None:
-    made = await sync_to_async(budget)(period="day", amount=2 * HOLD, rollover_cap=HOLD)
+    made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=RESERVED)
     mine = await gateway()
     (today,) = await take_up(mine, 1)
     midnight = (datetime.now(UTC) + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -260,10 +262,10 @@ async def test_a_new_period_is_a_new_row_and_takes_over_what_was_not_used(gatewa
     passed = [await mine.admit(at=tomorrow + number) for number in range(4)]
     assert [isinstance(each, Admitted) for each in passed] == [True] * 3 + [False]  # two, and one taken over
     first, second = sorted(
-        (each for each in await sync_to_async(Everybody(Window).all)() if each.budget_id == made),
+        (each for each in await sync_to_async(Everybody(BudgetPeriod).all)() if each.budget_id == made),
         key=lambda each: each.period_start,
     )
-    assert (first.held, second.held, second.carried) == (HOLD, 3 * HOLD, HOLD)
+    assert (first.reserved, second.reserved, second.rolled_over) == (RESERVED, 3 * RESERVED, RESERVED)
     assert first.period_end == second.period_start == midnight
     await sync_to_async(tell)(today.event())
     await see()
@@ -282,18 +284,18 @@ async def test_a_budget_set_later_counts_from_the_next_change_on(
 ) -> None:
     mine = await gateway()
     (before,) = await take_up(mine, 1)
-    assert before.terms.slice_id is None
-    made = await sync_to_async(budget)(amount=HOLD)
+    assert before.terms.lease_id is None
+    made = await sync_to_async(budget)(amount=RESERVED)
     mine.budget_admission.forget()
     await take_up(mine, 1)
     assert (await mine.admit()).code == "budget_exceeded"
     await sync_to_async(tell)(before.event())
-    assert (await sync_to_async(window)(made)).used == 0
+    assert (await sync_to_async(budget_period)(made)).used == 0
     await see()
 
 
-async def test_a_caller_who_leaves_while_a_slice_is_leased_leaves_nothing_held(gateway: Any, budget: Any) -> None:
-    made = await sync_to_async(budget)(amount=2 * HOLD)
+async def test_a_caller_who_leaves_while_a_lease_is_leased_leaves_nothing_held(gateway: Any, budget: Any) -> None:
+    made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     await take_up(mine, 1)
     leaving = asyncio.create_task(mine.admit())
@@ -302,7 +304,7 @@ async def test_a_caller_who_leaves_while_a_slice_is_leased_leaves_nothing_held(g
     leaving.cancel()
     await asyncio.wait([leaving])
     await mine.all_is_back()
-    assert (await sync_to_async(window)(made)).held == HOLD
+    assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
     await take_up(mine, 1)
     await see()
 
@@ -314,35 +316,35 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
     await sync_to_async(tell)(one.event())
     report = await sync_to_async(reconcile)()
     assert report.is_clean
-    assert report.windows == 1
+    assert report.budget_periods == 1
 
     def meddle() -> None:
         with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-            cursor.execute("UPDATE billing_window SET held = held + 5, used = used - 7")
+            cursor.execute("UPDATE billing_budgetperiod SET reserved = reserved + 5, used = used - 7")
 
-    before = await sync_to_async(window)(made)
+    before = await sync_to_async(budget_period)(made)
     await sync_to_async(meddle)()
     with pytest.raises(AssertionError, match="invariant 2"):
         await sync_to_async(assert_books_balance)(database_url())
     report = await sync_to_async(reconcile)()
-    assert (report.corrected, report.differences[0]["held"], report.differences[0]["used"]) == (1, -5, "7")
-    after = await sync_to_async(window)(made)
-    assert (after.held, after.used) == (before.held, before.used)
-    (correction,) = await sync_to_async(Everybody(Correction).all)()
-    assert (correction.held, correction.used) == (-5, 7)
+    assert (report.corrected, report.differences[0]["reserved"], report.differences[0]["used"]) == (1, -5, "7")
+    after = await sync_to_async(budget_period)(made)
+    assert (after.reserved, after.used) == (before.reserved, before.used)
+    (correction,) = await sync_to_async(Everybody(BudgetCorrection).all)()
+    assert (correction.reserved, correction.used) == (-5, 7)
     assert (await sync_to_async(reconcile)()).is_clean
 
-    def meddle_with_slices(tokens: int, requests: int) -> None:
+    def meddle_with_leases(tokens: int, requests: int) -> None:
         with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
             cursor.execute(
-                """UPDATE billing_slice SET settled_tokens = settled_tokens + %s,
+                """UPDATE billing_budgetlease SET settled_tokens = settled_tokens + %s,
                 settled_requests = settled_requests + %s WHERE id = %s""",
-                [tokens, requests, one.terms.slice_id],
+                [tokens, requests, one.terms.lease_id],
             )
 
-    await sync_to_async(meddle_with_slices)(3, 1)
+    await sync_to_async(meddle_with_leases)(3, 1)
     (found,) = (await sync_to_async(reconcile)()).differences
-    assert (found["slice"], found["used"], found["tokens"], found["requests"]) == (one.terms.slice_id, "0", -3, -1)
-    await sync_to_async(meddle_with_slices)(-3, -1)
+    assert (found["lease"], found["used"], found["tokens"], found["requests"]) == (one.terms.lease_id, "0", -3, -1)
+    await sync_to_async(meddle_with_leases)(-3, -1)
     assert (await sync_to_async(reconcile)()).is_clean
     await see()

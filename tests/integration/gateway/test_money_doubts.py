@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 
 from billing.budgets import budget_leases, reservations
 from billing.budgets.budget_leases import ReservedAmount
-from billing.models import Budget, Slice, Window
+from billing.models import Budget, BudgetLease, BudgetPeriod
 from billing.pricing.pricing import Component, Rate, RateCard, Tier
 from millrace.gateway.admission import budget_admission
 from millrace.gateway.admission.admission import AdmissionRequest
@@ -30,15 +30,15 @@ from tenants.outbox.change_feed import ChangeEvent
 from tests.support.gateway.budget_gateways import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
 from tests.support.gateway.budgets import (
     DOLLAR,
-    HOLD,
+    RESERVED,
+    budget_period,
     change,
     check_invariants,
     deafen,
-    reap_all,
+    reclaim_all,
     see,
     take_up,
     tell,
-    window,
 )
 from tests.support.rows import Everybody, only_project
 
@@ -51,18 +51,18 @@ async def told_of_changes(*gateways: Purse) -> None:
         await each.all_is_back()
 
 
-def held(budget_id: int) -> int:
-    return window(budget_id).held
+def reserved(budget_id: int) -> int:
+    return budget_period(budget_id).reserved
 
 
-async def eventually_held(budget_id: int, amount: int) -> None:
+async def eventually_reserved(budget_id: int, amount: int) -> None:
     async with asyncio.timeout(60):
-        while await sync_to_async(held)(budget_id) != amount:
+        while await sync_to_async(reserved)(budget_id) != amount:
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
+def test_the_most_expensive_candidate_is_reserved(key: Any, order: int) -> None:
     """Whichever of them answers: it costs no more than what was held."""
     prices = tuple(
         RateCard(
@@ -76,7 +76,7 @@ def test_the_dearest_candidate_is_held_for(key: Any, order: int) -> None:
         for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
     )
     demand = AdmissionRequest("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
-    assert CostEstimate(demand, prices[::order]).amount(4096).money == 10 * HOLD
+    assert CostEstimate(demand, prices[::order]).amount(4096).money == 10 * RESERVED
 
 
 # Periods.
@@ -88,8 +88,8 @@ def noon(days: int) -> int:
     return int(at.timestamp()) * 1_000_000
 
 
-def windows(budget_id: int) -> list[Window]:
-    found = [each for each in Everybody(Window).all() if each.budget_id == budget_id]
+def budget_periods(budget_id: int) -> list[BudgetPeriod]:
+    found = [each for each in Everybody(BudgetPeriod).all() if each.budget_id == budget_id]
     return sorted(found, key=lambda each: each.period_start)
 
 
@@ -98,17 +98,17 @@ async def test_a_period_without_requests_leaves_all_of_it_to_the_next(
     gateway: Any, budget: Any, days: int, cap: int, passed: int
 ) -> None:
     """Two a day, one of them used today; then nothing for some days."""
-    made = await sync_to_async(budget)(period="day", amount=2 * HOLD, rollover_cap=cap * HOLD)
+    made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=cap * RESERVED)
     mine = await gateway()
     await take_up(mine, 1)
     found = [await mine.admit(at=noon(days)) for _ in range(passed + 1)]
     assert [isinstance(each, Admitted) for each in found] == [True] * passed + [False]
-    assert len(await sync_to_async(windows)(made)) == days + 1
+    assert len(await sync_to_async(budget_periods)(made)) == days + 1
     await see()
 
 
 async def test_a_budget_that_was_never_needed_rolls_over_from_when_it_was_made(gateway: Any, budget: Any) -> None:
-    made = await sync_to_async(budget)(period="day", amount=HOLD, rollover_cap=10 * HOLD)
+    made = await sync_to_async(budget)(period="day", amount=RESERVED, rollover_limit=10 * RESERVED)
     await sync_to_async(change)(made, created_at=datetime.now(UTC) - timedelta(days=2))
     mine = await gateway()
     found = [await mine.admit() for _ in range(4)]
@@ -118,7 +118,7 @@ async def test_a_budget_that_was_never_needed_rolls_over_from_when_it_was_made(g
 
 async def test_what_was_rolled_over_cannot_be_spent_where_it_came_from_too(gateway: Any, budget: Any) -> None:
     """A request admitted before midnight may take its hold after it, when the new day has what the old one left."""
-    made = await sync_to_async(budget)(period="day", amount=3 * HOLD, rollover_cap=2 * HOLD)
+    made = await sync_to_async(budget)(period="day", amount=3 * RESERVED, rollover_limit=2 * RESERVED)
     mine = await gateway()
     await take_up(mine, 1)
     mine.budget_admission.forget()
@@ -126,14 +126,14 @@ async def test_what_was_rolled_over_cannot_be_spent_where_it_came_from_too(gatew
     assert [isinstance(each, Admitted) for each in found] == [True] * 5 + [False]
     mine.budget_admission.forget()
     assert (await mine.admit()).code == "budget_exceeded"
-    assert [each.carried for each in await sync_to_async(windows)(made)] == [-2 * HOLD, 2 * HOLD]
+    assert [each.rolled_over for each in await sync_to_async(budget_periods)(made)] == [-2 * RESERVED, 2 * RESERVED]
     await see()
 
 
 def test_many_open_a_new_period_at_once(key: Any, budget: Any, url: str) -> None:
     """Each on a connection of its own: what was left is taken over once."""
-    made = [budget(period="day", amount=2 * HOLD, rollover_cap=HOLD, name=f"{n}") for n in range(3)]
-    query = "SELECT count(*) FROM billing_open_windows(%s, %s, %s, %s)"
+    made = [budget(period="day", amount=2 * RESERVED, rollover_limit=RESERVED, name=f"{n}") for n in range(3)]
+    query = "SELECT count(*) FROM billing_open_budget_periods(%s, %s, %s, %s)"
 
     async def open_all(at: datetime) -> None:
         async def one() -> None:
@@ -146,10 +146,10 @@ def test_many_open_a_new_period_at_once(key: Any, budget: Any, url: str) -> None
     for days in range(3):
         asyncio.run(open_all(datetime.now(UTC) + timedelta(days=days)))
         for each in made:
-            found = windows(each)
-            assert sum(row.carried for row in found) == 0  # nothing comes of nothing
+            found = budget_periods(each)
+            assert sum(row.rolled_over for row in found) == 0  # nothing comes of nothing
             assert len(found) == days + 1
-            assert found[-1].carried == (HOLD if days else 0)
+            assert found[-1].rolled_over == (RESERVED if days else 0)
     check_invariants()
 
 
@@ -160,7 +160,7 @@ async def test_a_budget_that_was_lowered_holds_for_what_is_leased_already(gatewa
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 2)
-    await sync_to_async(change)(made, amount=3 * HOLD)
+    await sync_to_async(change)(made, amount=3 * RESERVED)
     await told_of_changes(mine)
     assert isinstance(await mine.admit(), Admitted)
     assert (await mine.admit()).code == "budget_exceeded"
@@ -201,31 +201,31 @@ async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(ga
     (path,) = mine.budget_admission._paths.values()
     await mine.budget_admission._recalled(set(path.ids))
     await take_up(mine, 2)
-    newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
-    assert [(each.money, each.requests) for each in newest[-2:]] == [(HOLD, 1)] * 2
-    path.scarce_until = time.monotonic()  # the moment is over
+    newest = sorted(await sync_to_async(Everybody(BudgetLease).all)(), key=lambda each: each.pk)
+    assert [(each.money, each.requests) for each in newest[-2:]] == [(RESERVED, 1)] * 2
+    path.contended_until = time.monotonic()  # the moment is over
     await take_up(mine, 1)
-    newest = sorted(await sync_to_async(Everybody(Slice).all)(), key=lambda each: each.pk)
+    newest = sorted(await sync_to_async(Everybody(BudgetLease).all)(), key=lambda each: each.pk)
     assert newest[-1].requests > 1
     await see()
 
 
 @pytest.mark.usefixtures("patient")
 async def test_an_answer_of_any_length_gets_what_others_hold_too(gateway: Any, budget: Any) -> None:
-    """Worked example 8, while another gateway holds the money in a slice."""
+    """Worked example 8, while another gateway holds the money in a lease."""
     await sync_to_async(budget)(amount=50_000_000)
     other, mine = await gateway("gw-other"), await gateway("gw-mine")
     assert isinstance(await other.admit(prompt=10, max_tokens=1), Admitted)
-    assert await sync_to_async(lambda: sum(each.money for each in Everybody(Slice).all()))() > 1_000_000
+    assert await sync_to_async(lambda: sum(each.money for each in Everybody(BudgetLease).all()))() > 1_000_000
     found = await mine.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
     assert found.terms.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # less what the other admitted
     await see()
 
 
-def test_with_slices_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url: str) -> None:
-    """A limit of 200 requests is leased in slices first; three processes with 330 requests use all of it up."""
-    made = budget(amount=200 * HOLD)
+def test_with_leases_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url: str) -> None:
+    """A limit of 200 requests is leased in leases first; three processes with 330 requests use all of it up."""
+    made = budget(amount=200 * RESERVED)
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
         meeting = Meeting(3)
         runs = [pool.submit(admit_elsewhere, url, key, f"gw-{n}", 110, meeting) for n in range(3)]
@@ -234,7 +234,7 @@ def test_with_slices_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url:
     assert len(events) == 200
     check_invariants()
     tell(*events)
-    assert held(made) == 0
+    assert reserved(made) == 0
     check_invariants()
 
 
@@ -249,17 +249,17 @@ async def test_a_lease_that_is_told_after_its_end_admits_nothing(
     mine = await gateway()
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 1.0)  # so the second before its end has come at once
     assert (await mine.admit()).code == "server_is_overloaded"
-    await eventually_held(made, 0)
+    await eventually_reserved(made, 0)
     await see()
 
 
-async def test_the_reaper_keeps_to_the_clock_that_leases_are_given_by(gateway: Any, budget: Any) -> None:
+async def test_the_reclaimer_keeps_to_the_clock_that_leases_are_given_by(gateway: Any, budget: Any) -> None:
     """The broker's clock, by which it is told what is settled, may be hours ahead."""
     made = await sync_to_async(budget)()
     mine = await gateway()
     await take_up(mine, 1)
-    assert await sync_to_async(reservations.reap)(datetime.now(UTC) + timedelta(hours=3)) == 0
-    assert await sync_to_async(held)(made) >= HOLD
+    assert await sync_to_async(reservations.reclaim)(datetime.now(UTC) + timedelta(hours=3)) == 0
+    assert await sync_to_async(reserved)(made) >= RESERVED
 
 
 # Slow and lost answers.
@@ -278,7 +278,7 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     goes_on = asyncio.Event()
 
     async def hang(query: Any, parameters: Any) -> Any:
-        if "billing_lease" in query:
+        if "billing_lease_budget" in query:
             await goes_on.wait()
         return await ask(query, parameters)
 
@@ -292,7 +292,7 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     goes_on.set()
     mine.budget_admission.forget()
     await mine.all_is_back()
-    assert await sync_to_async(held)(made) == 2 * HOLD
+    assert await sync_to_async(reserved)(made) == 2 * RESERVED
     await see()
 
 
@@ -310,7 +310,7 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
 ) -> None:
     """Its answer comes too late. Until what it holds is back, who comes again is told to come later, and not "no"."""
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
-    made = await sync_to_async(budget)(amount=HOLD)
+    made = await sync_to_async(budget)(amount=RESERVED)
     mine = await gateway()
     store = mine.budget_admission._store
     ask = store._ask
@@ -318,7 +318,7 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
 
     async def answer_late(query: Any, parameters: Any) -> Any:
         answer = await ask(query, parameters)
-        if "billing_lease" in query:
+        if "billing_lease_budget" in query:
             store._ask = ask  # type: ignore[method-assign]
             await may_answer.wait()
         return answer
@@ -327,12 +327,12 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
     for _ in range(3):
         refused = await mine.admit()
         assert (refused.status, refused.code) == (503, "server_is_overloaded")
-    await eventually_held(made, HOLD)
+    await eventually_reserved(made, RESERVED)
     with monkeypatch.context() as patch:
         patch.setattr(mine, "key", await sync_to_async(another_with_a_cent)())
         assert (await mine.admit()).code == "budget_exceeded"  # theirs it is not, that is out
     may_answer.set()
-    await eventually_held(made, 0)
+    await eventually_reserved(made, 0)
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
     assert isinstance(await mine.admit(), Admitted)
     assert (await mine.admit()).code == "budget_exceeded"
@@ -351,12 +351,12 @@ async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget
         raise psycopg.OperationalError("away")
 
     store._ask = fail  # type: ignore[method-assign]
-    mine.budget_admission._paths[next(iter(mine.budget_admission._paths))].slice.until = time.monotonic() - 10
+    mine.budget_admission._paths[next(iter(mine.budget_admission._paths))].lease.until = time.monotonic() - 10
     mine.budget_admission.forget()
     await asyncio.sleep(1.2)
-    assert await sync_to_async(held)(made) > HOLD
+    assert await sync_to_async(reserved)(made) > RESERVED
     store._ask = ask  # type: ignore[method-assign]
-    await eventually_held(made, HOLD)
+    await eventually_reserved(made, RESERVED)
 
 
 async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any, budget: Any) -> None:
@@ -376,12 +376,12 @@ async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any,
     mine.budget_admission.forget()
     await begun.wait()
     await mine.budget_admission.stop()
-    assert await sync_to_async(held)(made) == HOLD
+    assert await sync_to_async(reserved)(made) == RESERVED
     await sync_to_async(tell)(first.event())
-    assert await sync_to_async(held)(made) == 0
+    assert await sync_to_async(reserved)(made) == 0
 
 
-async def test_a_period_that_is_forgotten_meanwhile_keeps_no_slice(gateway: Any, budget: Any) -> None:
+async def test_a_period_that_is_forgotten_meanwhile_keeps_no_lease(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     store = mine.budget_admission._store
@@ -393,44 +393,44 @@ async def test_a_period_that_is_forgotten_meanwhile_keeps_no_slice(gateway: Any,
 
     store.lease = forget_first  # type: ignore[method-assign]
     await take_up(mine, 1)
-    await eventually_held(made, HOLD)
+    await eventually_reserved(made, RESERVED)
 
 
-async def test_each_slice_goes_back_once_however_often_it_is_said(gateway: Any, budget: Any) -> None:
+async def test_each_lease_goes_back_once_however_often_it_is_said(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
     (path,) = mine.budget_admission._paths.values()
-    leased, store = path.slice, mine.budget_admission._store
+    leased, store = path.lease, mine.budget_admission._store
     assert leased is not None
     for _ in range(3):
-        await store.give_back([leased])
-        assert await sync_to_async(held)(made) == HOLD
-    untouched = await store.lease(path, ReservedAmount(HOLD, 1, 1), ReservedAmount(HOLD, 1, 1), None)
-    assert isinstance(untouched, budget_leases.BudgetLease)
+        await store.return_leases([leased])
+        assert await sync_to_async(reserved)(made) == RESERVED
+    untouched = await store.lease(path, ReservedAmount(RESERVED, 1, 1), ReservedAmount(RESERVED, 1, 1), None)
+    assert isinstance(untouched, budget_leases.LocalBudgetLease)
     for _ in range(3):
-        await store.give_back([untouched])
-        assert await sync_to_async(held)(made) == HOLD
-    # Nor after the reaper took it back, whose fence moved on.
-    again = await store.lease(path, ReservedAmount(HOLD, 1, 1), ReservedAmount(HOLD, 1, 1), None)
-    assert isinstance(again, budget_leases.BudgetLease)
-    await sync_to_async(reap_all)()
-    await store.give_back([again])
-    assert await sync_to_async(held)(made) == 0
+        await store.return_leases([untouched])
+        assert await sync_to_async(reserved)(made) == RESERVED
+    # Nor after the reclaimer took it back, whose fencing token moved on.
+    again = await store.lease(path, ReservedAmount(RESERVED, 1, 1), ReservedAmount(RESERVED, 1, 1), None)
+    assert isinstance(again, budget_leases.LocalBudgetLease)
+    await sync_to_async(reclaim_all)()
+    await store.return_leases([again])
+    assert await sync_to_async(reserved)(made) == 0
     await see()
 
 
 async def test_a_gateway_that_was_stopped_and_goes_on_changes_nothing(gateway: Any, budget: Any) -> None:
-    """It admitted before it stopped; all of it was reaped; then it dispatches and settles after all."""
-    made = await sync_to_async(budget)(amount=3 * HOLD)
+    """It admitted before it stopped; all of it was reclaimed; then it dispatches and settles after all."""
+    made = await sync_to_async(budget)(amount=3 * RESERVED)
     stopped, mine = await gateway("gw-stopped"), await gateway("gw-mine")
     before = await take_up(stopped, 3)
     await deafen(stopped)
-    await sync_to_async(reap_all)()
+    await sync_to_async(reclaim_all)()
     after = await take_up(mine, 3)
     await sync_to_async(tell)(*(each.event() for each in before))
     assert isinstance(await stopped.admit(), ApiError)
-    now = await sync_to_async(window)(made)
-    assert (now.used, now.held) == (0, 3 * HOLD)
+    now = await sync_to_async(budget_period)(made)
+    assert (now.used, now.reserved) == (0, 3 * RESERVED)
     await sync_to_async(tell)(*(each.event() for each in after))
     await see()

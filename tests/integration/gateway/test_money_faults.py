@@ -17,16 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from billing.budgets import reservations
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.gateway.budget_gateways import Admitted, Purse, purse
-from tests.support.gateway.budgets import HOLD, check_invariants, reap_all, run, tell, tell_in_a_thread
+from tests.support.gateway.budgets import RESERVED, check_invariants, reclaim_all, run, tell, tell_in_a_thread
 from tests.support.rows import Everybody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
-LIMIT = 30 * HOLD
+LIMIT = 30 * RESERVED
 see = sync_to_async(check_invariants)
 
 
@@ -78,10 +78,10 @@ class World:
     async def _release(self, admitted: Admitted, event: Any) -> None:
         """Its gateway, or one that has forgotten a lost answer, sees the end and releases what is not used."""
         gateway = self.chance.choice(self.gateways)
-        if event.verdict == "failed":  # it had ended well, and then its caller got an error
+        if event.outcome == "failed":  # it had ended well, and then its caller got an error
             event = admitted.event(uncached=10_000, output=min(admitted.terms.max_tokens, 500))
         if self.chance.random() < 0.5:
-            gateway.budget_admission.early.contend(admitted.terms.windows)
+            gateway.budget_admission.early.contend(admitted.terms.budget_period_ids)
         await gateway.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)
 
     async def end(self) -> None:
@@ -95,8 +95,8 @@ class World:
         await see()
         self.told += events
         if self.chance.random() < 0.5:  # the settlement and the release of the same, at the same time
-            windows = {window for each in ended for window in each.terms.windows}
-            releases = [gateway.budget_admission.early.release(windows) for gateway in self.gateways]
+            budget_periods = {budget_period for each in ended for budget_period in each.terms.budget_period_ids}
+            releases = [gateway.budget_admission.early.release(budget_periods) for gateway in self.gateways]
             await asyncio.gather(sync_to_async(tell_in_a_thread, thread_sensitive=False)(*events), *releases)
 
     async def settle_what_was_told(self) -> None:
@@ -126,7 +126,7 @@ class World:
         store._ask = broken  # type: ignore[method-assign]
 
     async def kill_settler(self) -> None:
-        """After it has moved the windows, before it commits."""
+        """After it has moved the budget periods, before it commits."""
         if not self.flying:
             return
         event = self._end(self.flying.pop())
@@ -142,13 +142,13 @@ class World:
         await see()
         await sync_to_async(tell)(event)
 
-    async def reap(self) -> None:
-        """Even what is still leased: fences must do."""
-        await sync_to_async(reap_all)()
+    async def reclaim(self) -> None:
+        """Even what is still leased: fencing tokens must do."""
+        await sync_to_async(reclaim_all)()
 
 
 OFTEN = ("admit", "admit", "admit", "settle", "settle", "end", "end", "settle_what_was_told")
-STEPS = (*OFTEN, "lose", "forget_requests", "break_database", "kill_settler", "reap")
+STEPS = (*OFTEN, "lose", "forget_requests", "break_database", "kill_settler", "reclaim")
 
 
 async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], seed: int) -> None:
@@ -162,10 +162,10 @@ async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], s
         while world.flying:
             await world.settle()
         await sync_to_async(tell)(*world.told, *reversed(world.told))
-        await world.reap()
+        await world.reclaim()
         await see()
-        after = [each for each in await sync_to_async(Everybody(Window).all)() if each.budget_id == made]
-        assert all(each.held == 0 for each in after)
+        after = [each for each in await sync_to_async(Everybody(BudgetPeriod).all)() if each.budget_id == made]
+        assert all(each.reserved == 0 for each in after)
         # Nothing that fits is refused: all that is left can be had at once.
         await world.start()
         gateway = world.gateways[-1]

@@ -14,7 +14,7 @@ import redis
 
 from billing.actions.budgets import do_make_budget
 from billing.metering import status
-from billing.models import Reconciliation, UsageQuarantine, Window
+from billing.models import BudgetPeriod, Reconciliation, UsageQuarantine
 from inference_worker.contract.messages import encode
 from millrace.apps.operations import health, tasks
 from millrace.apps.operations.fleet_status import read_fleet_status
@@ -28,7 +28,7 @@ from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Mail, Tenant, WebhookEndpoint
-from tests.support.billing.books import sheet
+from tests.support.billing.books import rate_card
 from tests.support.rows import Everybody
 
 pytestmark = pytest.mark.django_db
@@ -40,10 +40,10 @@ def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
     """Nothing needs anybody."""
     for spec in platform_settings().models:
         speak(f"{spec.name}-0.aa", model=spec.name)
-        sheet(spec.name)
+        rate_card(spec.name)
     settled(broker)
     with all_tenants_scope(BypassReason.COMMAND):
-        Reconciliation.objects.create(at=NOW, windows=3)
+        Reconciliation.objects.create(created_at=NOW, budget_periods=3)
 
 
 def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
@@ -131,14 +131,14 @@ def spender(used: int, mode: str) -> Tenant:
     for name, percent in (("month", used), ("day", max(used - 1, 90) if used >= 90 else used)):
         budget = do_make_budget(tenant, name=name, unit="money", period="month", amount=10**9, mode=mode)
         with all_tenants_scope(BypassReason.COMMAND):
-            Window.objects.create(
+            BudgetPeriod.objects.create(
                 tenant_id=tenant.pk,
                 budget_id=budget.pk,
                 unit="money",
                 period_start=NOW - timedelta(days=1),
                 period_end=NOW + timedelta(days=1),
                 used=percent * 10**13 - 10**6 * 1000,
-                held=1000,
+                reserved=1000,
             )
     return tenant
 
@@ -156,7 +156,7 @@ def test_quarantine_and_reconciliation() -> None:
                 payload_hash=hashlib.sha256(bytes([number])).digest(),
                 resolved_at=None,
             )
-        Reconciliation.objects.create(at=NOW, windows=3, differences=[{"window": 1}], corrected=1)
+        Reconciliation.objects.create(created_at=NOW, budget_periods=3, differences=[{"budget_period": 1}], corrected=1)
     kinds = [(one.kind, one.subject) for one in found()]
     assert kinds == [
         (Kind.QUARANTINE, "conflict"),
@@ -169,7 +169,7 @@ def test_quarantine_and_reconciliation() -> None:
 @pytest.mark.usefixtures("well")
 def test_reconciliation_that_does_not_run() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
-        Reconciliation.objects.update(at=NOW - timedelta(minutes=21))
+        Reconciliation.objects.update(created_at=NOW - timedelta(minutes=21))
     assert (only().kind, only().subject) == (Kind.RECONCILIATION, "late")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from millrace.apps.records.dry_runs import (
     MAX_REQUESTS,
     DryRunScope,
@@ -145,7 +145,7 @@ def test_what_was_counted(acme, broker):
     with all_tenants_scope(BypassReason.COMMAND):
         for day, refused in ((0, 5), (1, 6), (30, 70)):
             at = NOW - timedelta(days=day)
-            Window.objects.create(tenant_id=acme.pk, budget_id=9, unit="money", period_start=at, refused=refused)
+            BudgetPeriod.objects.create(tenant_id=acme.pk, budget_id=9, unit="money", period_start=at, rejected=refused)
     with tenant_scope(acme):
         limit, budget = refused_counts(acme.pk, now=NOW)
     assert (limit.kind, limit.id, limit.name, limit.refused, limit.dry) == ("limit", 7, "concurrency", 2, 7)
@@ -209,16 +209,16 @@ def test_budgets_bind_too_with_what_their_period_leaves(acme, key, broker):
     now = datetime.now(UTC)
     with tenant_scope(acme):
         common = {"tenant": acme, "unit": "money", "period": "month"}
-        spent = Budget.objects.create(**common, name="Spent", amount=100, raise_amount=5, raise_until=now)
+        spent = Budget.objects.create(**common, name="Spent", amount=100, temporary_increase=5, increase_expires_at=now)
         Budget.objects.create(**common, name="Soft", amount=1, mode="soft")
         Budget.objects.create(**common, name="Whole", amount=10, member=key.created_by)
     with all_tenants_scope(BypassReason.COMMAND):
-        fields = {"tenant_id": acme.pk, "budget_id": spent.pk, "unit": "money", "carried": 20}
+        fields = {"tenant_id": acme.pk, "budget_id": spent.pk, "unit": "money", "rolled_over": 20}
         ends = now + timedelta(days=1)
-        Window.objects.create(
-            **fields, period_start=now - timedelta(days=1), period_end=ends, used=80 * 10**6 + 1, held=9
+        BudgetPeriod.objects.create(
+            **fields, period_start=now - timedelta(days=1), period_end=ends, used=80 * 10**6 + 1, reserved=9
         )
-        Window.objects.create(**fields, period_start=now - timedelta(days=9), period_end=now - timedelta(days=1))
+        BudgetPeriod.objects.create(**fields, period_start=now - timedelta(days=9), period_end=now - timedelta(days=1))
     first, second = of_key(acme, key)
     assert (first.name, first.scope, first.limit, first.left, first.resets_at) == ("Spent", "tenant", 120, 30, ends)
     assert (second.name, second.scope, second.limit, second.left) == ("Whole", "member", 10, 10)

@@ -42,7 +42,7 @@ def first_release(as_owner, transactional_db) -> Any:
         yield
     finally:
         call_command("migrate", verbosity=0)
-        rating._raters.clear()  # price sheets are numbered from 1 again
+        rating._raters.clear()  # price rate cards are numbered from 1 again
         with as_owner(), connection.cursor() as cursor:
             allow_emptying(cursor)
 

@@ -98,7 +98,7 @@ def tables() -> Iterator[str]:
         yield name
 
 
-PRICES = {"billing_price", "billing_pricesheet"}  # what holds for everybody has no tenant
+PRICES = {"billing_price", "billing_compiledratecard"}  # what holds for everybody has no tenant
 OPERATORS = {"billing_priceversion", "operations_healthevent"}  # which the app's role may not even try to read
 
 

@@ -1,4 +1,4 @@
-"""A real Valkey, empty, and the small things a leg is made of."""
+"""A real Valkey, empty, and the small things an execution is made of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def queued(broker: redis.Redis) -> Callable[[InferenceJob], str]:
     """Write a job's claim record as a gateway does; its key."""
 
     def write(job: InferenceJob) -> str:
-        key = claim_key(job.billing_context.request_id, job.billing_context.leg)
+        key = claim_key(job.billing_context.request_id, job.billing_context.execution)
         broker.hset(key, mapping={"attempt": 1, "state": "queued", "job": encode(job), "tenant": 1})
         return key
 

@@ -11,7 +11,7 @@ from django.db import connection
 
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.models import Adjustment, CompiledSheet, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
+from billing.models import Adjustment, CompiledRateCard, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
 from billing.pricing.pricing import COMPONENTS, Component, Rate, encode_rates
 from tenants.isolation.db_roles import BypassReason
@@ -71,13 +71,13 @@ def use(
             UsageEvent(
                 admitted_at=at,
                 request_id=request_id or f"req_{secrets.token_hex(12)}",
-                leg=0,
+                execution=0,
                 tenant_id=tenant.pk,
                 project_id=1,
                 key_id=1,
                 model=next(iter(prices.values())).model,
                 attempt=1,
-                verdict="completed",
+                outcome="completed",
                 finish_reason="stop",
                 **{name: tokens.get(name, 0) for name in COMPONENTS},
                 replica_id="r",
@@ -95,26 +95,27 @@ def use(
 
 
 def take_back(event: UsageEvent, at: datetime) -> None:
-    """Reverse an event by an adjustment made at that time, as the settler does when a leg turns out to have failed."""
+    """Reverse an event by an adjustment made at that time, as the settler does when an execution turns out to have
+    failed."""
     counts = {name: -getattr(event, name) for name in COMPONENTS}
-    kept = ("admitted_at", "request_id", "leg", "tenant_id", "project_id", "key_id", "model", "price_ids")
+    kept = ("admitted_at", "request_id", "execution", "tenant_id", "project_id", "key_id", "model", "price_ids")
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         (period,) = stamps(cursor, [(event.tenant_id, event.admitted_at)])
         Adjustment.objects.create(
             **{name: getattr(event, name) for name in kept},
             **counts,
-            verdict="failed",
+            outcome="failed",
             cost_femto=-event.cost_femto,
             saved_femto=-event.saved_femto,
             invoice_period=period,
-            made_at=at,
+            created_at=at,
         )
 
 
 def make_months() -> None:
     """Partitions of the months that tests of invoices speak of."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
-        cursor.execute("SELECT billing_make_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
+        cursor.execute("SELECT billing_create_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
 
 
 def period(at: datetime) -> Period:
@@ -140,20 +141,20 @@ def invoiced(tenant: Tenant, at: datetime) -> Invoice:
     """Close the month and finalize the tenant's invoice of it."""
     month = period(at)
     do_close_period(month, now=over(month))
-    (draft,) = [row for row in do_draft(month, tenant) if row.kind == Invoice.Kind.INVOICE]
+    (draft,) = [row for row in do_draft(month, tenant) if row.invoice_type == Invoice.InvoiceType.INVOICE]
     return do_finalize(draft, now=month.ends_at)
 
 
 LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
 
 
-def sheet(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: str) -> int:
-    """Everybody's sheet for the model, list A of the specification if nothing else is said; its version."""
+def rate_card(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: str) -> int:
+    """Everybody's rate card for the model, list A of the specification if nothing else is said; its version."""
     rates = []
     for component, amount in (usd or LIST_A).items():
         rates.append(Rate(price(amount, component, model=model), Component(component), dollars(amount)))
     with all_tenants_scope(BypassReason.COMMAND):
-        return CompiledSheet.objects.create(
+        return CompiledRateCard.objects.create(
             tenant_id=tenant_id,
             model=model,
             tier="standard",

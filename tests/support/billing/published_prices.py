@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.models import CompiledSheet
+from billing.models import CompiledRateCard
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from tests.support.rows import Everybody
@@ -18,7 +18,7 @@ def publish(usd: dict[str, str], tier: Tier = Tier.STANDARD, at: datetime | None
     """Returns the price version that an admission pins then."""
     prices = [NewPrice("m", tier, Component(name), nano_per_million(each)) for name, each in usd.items()]
     do_publish_prices(do_propose_prices(Proposal(tuple(prices)), effective_from=at), by=None)
-    return Everybody(CompiledSheet).filter(tier=tier)[-1].pk
+    return Everybody(CompiledRateCard).filter(tier=tier)[-1].pk
 
 
 def usd(femto: Decimal | int) -> Decimal:

@@ -26,7 +26,7 @@ def made() -> Tenant:
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_add_member(tenant, User.objects.create_user("owner@example.com", PASSWORD), "owner")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
-    version = books.sheet()
+    version = books.rate_card()
     for number in range(3):
         counts = {"uncached": 1_000_001, "cache_read": 2_000_003 + number, "output": 300_007}
         at = LAST + timedelta(days=number)
@@ -42,7 +42,7 @@ def month() -> Period:
 
 
 def only() -> Invoice:
-    (found,) = Everybody(Invoice).filter(kind=Invoice.Kind.INVOICE)
+    (found,) = Everybody(Invoice).filter(invoice_type=Invoice.InvoiceType.INVOICE)
     return found
 
 

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from billing.budgets import reservations
 from billing.metering.ingest import SettleResult, UsageMessage, settle
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from inference_worker.contract.messages import encode
 from millrace.conf.environment import platform_settings
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
@@ -24,7 +24,7 @@ from tests.support.balance import assert_books_balance
 from tests.support.gateway.budget_gateways import Admitted, Purse
 from tests.support.rows import Everybody
 
-HOLD = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
+RESERVED = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
 COST = 13_200_000  # 1,000 in, 9,000 read, 500 out
 DOLLAR = 10**9
 
@@ -41,8 +41,8 @@ def tell(*events: Any) -> SettleResult:
     return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
 
 
-def window(budget_id: int) -> Window:
-    (found,) = [each for each in Everybody(Window).all() if each.budget_id == budget_id]
+def budget_period(budget_id: int) -> BudgetPeriod:
+    (found,) = [each for each in Everybody(BudgetPeriod).all() if each.budget_id == budget_id]
     return found
 
 
@@ -50,11 +50,11 @@ def check_invariants() -> None:
     assert_books_balance(database_url())
 
 
-def reap_all() -> int:
+def reclaim_all() -> int:
     """Let every lease have ended long ago."""
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        cursor.execute("UPDATE billing_slice SET reap_at = now() - interval '1 hour' WHERE open")
-    return reservations.reap(datetime.now(UTC))
+        cursor.execute("UPDATE billing_budgetlease SET reclaim_at = now() - interval '1 hour' WHERE open")
+    return reservations.reclaim(datetime.now(UTC))
 
 
 see = sync_to_async(check_invariants)

@@ -15,16 +15,16 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 # Step -> what is patched, and whether the process dies before it does anything or after it has.
 STEPS: dict[str, tuple[type, str, str]] = {
-    "windows opened": (BudgetLeaseStore, "open_windows", "after"),
+    "budget_periods opened": (BudgetLeaseStore, "open_budget_periods", "after"),
     "lease asked for": (BudgetLeaseStore, "lease", "before"),
     "lease granted": (BudgetLeaseStore, "lease", "after"),
-    "held": (BudgetAdmission, "take", "after"),
+    "reserved": (BudgetAdmission, "take", "after"),
     "dispatching": (Dispatcher, "_write", "before"),
     "dispatched": (Dispatcher, "_write", "after"),
     "ended": (EarlyReleases, "end", "before"),
     "recalled": (BudgetAdmission, "_recalled", "before"),
-    "returning": (BudgetLeaseStore, "give_back", "before"),
-    "returned": (BudgetLeaseStore, "give_back", "after"),
+    "returning": (BudgetLeaseStore, "return_leases", "before"),
+    "returned": (BudgetLeaseStore, "return_leases", "after"),
     "releasing": (BudgetLeaseStore, "release_unused", "before"),
     "released": (BudgetLeaseStore, "release_unused", "after"),
 }

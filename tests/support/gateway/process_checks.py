@@ -10,7 +10,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from billing.actions.budgets import do_make_budget
-from billing.models import Budget, UsageEvent, Window
+from billing.models import Budget, BudgetPeriod, UsageEvent
 from tenants.models import Tenant
 from tests.support.balance import assert_books_balance
 from tests.support.gateway.budgets import database_url
@@ -33,17 +33,17 @@ def set_budget(tenant: Tenant, amount: int, name: str = "b") -> Budget:
 
 @sync_to_async
 def used() -> int:
-    return int(sum(each.used for each in Everybody(Window).all()))
+    return int(sum(each.used for each in Everybody(BudgetPeriod).all()))
 
 
-async def hold_of_one(inside: House) -> int:
+async def reservation_of_one(inside: House) -> int:
     """What a request of 100 tokens holds; asked without any budget."""
     inside.worker.may_answer.set()
     gateway = next(iter(inside.gateways.values()))
     answer = await gateway.ask_until_told()
     assert answer is not None
     assert answer.status_code == 200, answer.text
-    return int(inside.worker.answered[-1].billing_context.hold or 0)
+    return int(inside.worker.answered[-1].billing_context.reserved_nano or 0)
 
 
 def codes(answers: list[Any]) -> Counter[Any]:

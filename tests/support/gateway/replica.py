@@ -69,8 +69,8 @@ class Replica:
     async def _report_exit(self) -> None:
         await self.broker.eval(REPORT_EXIT, *report_exit_args(self.name))  # type: ignore[misc]
 
-    async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
-        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
+    async def claim(self, request_id: str, attempt: int = 1, execution: int = 0) -> bool:
+        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, execution), attempt, self.name)  # type: ignore[misc]
         if job is not None:
             await self.send(Claimed(request_id, attempt, self.name))
         return job is not None

@@ -22,18 +22,16 @@ from billing.pricing.pricing import (
     affordable_output,
     decode_rates,
     encode_rates,
-    hold_nano,
     rate,
+    reservation_nano,
 )
-from billing.pricing.pricing import (
-    prices as prices_of,
-)
+from billing.pricing.pricing import prices as prices_of
 
 C = Component
 USD = 10**15  # femto
 
 
-def sheet(
+def rate_card(
     *rates: Rate, version: int = 1, tenant_id: int | None = None, tier: Tier = Tier.STANDARD, effective_from: int = 0
 ) -> RateCard:
     return RateCard(version, tenant_id, "m", tier, effective_from, rates)
@@ -43,10 +41,10 @@ def rates(**usd: str) -> list[Rate]:
     return [Rate(place, C(name), int(Decimal(each) * 10**9)) for place, (name, each) in enumerate(usd.items())]
 
 
-A = sheet(*rates(uncached="3", cache_write_5m="3.75", cache_write_1h="6", cache_read="0.30", output="15"))
-HALF = sheet(*rates(uncached="1.5", cache_write_5m="1.875", cache_write_1h="3", cache_read="0.15", output="7.5"))
-B = sheet(*rates(uncached="2.50", cache_read="1.25", output="10"))
-BANDS = sheet(
+A = rate_card(*rates(uncached="3", cache_write_5m="3.75", cache_write_1h="6", cache_read="0.30", output="15"))
+HALF = rate_card(*rates(uncached="1.5", cache_write_5m="1.875", cache_write_1h="3", cache_read="0.15", output="7.5"))
+B = rate_card(*rates(uncached="2.50", cache_read="1.25", output="10"))
+BANDS = rate_card(
     Rate(1, C.UNCACHED, 1_250_000_000, 0, 200_001),
     Rate(2, C.UNCACHED, 2_500_000_000, 200_001),
     Rate(3, C.CACHE_READ, 125_000_000),
@@ -84,15 +82,15 @@ def test_worked_examples_1_to_6(prices, usage, usd):
     assert cost(prices, **usage) == Decimal(usd)
 
 
-def test_worked_example_6_holds():
-    assert hold_nano(A, 10_000, 4096, 0) == 91_440_000
-    assert hold_nano(A, 10_000, 4096, 0, writes_5m=True) == 98_940_000
-    assert hold_nano(A, 10_000, 4096, 0, writes_5m=True, writes_1h=True) == 121_440_000
+def test_worked_example_6_reservations():
+    assert reservation_nano(A, 10_000, 4096, 0) == 91_440_000
+    assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True) == 98_940_000
+    assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True, writes_1h=True) == 121_440_000
 
 
 def test_worked_example_8_what_is_affordable():
     assert affordable_output(A, 10_000, 50_000_000, 0) == 1333
-    assert hold_nano(A, 10_000, 1333, 0) <= 50_000_000 < hold_nano(A, 10_000, 1334, 0)
+    assert reservation_nano(A, 10_000, 1333, 0) <= 50_000_000 < reservation_nano(A, 10_000, 1334, 0)
     assert affordable_output(A, 10_000, 29_999_999, 0) == 0
 
 
@@ -100,22 +98,24 @@ def test_cached_tokens_count_for_the_band():
     assert cost(BANDS, uncached=1, cache_read=200_000) == Decimal("0.0000025") + Decimal("0.025")
 
 
-def test_a_hold_is_rounded_up():
-    tiny = sheet(Rate(1, C.UNCACHED, 1), Rate(2, C.CACHE_READ, 1), Rate(3, C.OUTPUT, 1))
-    assert hold_nano(tiny, 1, 0, 0) == 1
-    assert hold_nano(tiny, 999_999, 1, 0) == 1
-    assert hold_nano(tiny, 999_999, 2, 0) == 2
+def test_a_reservation_is_rounded_up():
+    tiny = rate_card(Rate(1, C.UNCACHED, 1), Rate(2, C.CACHE_READ, 1), Rate(3, C.OUTPUT, 1))
+    assert reservation_nano(tiny, 1, 0, 0) == 1
+    assert reservation_nano(tiny, 999_999, 1, 0) == 1
+    assert reservation_nano(tiny, 999_999, 2, 0) == 2
 
 
 def test_a_window_is_of_the_minute_of_admission():
-    night = sheet(Rate(1, C.UNCACHED, 10, from_minute=0, until_minute=480), Rate(2, C.UNCACHED, 20, from_minute=480))
+    night = rate_card(
+        Rate(1, C.UNCACHED, 10, from_minute=0, until_minute=480), Rate(2, C.UNCACHED, 20, from_minute=480)
+    )
     minute = 60_000_000
     assert [priced_by(night, at) for at in (0, 480 * minute - 1, 480 * minute)] == [1, 1, 2]
     assert priced_by(night, (5 * 1440 + 10) * minute) == 1
 
 
 def test_the_first_rate_that_applies_counts():
-    own = sheet(Rate(9, C.UNCACHED, 7, from_minute=0, until_minute=60), Rate(1, C.UNCACHED, 10))
+    own = rate_card(Rate(9, C.UNCACHED, 7, from_minute=0, until_minute=60), Rate(1, C.UNCACHED, 10))
     assert [priced_by(own, at) for at in (0, 61 * 60_000_000)] == [9, 1]
 
 
@@ -124,26 +124,26 @@ def test_an_unknown_price_is_refused_and_never_free(missing):
     usd = {"uncached": "1", "cache_read": "1", "output": "1"}
     del usd[missing]
     with pytest.raises(UnknownPriceError, match=missing):
-        hold_nano(sheet(*rates(**usd)), 10, 10, 0)
+        reservation_nano(rate_card(*rates(**usd)), 10, 10, 0)
     with pytest.raises(UnknownPriceError, match=missing):
-        rate(sheet(*rates(**usd)), {C(missing): 1}, 0)
+        rate(rate_card(*rates(**usd)), {C(missing): 1}, 0)
 
 
 def test_writes_without_a_price_are_refused_when_they_may_happen():
-    assert hold_nano(B, 10, 10, 0)
+    assert reservation_nano(B, 10, 10, 0)
     with pytest.raises(UnknownPriceError, match="cache_write_1h"):
-        hold_nano(B, 10, 10, 0, writes_1h=True)
+        reservation_nano(B, 10, 10, 0, writes_1h=True)
 
 
 def test_without_output_no_price_of_it_is_needed():
-    embedding = sheet(*rates(uncached="0.02", cache_read="0.02"))
-    assert hold_nano(embedding, 1_000_000, 0, 0) == 20_000_000
+    embedding = rate_card(*rates(uncached="0.02", cache_read="0.02"))
+    assert reservation_nano(embedding, 1_000_000, 0, 0) == 20_000_000
 
 
 def test_savings_are_against_uncached_tokens():
     usage = {C.UNCACHED: 1000, C.CACHE_READ: 10_000, C.CACHE_WRITE_5M: 1000, C.OUTPUT: 5}
     assert rate(A, usage, 0).saved_femto == 10_000 * 2_700_000_000 - 1000 * 750_000_000
-    answers = sheet(*A.rates, *rates(answer_hit_input="0.3", answer_hit_output="1"))
+    answers = rate_card(*A.rates, *rates(answer_hit_input="0.3", answer_hit_output="1"))
     hit = {C.ANSWER_HIT_INPUT: 10, C.ANSWER_HIT_OUTPUT: 100}
     assert rate(answers, hit, 0).saved_femto == 10 * 2_700_000_000 + 100 * 14_000_000_000
 
@@ -154,9 +154,9 @@ def test_rates_survive_their_encoding():
 
 def test_the_index_finds_a_tenants_own_then_everybodys():
     index = PriceIndex()
-    mine = sheet(*A.rates, version=3, tenant_id=7, effective_from=50)
-    withdrawn = sheet(version=4, effective_from=100)
-    index.add([sheet(*A.rates, version=1), sheet(*B.rates, version=2, effective_from=10), mine, withdrawn])
+    mine = rate_card(*A.rates, version=3, tenant_id=7, effective_from=50)
+    withdrawn = rate_card(version=4, effective_from=100)
+    index.add([rate_card(*A.rates, version=1), rate_card(*B.rates, version=2, effective_from=10), mine, withdrawn])
 
     def version(tenant: int, at: int) -> int | None:
         found = index.find(tenant, "m", Tier.STANDARD, at)
@@ -170,9 +170,9 @@ def test_the_index_finds_a_tenants_own_then_everybodys():
 
 def test_a_tier_without_a_price_costs_what_standard_does():
     index = PriceIndex()
-    index.add([sheet(*A.rates, version=1), sheet(*B.rates, version=2, tier=Tier.BATCH, effective_from=10)])
-    index.add([sheet(*A.rates, version=3, tenant_id=7, effective_from=20)])
-    index.add([sheet(version=4, tier=Tier.BATCH, effective_from=30), sheet(version=5, effective_from=40)])
+    index.add([rate_card(*A.rates, version=1), rate_card(*B.rates, version=2, tier=Tier.BATCH, effective_from=10)])
+    index.add([rate_card(*A.rates, version=3, tenant_id=7, effective_from=20)])
+    index.add([rate_card(version=4, tier=Tier.BATCH, effective_from=30), rate_card(version=5, effective_from=40)])
 
     def version(tenant: int, tier: Tier, at: int) -> int | None:
         found = index.find(tenant, "m", tier, at)
@@ -185,9 +185,9 @@ def test_a_tier_without_a_price_costs_what_standard_does():
     assert all(index.find(7, "other", tier, 99) is None for tier in Tier)
 
 
-def test_of_two_sheets_of_one_moment_the_later_made_counts():
+def test_of_two_rate_cards_of_one_moment_the_later_made_counts():
     index = PriceIndex()
-    index.add([sheet(*A.rates, version=1, effective_from=5), sheet(*B.rates, version=2, effective_from=5)])
+    index.add([rate_card(*A.rates, version=1, effective_from=5), rate_card(*B.rates, version=2, effective_from=5)])
     found = index.find(1, "m", Tier.STANDARD, 5)
     assert found is not None
     assert found.version == 2
@@ -207,17 +207,17 @@ def priced(draw: st.DrawFn) -> RateCard:
         for low, high in zip([0, *cuts], [*cuts, NO_END], strict=True):
             for start, end in zip([0, *hours], [*hours, 1440], strict=True):
                 found.append(Rate(len(found), component, draw(money), low, high, start, end))
-    return sheet(*found)
+    return rate_card(*found)
 
 
 usages = st.fixed_dictionaries({component: counts for component in COMPONENTS[:5]})
 
 
 @given(priced(), usages, st.integers(0, 10**16), counts, st.integers(1, 4))
-def test_what_is_settled_is_within_its_hold(prices, usage, at, more, n):
+def test_what_is_settled_is_within_its_reservation(prices, usage, at, more, n):
     prompt = sum(usage[component] for component in INPUTS if component in usage)
     most = -(-usage[C.OUTPUT] // n) + more
-    hold = hold_nano(prices, prompt, most, at, n=n, writes_5m=True, writes_1h=True)
+    hold = reservation_nano(prices, prompt, most, at, n=n, writes_5m=True, writes_1h=True)
     assert rate(prices, usage, at).cost_femto <= hold * 1_000_000
 
 
@@ -231,9 +231,9 @@ def test_what_is_used_is_priced_and_cost_is_monotone(prices, usage, at):
 
 
 @given(priced(), st.lists(st.tuples(usages, st.integers(0, 10**16)), max_size=5))
-def test_legs_are_rated_one_after_another_as_each_alone(prices, legs):
+def test_executions_are_rated_one_after_another_as_each_alone(prices, executions):
     rater = Rater(prices)
-    for usage, at in legs:
+    for usage, at in executions:
         found = prices_of(prices, sum(usage[each] for each in INPUTS if each in usage), at)
         rated = rater.rate([usage.get(each, 0) for each in COMPONENTS], at)
         assert rated.cost_femto == sum(count * found[each].nano_per_million for each, count in usage.items())
@@ -244,6 +244,6 @@ def test_legs_are_rated_one_after_another_as_each_alone(prices, legs):
 def test_the_affordable_output_is_the_most_that_fits(prices, prompt, left, at, n):
     fits = affordable_output(prices, prompt, left, at, n=n)
     if fits >= 1:
-        assert hold_nano(prices, prompt, fits, at, n=n) <= left
+        assert reservation_nano(prices, prompt, fits, at, n=n) <= left
     if fits < 10**9:
-        assert hold_nano(prices, prompt, fits + 1, at, n=n) > left
+        assert reservation_nano(prices, prompt, fits + 1, at, n=n) > left

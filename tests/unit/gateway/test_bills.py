@@ -21,7 +21,7 @@ PRICES = st.integers(0, 10**11)
 
 
 @st.composite
-def sheets(draw: st.DrawFn) -> tuple[RateCard, ...]:
+def rate_cards(draw: st.DrawFn) -> tuple[RateCard, ...]:
     return tuple(
         RateCard(version, None, "m", Tier.STANDARD, 0, tuple(Rate(1, each, draw(PRICES)) for each in Component))
         for version in range(1, draw(st.integers(1, 4)) + 1)
@@ -32,14 +32,20 @@ def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
     return AdmissionRequest("req_1", 0, KEY, MODEL.name, [Candidate(MODEL)], prompt, None, sequences, writes_5m=True)
 
 
-@given(sheets=sheets(), prompt=st.integers(1, 10**6), length=st.integers(0, 10**5), n=st.integers(1, 4), data=st.data())
+@given(
+    rate_cards=rate_cards(),
+    prompt=st.integers(1, 10**6),
+    length=st.integers(0, 10**5),
+    n=st.integers(1, 4),
+    data=st.data(),
+)
 def test_all_that_are_billed_cost_no_more_than_their_reservation(
-    sheets: tuple[RateCard, ...], prompt: int, length: int, n: int, data: st.DataObject
+    rate_cards: tuple[RateCard, ...], prompt: int, length: int, n: int, data: st.DataObject
 ) -> None:
-    bill = CostEstimate(demand_of(prompt, n), sheets, all_billed=True)
+    bill = CostEstimate(demand_of(prompt, n), rate_cards, all_billed=True)
     amount, parts = bill.amount(length), bill.parts(length)
     spent = ReservedAmount(0, 0, 0)
-    for sheet, part in zip(sheets, parts, strict=True):
+    for rate_card, part in zip(rate_cards, parts, strict=True):
         cuts = sorted(data.draw(st.lists(st.integers(0, prompt), min_size=2, max_size=2)))
         output = data.draw(st.integers(0, length * n))
         usage = {
@@ -48,31 +54,33 @@ def test_all_that_are_billed_cost_no_more_than_their_reservation(
             Component.CACHE_WRITE_5M: prompt - cuts[1],
             Component.OUTPUT: output,
         }
-        used = ReservedAmount(nano(rate(sheet, usage, 0).cost_femto), prompt + output, 1)
+        used = ReservedAmount(nano(rate(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, part, strict=True))
         spent = ReservedAmount(*(before + each for before, each in zip(spent, used, strict=True)))
     assert all(each <= bound for each, bound in zip(spent, amount, strict=True))
     assert amount == ReservedAmount(*(sum(units) for units in zip(*parts, strict=True)))
 
 
-@given(sheets=sheets(), prompt=st.integers(1, 10**6), length=st.integers(0, 10**5))
-def test_alternatives_reserve_for_the_most_expensive(sheets: tuple[RateCard, ...], prompt: int, length: int) -> None:
-    bill = CostEstimate(demand_of(prompt), sheets)
+@given(rate_cards=rate_cards(), prompt=st.integers(1, 10**6), length=st.integers(0, 10**5))
+def test_alternatives_reserve_for_the_most_expensive(
+    rate_cards: tuple[RateCard, ...], prompt: int, length: int
+) -> None:
+    bill = CostEstimate(demand_of(prompt), rate_cards)
     assert bill.amount(length) == ReservedAmount(*(max(units) for units in zip(*bill.parts(length), strict=True)))
     assert bill.amount(length).requests == 1
 
 
 @given(
-    sheets=sheets(),
+    rate_cards=rate_cards(),
     prompt=st.integers(1, 10**6),
     money=st.integers(0, 10**13),
     tokens=st.integers(0, 10**7),
     all_billed=st.booleans(),
 )
 def test_what_is_affordable_fits_and_one_token_more_does_not(
-    sheets: tuple[RateCard, ...], prompt: int, money: int, tokens: int, all_billed: bool
+    rate_cards: tuple[RateCard, ...], prompt: int, money: int, tokens: int, all_billed: bool
 ) -> None:
-    bill = CostEstimate(demand_of(prompt), sheets, all_billed=all_billed)
+    bill = CostEstimate(demand_of(prompt), rate_cards, all_billed=all_billed)
     left = ReservedAmount(money, tokens, 4)
     found = bill.affordable(left)
     if found >= 1:
@@ -86,7 +94,7 @@ def test_each_that_is_billed_needs_a_price() -> None:
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
     demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
-    assert budget_admission.bill(demand).sheets == (priced,)
+    assert budget_admission.bill(demand).rate_cards == (priced,)
     with pytest.raises(ApiError) as caught:
         budget_admission.bill(demand, all_billed=True)
     assert caught.value.code == "model_not_priced"

@@ -16,7 +16,7 @@ from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
 
 from billing.budgets.alerts import HARD_IS_FULL_AT
-from billing.models import CompiledSheet, InvoiceMail, Reconciliation, UsageQuarantine, UsageRollup
+from billing.models import CompiledRateCard, InvoiceEmail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
@@ -79,12 +79,12 @@ class HealthIssue:
 # bounds nobody.
 _BUDGETS = """
 SELECT DISTINCT ON (b.tenant_id) b.tenant_id, b.name, b.mode, count(*) OVER (PARTITION BY b.tenant_id),
-    trunc(100 * (w.used / 1000000 + w.held) / nullif(r.room, 0))
-FROM billing_budget b JOIN billing_window w ON w.budget_id = b.id
-CROSS JOIN LATERAL (SELECT b.amount + w.carried
-    + CASE WHEN b.raise_until > %(now)s THEN b.raise_amount ELSE 0 END AS room) r
+    trunc(100 * (w.used / 1000000 + w.reserved) / nullif(r.room, 0))
+FROM billing_budget b JOIN billing_budgetperiod w ON w.budget_id = b.id
+CROSS JOIN LATERAL (SELECT b.amount + w.rolled_over
+    + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END AS room) r
 WHERE b.active AND b.mode <> 'dry_run' AND w.period_start <= %(now)s
-    AND (w.period_end IS NULL OR w.period_end > %(now)s) AND (w.used / 1000000 + w.held) * 10 >= r.room * 9
+    AND (w.period_end IS NULL OR w.period_end > %(now)s) AND (w.used / 1000000 + w.reserved) * 10 >= r.room * 9
 ORDER BY b.tenant_id, b.mode <> 'hard', 5 DESC NULLS FIRST
 """
 _REQUESTS = """
@@ -320,19 +320,19 @@ def _unrated(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageRollup.objects.all_tenants().filter(
         bucket=UsageRollup.Bucket.HOUR, start__gte=now - timedelta(days=1), tier="", completed__gt=0
     )
-    for row in rows.order_by().values("model").annotate(legs=Sum("completed")).order_by("model"):
+    for row in rows.order_by().values("model").annotate(executions=Sum("completed")).order_by("model"):
         yield HealthIssue(
             Kind.UNRATED,
             row["model"],
             urgent=False,
-            title=f"{row['legs']:,} requests of the last day to {row['model']} were not priced",
+            title=f"{row['executions']:,} requests of the last day to {row['model']} were not priced",
             todo="These requests are not billed. Add prices for the unpriced token types.",
         )
 
 
 def _prices(now: datetime) -> Iterator[HealthIssue]:
     priced = set(
-        CompiledSheet.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now).values_list(
+        CompiledRateCard.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now).values_list(
             "model", flat=True
         )
     )
@@ -347,7 +347,7 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
             )
 
 
-_MOVED = "Windows were set right; find out what moved them. An overdue slice wants the settler to run."
+_MOVED = "Budget periods were set right; find out what moved them. An overdue slice wants the settler to run."
 _ADVICE = {
     False: _MOVED,
     True: f"{_MOVED} A worker's journal has usage that was never settled: start a worker of that name, which sends it.",
@@ -356,8 +356,8 @@ _ADVICE = {
 
 def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
     last = Reconciliation.objects.order_by("-id").first()
-    if last is None or now - last.at > RECONCILED_LATE:
-        since = "yet" if last is None else f"for {timesince(last.at, now, depth=1)}"
+    if last is None or now - last.created_at > RECONCILED_LATE:
+        since = "yet" if last is None else f"for {timesince(last.created_at, now, depth=1)}"
         yield HealthIssue(
             Kind.RECONCILIATION,
             "late",
@@ -365,11 +365,11 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
             title=f"No reconciliation {since}",
             todo="Reconciliation runs every five minutes. Check that beat and its worker are running.",
         )
-    if last is not None and (last.differences or last.overdue_slices):
+    if last is not None and (last.differences or last.overdue_leases):
         number = len(last.differences)
         found = f"{number:,} difference{'' if number == 1 else 's'}"
         corrected = f", {last.corrected:,} corrected" if last.corrected else ""
-        overdue = f"; overdue leases: {last.overdue_slices:,}" if last.overdue_slices else ""
+        overdue = f"; overdue leases: {last.overdue_leases:,}" if last.overdue_leases else ""
         yield HealthIssue(
             Kind.RECONCILIATION,
             "differences",
@@ -439,7 +439,7 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
 def _mails(now: datetime) -> Iterator[HealthIssue]:
     late = now - MAIL_LATE
     waiting = Mail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
-    waiting += InvoiceMail.objects.all_tenants().filter(sent_at__isnull=True, made_at__lt=late).count()
+    waiting += InvoiceEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
     if waiting:
         mails = "mail has" if waiting == 1 else "mails have"
         yield HealthIssue(

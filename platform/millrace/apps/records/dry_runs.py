@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db.models import F, QuerySet, Sum
 
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, UsageEvent, Window
+from billing.models import Budget, BudgetPeriod, UsageEvent
 from billing.periods import billing_zone
 from tenants.models import ApiKey
 
@@ -56,7 +56,7 @@ class DryRunScope:
                 rows = rows.filter(**{name: value})
         if self.member_id is not None:
             rows = rows.filter(key_id__in=self._members_keys())
-        return rows.exclude(verdict="failed")
+        return rows.exclude(outcome="failed")
 
     def used_before(self, unit: str, start: datetime, end: datetime) -> int:
         """Return what was used of the unit (money: femto-USD) in that time."""
@@ -91,10 +91,12 @@ def budget_would_refuse(
     window = _window(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
     column = {"money": F("cost_femto"), "tokens": sum((F(name) for name in _INPUTS), F("output"))}.get(unit)
-    rows = scope.events(start, end).order_by("admitted_at", "request_id", "leg")
+    rows = scope.events(start, end).order_by("admitted_at", "request_id", "execution")
     values = rows.annotate(cost=column) if column is not None else rows
     seen = refused = 0
-    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "leg")[: MAX_REQUESTS + 1]:
+    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "execution")[
+        : MAX_REQUESTS + 1
+    ]:
         if seen == MAX_REQUESTS:
             return DryRunResult(seen, refused, complete=False)
         needed = 1 if column is None else int(cost)
@@ -119,7 +121,7 @@ def limits_would_refuse(
     end = now or datetime.now(UTC)
     tries = {name: _Try(name, limit) for name, limit in limits.items() if limit is not None}
     prompt = sum((F(name) for name in _INPUTS[1:]), F(_INPUTS[0]))
-    rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "leg")
+    rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "execution")
     seen, complete = 0, True
     columns = ("admitted_at", "prompt", "output", "duration_us", "cache_read")
     for at, *counts in rows.annotate(prompt=prompt).values_list(*columns)[: MAX_REQUESTS + 1]:
@@ -194,8 +196,10 @@ def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = N
         set_id, _, limit = name.partition(":")
         counts.setdefault((int(set_id), limit), [0, 0])[why == "dry"] += number
     found = [Counted("limit", pk, name, *both) for (pk, name), both in sorted(counts.items())]
-    since = Window.objects.for_tenant(tenant_id).filter(period_start__gte=end - timedelta(days=days), refused__gt=0)
-    budgets = since.order_by("budget_id").values_list("budget_id").annotate(count=Sum("refused"))
+    since = BudgetPeriod.objects.for_tenant(tenant_id).filter(
+        period_start__gte=end - timedelta(days=days), rejected__gt=0
+    )
+    budgets = since.order_by("budget_id").values_list("budget_id").annotate(count=Sum("rejected"))
     return found + [Counted("budget", pk, "", 0, count) for pk, count in budgets]
 
 

@@ -15,7 +15,7 @@ import redis
 from django.conf import settings
 from django.db.models import Q
 
-from billing.models import Budget, Window
+from billing.models import Budget, BudgetPeriod
 from millrace.apps.records.selectors import budget_scope
 from tenants.limits.token_buckets import WINDOWS, remaining, start_of
 from tenants.models import ApiKey, LimitSet
@@ -133,17 +133,22 @@ def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
     now = datetime.now(UTC)
     rows = list(Budget.objects.for_tenant(tenant_id).filter(active=True, mode=Budget.Mode.HARD).order_by("pk"))
     under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
-    found = Window.objects.for_tenant(tenant_id).filter(under_way, period_start__lte=now)
-    windows: defaultdict[int, Window | None] = defaultdict(lambda: None)
-    windows.update({window.budget_id: window for window in found.filter(budget_id__in=[row.pk for row in rows])})
-    return [(row, _of_budget(row, windows[row.pk], now)) for row in rows]
+    found = BudgetPeriod.objects.for_tenant(tenant_id).filter(under_way, period_start__lte=now)
+    budget_periods: defaultdict[int, BudgetPeriod | None] = defaultdict(lambda: None)
+    budget_periods.update(
+        {
+            budget_period.budget_id: budget_period
+            for budget_period in found.filter(budget_id__in=[row.pk for row in rows])
+        }
+    )
+    return [(row, _of_budget(row, budget_periods[row.pk], now)) for row in rows]
 
 
-def _of_budget(row: Budget, window: Window | None, now: datetime) -> LimitingFactor:
-    limit = row.amount + (window.carried if window else 0)
-    if row.raise_until is not None and row.raise_until > now:
-        limit += row.raise_amount
-    used = -(-int(window.used) // 10**6) + window.held if window else 0
+def _of_budget(row: Budget, budget_period: BudgetPeriod | None, now: datetime) -> LimitingFactor:
+    limit = row.amount + (budget_period.rolled_over if budget_period else 0)
+    if row.increase_expires_at is not None and row.increase_expires_at > now:
+        limit += row.temporary_increase
+    used = -(-int(budget_period.used) // 10**6) + budget_period.reserved if budget_period else 0
     return LimitingFactor(
         "budget",
         budget_scope(row),
@@ -154,5 +159,5 @@ def _of_budget(row: Budget, window: Window | None, now: datetime) -> LimitingFac
         "",
         limit,
         max(0, limit - used),
-        window.period_end if window else None,
+        budget_period.period_end if budget_period else None,
     )

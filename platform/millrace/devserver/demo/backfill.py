@@ -1,7 +1,8 @@
-"""Sends the history the way that real usage takes: held in the windows of budgets, settled by the settler's ingest.
+"""Sends the history the way that real usage takes: held in the budget periods of budgets, settled by the settler's
+ingest.
 
-What a hard budget has no room for was refused, so it is no usage. NOTE: slices are noted as made on the day of their
-usage: the reconciler compares slices lately made with events lately admitted.
+What a hard budget has no room for was refused, so it is no usage. NOTE: leases are noted as made on the day of their
+usage: the reconciler compares leases lately made with events lately admitted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from billing.budgets.budget_leases import LEASE_SECONDS, SETTLING_SECONDS, UNITS
 from billing.metering import rollups
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
-from billing.models import Budget, CompiledSheet, UsageEvent
+from billing.models import Budget, CompiledRateCard, UsageEvent
 from billing.pricing.pricing import PriceIndex
 from billing.pricing.rating import rate
 from inference_worker.contract.messages import encode
@@ -34,13 +35,13 @@ from tenants.models import ApiKey
 
 BATCH = 2000
 FEMTO_PER_NANO = 10**6
-_OPEN = "SELECT window_id, unit FROM billing_open_windows(%s, %s, %s, %s)"
+_OPEN = "SELECT budget_period_id, unit FROM billing_open_budget_periods(%s, %s, %s, %s)"
 _LEASE = """
-SELECT slice_id, fence, window_id, room
-FROM billing_lease(%s, 'demo', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, NULL, NULL, NULL)
+SELECT lease_id, fencing_token, budget_period_id, room
+FROM billing_lease_budget(%s, 'demo', %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, NULL, NULL, NULL)
 """
 _LASTING, _LONGEST = timedelta(seconds=LEASE_SECONDS), timedelta(seconds=SETTLING_SECONDS)
-_DATE = "UPDATE billing_slice SET made_at = %s WHERE id = %s"
+_DATE = "UPDATE billing_budgetlease SET created_at = %s WHERE id = %s"
 
 
 @dataclass
@@ -56,10 +57,10 @@ class BackfillProgress:
 
 
 def prices() -> PriceIndex:
-    """Every sheet there is."""
+    """Every rate card there is."""
     index = PriceIndex()
     with all_tenants_scope(BypassReason.COMMAND):
-        index.add(row.decoded() for row in CompiledSheet.objects.order_by("pk"))
+        index.add(row.decoded() for row in CompiledRateCard.objects.order_by("pk"))
     return index
 
 
@@ -106,10 +107,10 @@ def _budgets(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) ->
             period=budget.period,
             amount=_amount(budget, history, now),
             mode=budget.mode,
-            clamp=budget.clamp,
-            rollover_cap=budget.rollover_cap,
-            raise_amount=budget.raise_amount,
-            raise_until=now + timedelta(days=7) if budget.raise_amount else None,
+            reduce_max_tokens=budget.reduce_max_tokens,
+            rollover_limit=budget.rollover_limit,
+            temporary_increase=budget.temporary_increase,
+            increase_expires_at=now + timedelta(days=7) if budget.temporary_increase else None,
         )
 
 
@@ -163,9 +164,9 @@ class _Sending:
     def _admit(self, key: str, day: date, group: Sequence[DemoUsage]) -> None:
         """As much of the group as fits: by and by, since what waits to be settled holds more than it will use."""
         while group:
-            slice_, rooms = self._lease(key, day, group)
+            lease, rooms = self._lease(key, day, group)
             if not rooms:
-                self._queue(group, slice_)
+                self._queue(group, lease)
                 return
             if self._waiting:
                 self.flush()
@@ -177,8 +178,8 @@ class _Sending:
             self._admit(key, day, fitting)
 
     def _lease(self, key: str, day: date, group: Sequence[DemoUsage]) -> tuple[tuple[int, int] | None, dict[str, int]]:
-        """Return a slice of just what the group holds, of the windows on the key's way that day; or, by units, what
-        room there is where it is short. Neither: no budget is for the key."""
+        """Return a lease of just what the group holds, of the budget periods on the key's way that day; or, by units,
+        what room there is where it is short. Neither: no budget is for the key."""
         if key in self._unbounded:
             return None, {}
         row, tenant = self._player.keys[key], self._player.tenant
@@ -193,29 +194,29 @@ class _Sending:
             asked: list[Any] = [tenant.pk, list(unit_of), amount, amount, amount, _LASTING, _LONGEST]
             cursor.execute(_LEASE, asked)
             rows = cursor.fetchall()
-            slice_id, fence = rows[0][:2]
-            if slice_id is not None:
-                cursor.execute(_DATE, [_moment(group[0]), slice_id])
-                return (slice_id, fence), {}
+            lease_id, fencing_token = rows[0][:2]
+            if lease_id is not None:
+                cursor.execute(_DATE, [_moment(group[0]), lease_id])
+                return (lease_id, fencing_token), {}
         rooms: dict[str, int] = {}
-        for _, _, window_id, room in rows:
-            unit = unit_of[window_id]
+        for _, _, budget_period_id, room in rows:
+            unit = unit_of[budget_period_id]
             rooms[unit] = min(room, rooms.get(unit, room))
         return None, rooms
 
-    def _queue(self, group: Sequence[DemoUsage], slice_: tuple[int, int] | None) -> None:
+    def _queue(self, group: Sequence[DemoUsage], lease: tuple[int, int] | None) -> None:
         self._waiting += [
-            UsageMessage(use.event.billing_context.request_id, encode(_held(use, slice_))) for use in group
+            UsageMessage(use.event.billing_context.request_id, encode(_held(use, lease))) for use in group
         ]
         if len(self._waiting) >= BATCH:
             self.flush()
 
 
-def _held(use: DemoUsage, slice_: tuple[int, int] | None) -> Any:
+def _held(use: DemoUsage, lease: tuple[int, int] | None) -> Any:
     """Return the event as the worker would send it, with what was held for it."""
-    held = {"hold": use.need["money"], "hold_tokens": use.need["tokens"]}
-    if slice_ is not None:
-        held |= {"slice_id": slice_[0], "fence": slice_[1]}
+    held = {"reserved_nano": use.need["money"], "reserved_tokens": use.need["tokens"]}
+    if lease is not None:
+        held |= {"lease_id": lease[0], "fencing_token": lease[1]}
     return msgspec.structs.replace(
         use.event, billing_context=msgspec.structs.replace(use.event.billing_context, **held)
     )

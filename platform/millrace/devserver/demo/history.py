@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 
-from billing.pricing.pricing import Component, PriceIndex, hold_nano
+from billing.pricing.pricing import Component, PriceIndex, reservation_nano
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TokenUsage
 from millrace.devserver.demo.seeding import DemoModels, DemoTenant
@@ -101,29 +101,29 @@ def _use(
         return None
     usage, miss_reason = _tokens(work, age, draw)
     asked = max(BLOCK, math.ceil(usage.output / 128) * 128) if work.output else 0
-    verdict, reason = _end(usage.output == asked, draw)
-    if verdict == "cancelled":
+    outcome, reason = _end(usage.output == asked, draw)
+    if outcome == "cancelled":
         usage = _cut(usage, draw.random())
     row, project = player.keys[key.name], player.projects[key.project]
-    sheet = prices.find(player.tenant.pk, model, work.tier, at)
-    if sheet is None:
+    rate_card = prices.find(player.tenant.pk, model, work.tier, at)
+    if rate_card is None:
         return None
     writes_5m, writes_1h = work.writes == Component.CACHE_WRITE_5M, work.writes == Component.CACHE_WRITE_1H
     ttft = int(35_000 + 240 * usage.uncached + draw.expovariate(1 / 30_000))
     billing_context = BillingContext(
         admitted_at=at,
         request_id=PREFIX + hashlib.blake2b(f"{player.spec.slug} {name}".encode(), digest_size=13).hexdigest(),
-        leg=0,
+        execution=0,
         tenant_id=player.tenant.pk,
         project_id=project.pk,
         key_id=row.pk,
         model=model,
-        price_version=sheet.version,
+        price_version=rate_card.version,
     )
     event = ExecutionUsage(
         billing_context=billing_context,
         attempt=1,
-        verdict=verdict,
+        outcome=outcome,
         finish_reason=reason if work.output else "stop",
         usage=usage,
         replica_id=f"{model}-0.demo",
@@ -134,7 +134,7 @@ def _use(
         miss_reason=miss_reason,
         changed_at=usage.cache_read if miss_reason == "prefix_changed" else None,
     )
-    hold = hold_nano(sheet, usage.prompt, asked, at, writes_5m=writes_5m, writes_1h=writes_1h)
+    hold = reservation_nano(rate_card, usage.prompt, asked, at, writes_5m=writes_5m, writes_1h=writes_1h)
     return DemoUsage(key.name, work, event, {"money": hold, "tokens": usage.prompt + asked, "requests": 1})
 
 

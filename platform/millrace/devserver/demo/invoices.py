@@ -38,8 +38,8 @@ def welcome(players: list[DemoTenant], now: datetime) -> None:
         with all_tenants_scope(BypassReason.COMMAND):
             known = CreditGrant.objects.for_tenant(player.tenant).filter(note=WELCOME).exists()
         if not known:
-            kind, amount = CreditGrant.Kind.PROMOTIONAL, player.spec.welcome
-            do_grant_credit(player.tenant, kind, amount, starts_at=start, note=WELCOME)
+            grant_type, amount = CreditGrant.GrantType.PROMOTIONAL, player.spec.welcome
+            do_grant_credit(player.tenant, grant_type, amount, starts_at=start, note=WELCOME)
 
 
 def invoice(entity: BillingEntity, now: datetime) -> Billed:
@@ -66,7 +66,9 @@ def invoice(entity: BillingEntity, now: datetime) -> Billed:
 
 def _final(period: Period) -> list[Invoice]:
     with all_tenants_scope(BypassReason.COMMAND):
-        rows = Invoice.objects.all_tenants().filter(period=period, kind=Invoice.Kind.INVOICE, number__isnull=False)
+        rows = Invoice.objects.all_tenants().filter(
+            period=period, invoice_type=Invoice.InvoiceType.INVOICE, number__isnull=False
+        )
         return list(rows.order_by("pk"))
 
 

@@ -14,7 +14,7 @@ from django.db import transaction
 from billing import demo_prices
 from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
 from billing.actions.setup import do_add_entity, do_add_tax_rule, do_assign_entity, do_set_profile
-from billing.models import BillingEntity, BillingProfile, BookAssignment, PriceVersion, TaxRule
+from billing.models import BillingEntity, BillingProfile, PriceBookAssignment, PriceVersion, TaxRule
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from inference_worker.contract.settings import ModelSpec
@@ -224,12 +224,12 @@ def _tax(entity: BillingEntity) -> None:
 
 
 def _price(players: list[DemoTenant], models: DemoModels, began: date) -> None:
-    """NOTE: the book is everybody's before it has prices: publishing then makes sheets for all of them from `began` on,
-    where assigning later would make them from now on."""
+    """NOTE: the book is everybody's before it has prices: publishing then makes rate cards for all of them from `began`
+    on, where assigning later would make them from now on."""
     first, second = models.named("first"), models.named("second")
     with all_tenants_scope(BypassReason.COMMAND):
         versions = list(PriceVersion.objects.filter(book__name=BOOK).order_by("pk"))
-        assigned = set(BookAssignment.objects.all_tenants().values_list("tenant_id", flat=True))
+        assigned = set(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", flat=True))
     old = _all_prices(models)
     if second != first:
         old = [_dearer(price) if price.model == second else price for price in old]

@@ -33,10 +33,10 @@ class BudgetSpec:
     period: Literal["day", "month", "lifetime"]
     amount: int | float
     mode: Literal["hard", "soft", "dry_run"] = "hard"
-    clamp: bool = False
+    reduce_max_tokens: bool = False
     member: str = ""
-    raise_amount: int = 0  # for a week
-    rollover_cap: int = 0
+    temporary_increase: int = 0  # for a week
+    rollover_limit: int = 0
     of: Literal["month", "days", "ever"] = "month"
 
 
@@ -108,7 +108,9 @@ HARBOR = TenantSpec(
     ),
     budgets=(
         BudgetSpec("The month", "money", "month", 1.6, of="days"),
-        BudgetSpec("Noor, watched", "money", "month", 60 * DOLLAR, mode="soft", member="dev", rollover_cap=20 * DOLLAR),
+        BudgetSpec(
+            "Noor, watched", "money", "month", 60 * DOLLAR, mode="soft", member="dev", rollover_limit=20 * DOLLAR
+        ),
     ),
     limits={"requests_per_minute": 1200, "tokens_per_day": 90_000_000},
     volume=1.3,
@@ -130,7 +132,7 @@ LANTERN = TenantSpec(
         KeySpec("Letter drafts", DemoWorkload(2, 700, 520, model="second"), project="letters", by="dev"),
         KeySpec("Urgent", DemoWorkload(1, 400, 90, tier=Tier.PRIORITY), by="owner", limits={"max_output_tokens": 512}),
     ),
-    budgets=(BudgetSpec("Monthly cap", "money", "month", 1.06, clamp=True),),
+    budgets=(BudgetSpec("Monthly cap", "money", "month", 1.06, reduce_max_tokens=True),),
     operator_limits={"requests_per_minute": 900},
     welcome=25 * DOLLAR,
 )
@@ -174,7 +176,7 @@ MEADOW = TenantSpec(
             project="papers",
             by="dev",
             budgets=(
-                BudgetSpec("Reader, a month", "money", "month", 75 * DOLLAR, raise_amount=25 * DOLLAR),
+                BudgetSpec("Reader, a month", "money", "month", 75 * DOLLAR, temporary_increase=25 * DOLLAR),
                 BudgetSpec("Reader, a trial", "money", "day", 2 * DOLLAR, mode="dry_run"),
             ),
         ),

@@ -63,12 +63,12 @@ class AdmissionGrant:
 
     max_tokens: int
     price_version: int | None = None
-    slice_id: int | None = None
-    fence: int | None = None
-    hold: int | None = None  # nano-USD
-    hold_tokens: int | None = None
-    sheet: RateCard | None = None  # of `price_version`
-    windows: Sequence[int] = ()  # of budgets, that it was held from
+    lease_id: int | None = None
+    fencing_token: int | None = None
+    reserved_nano: int | None = None
+    reserved_tokens: int | None = None
+    rate_card: RateCard | None = None  # of `price_version`
+    budget_period_ids: Sequence[int] = ()  # that the reservation was taken from
 
 
 class AdmissionLease(Protocol):

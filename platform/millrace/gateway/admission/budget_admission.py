@@ -1,7 +1,7 @@
-"""May it cost that: prices pinned, holds taken from budget slices in memory, and in Postgres when a slice is spent.
+"""May it cost that: prices pinned, holds taken from budget leases in memory, and in Postgres when a lease is spent.
 
-All windows above a key are taken together or not at all, for the most expensive candidate. Before a rejection the
-other gateways return what they have not admitted, within milliseconds (`REVOKE_LEASES_CHANNEL`). The lease of an
+All budget periods above a key are taken together or not at all, for the most expensive candidate. Before a rejection
+the other gateways return what they have not admitted, within milliseconds (`REVOKE_LEASES_CHANNEL`). The lease of an
 unresponsive gateway stays reserved until none of its requests can run any more. If only such a lease is missing, the
 response is 503 with `retry-after` instead of 429.
 
@@ -27,9 +27,9 @@ from psycopg_pool import PoolTimeout
 from billing.budgets.budget_leases import (
     UNITS,
     BudgetChain,
-    BudgetLease,
     BudgetLeaseStore,
     InsufficientBudget,
+    LocalBudgetLease,
     ReservedAmount,
 )
 from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
@@ -48,7 +48,7 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-REVOKE_LEASES_CHANNEL = "millrace:revoke_leases"  # a channel in Valkey: the ids of windows that are short
+REVOKE_LEASES_CHANNEL = "millrace:revoke_leases"  # a channel in Valkey: the ids of budget periods that are short
 REVOKE_LEASES_SECONDS = 0.19  # from the first asking to the refusal
 ASK_AGAIN_SECONDS = 0.01
 LEASE_ANSWER_SECONDS = 2.0  # a database that takes longer counts as unavailable
@@ -66,7 +66,7 @@ _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
 class BudgetAdmission:
-    """The prices, paths and slices of one gateway."""
+    """The prices, paths and leases of one gateway."""
 
     def __init__(self, store: BudgetLeaseStore, broker: redis.Redis, patient: redis.Redis) -> None:
         self._store = store
@@ -78,16 +78,16 @@ class BudgetAdmission:
         self._by_key: dict[int, BudgetChain] = {}  # key -> its path
         self._paths: dict[
             tuple[int, ...], BudgetChain
-        ] = {}  # window ids -> the path: keys with the same windows share it
-        self._unreturned: list[tuple[BudgetChain, BudgetLease]] = []
+        ] = {}  # budget period ids -> the path: keys with the same budget periods share it
+        self._unreturned: list[tuple[BudgetChain, LocalBudgetLease]] = []
         self._to_return = asyncio.Event()
         self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
         self._changes = 0
         self._listening = False  # whether recalls reach this gateway
         self._tasks: list[asyncio.Task[None]] = []
-        self._leasing: set[asyncio.Task[BudgetLease | list[InsufficientBudget]]] = set()
+        self._leasing: set[asyncio.Task[LocalBudgetLease | list[InsufficientBudget]]] = set()
         self._given_up: dict[
-            asyncio.Task[BudgetLease | list[InsufficientBudget]], BudgetChain
+            asyncio.Task[LocalBudgetLease | list[InsufficientBudget]], BudgetChain
         ] = {}  # those nobody waits for any more
 
     async def start(self) -> None:
@@ -127,13 +127,15 @@ class BudgetAdmission:
             ApiError: 503, a price that is needed is missing. It is never free.
         """
         find, tenant, at = self.prices.find, demand.key.tenant_id, demand.admitted_at
-        sheets = [
+        rate_cards = [
             find(tenant, candidate.model.name, TIERS[demand.service_class], at) for candidate in demand.candidates
         ]
-        needed = sheets if all_billed else sheets[:1]
+        needed = rate_cards if all_billed else rate_cards[:1]
         if None in needed:
             raise rejections.unpriced(demand.candidates[needed.index(None)].model.name)
-        return CostEstimate(demand, tuple(sheet for sheet in sheets if sheet is not None), all_billed=all_billed)
+        return CostEstimate(
+            demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None), all_billed=all_billed
+        )
 
     async def take(self, bill: CostEstimate, max_tokens: int) -> AdmissionGrant:
         """Hold what the request may cost.
@@ -150,30 +152,43 @@ class BudgetAdmission:
         if path is None:
             async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
                 path = self._known(demand) or await self._open(demand)
-        if not path.windows:
+        if not path.budget_periods:
             return self._terms(bill, max_tokens, amount, None, ())
-        slice_ = path.slice
-        if slice_ is None or not slice_.take(amount, time.monotonic()):
-            slice_, max_tokens, amount = await self._take_slowly(bill, path, max_tokens, amount)
-        return self._terms(bill, max_tokens, amount, slice_, path.ids)
+        lease = path.lease
+        if lease is None or not lease.take(amount, time.monotonic()):
+            lease, max_tokens, amount = await self._take_slowly(bill, path, max_tokens, amount)
+        return self._terms(bill, max_tokens, amount, lease, path.ids)
 
     def _terms(
         self,
         bill: CostEstimate,
         max_tokens: int,
         amount: ReservedAmount,
-        slice_: BudgetLease | None,
-        windows: Sequence[int],
+        lease: LocalBudgetLease | None,
+        budget_periods: Sequence[int],
     ) -> AdmissionGrant:
-        sheet = bill.sheets[0]
-        if slice_ is None:
-            return AdmissionGrant(max_tokens, sheet.version, hold=amount.money, hold_tokens=amount.tokens, sheet=sheet)
+        rate_card = bill.rate_cards[0]
+        if lease is None:
+            return AdmissionGrant(
+                max_tokens,
+                rate_card.version,
+                reserved_nano=amount.money,
+                reserved_tokens=amount.tokens,
+                rate_card=rate_card,
+            )
         return AdmissionGrant(
-            max_tokens, sheet.version, slice_.id, slice_.fence, amount.money, amount.tokens, sheet, windows
+            max_tokens,
+            rate_card.version,
+            lease.id,
+            lease.fencing_token,
+            amount.money,
+            amount.tokens,
+            rate_card,
+            budget_periods,
         )
 
     def _known(self, demand: AdmissionRequest) -> BudgetChain | None:
-        """Return the key's windows if no change of budgets can have been missed."""
+        """Return the key's budget periods if no change of budgets can have been missed."""
         path = self._by_key.get(demand.key.key_id)
         if path is None or self._is_stale():
             return None
@@ -184,20 +199,20 @@ class BudgetAdmission:
         return time.monotonic() - self._polled_at >= FRESH_SECONDS
 
     async def _open(self, demand: AdmissionRequest) -> BudgetChain:
-        """Find the windows on the key's way at that instant."""
+        """Find the budget periods on the key's way at that instant."""
         key, at = demand.key, _EPOCH + timedelta(microseconds=demand.admitted_at)
         while True:
             changes = self._changes
             try:
-                windows = await self._store.open_windows(key.tenant_id, key.project_id, key.key_id, at)
+                budget_periods = await self._store.open_budget_periods(key.tenant_id, key.project_id, key.key_id, at)
             except _UNREACHABLE as exc:
                 raise _unavailable(exc) from exc
-            ids = tuple(window.id for window in windows)
-            path = BudgetChain(key.tenant_id, windows)
-            if windows:
+            ids = tuple(budget_period.id for budget_period in budget_periods)
+            path = BudgetChain(key.tenant_id, budget_periods)
+            if budget_periods:
                 known = self._paths.get(ids)
                 if known is not None:
-                    known.windows = windows  # their names and modes may have changed
+                    known.budget_periods = budget_periods  # their names and modes may have changed
                     path = known
                     if self._is_stale():
                         self._seal([path])  # leased under limits that may have been lowered
@@ -211,18 +226,18 @@ class BudgetAdmission:
 
     async def _take_slowly(
         self, bill: CostEstimate, path: BudgetChain, max_tokens: int, amount: ReservedAmount
-    ) -> tuple[BudgetLease, int, ReservedAmount]:
-        """Take the amount from a new slice, after recalling others' if need be; or as much as there is, where a shorter
+    ) -> tuple[LocalBudgetLease, int, ReservedAmount]:
+        """Take the amount from a new lease, after recalling others' if need be; or as much as there is, where a shorter
         answer will do."""
-        shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_clamp)
+        shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_reduce_max_tokens)
         floor = bill.amount(1) if shorter else amount
         in_doubt = self._is_in_doubt(path)
         found = await self._recall_until(path, amount, floor)
-        if isinstance(found, BudgetLease):
+        if isinstance(found, LocalBudgetLease):
             return found, max_tokens, amount
         if shorter:
             leased = await self._lease(path, amount, floor, take=False)
-            if isinstance(leased, BudgetLease):
+            if isinstance(leased, LocalBudgetLease):
                 max_tokens = min(max_tokens, bill.affordable(leased.left))
                 amount = bill.amount(max_tokens)
                 self._keep(path, leased, amount)
@@ -234,19 +249,20 @@ class BudgetAdmission:
 
     async def _refusal(self, shortages: Sequence[InsufficientBudget]) -> ApiError:
         try:
-            releasable = await self._store.releasable([each.window.id for each in shortages])
+            releasable = await self._store.releasable([each.budget_period.id for each in shortages])
         except _UNREACHABLE as exc:
             return _unavailable(exc)
         return rejections.refusal(shortages, releasable)
 
     def _is_in_doubt(self, path: BudgetChain) -> bool:
-        """Whether the part of a request that did not wait for it, or not long enough, is not back in these windows."""
-        out = [*self._given_up.values(), *(each for each, slice_ in self._unreturned if slice_.sealed)]
+        """Whether the part of a request that did not wait for it, or not long enough, is not back in these budget
+        periods."""
+        out = [*self._given_up.values(), *(each for each, lease in self._unreturned if lease.fully_reserved)]
         return any(not set(path.ids).isdisjoint(each.ids) for each in out)
 
     async def _recall_until(
         self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount
-    ) -> BudgetLease | list[InsufficientBudget]:
+    ) -> LocalBudgetLease | list[InsufficientBudget]:
         """Take the amount, once this gateway and the others have released what they can; or return what is short then.
 
         If `floor` would do as well, wait for everything that other gateways may return.
@@ -254,7 +270,7 @@ class BudgetAdmission:
         ends = asked = 0.0
         while True:
             found = await self._lease(path, amount, amount, take=True)
-            if isinstance(found, BudgetLease):
+            if isinstance(found, LocalBudgetLease):
                 return found
             if await self.early.release(path.ids):
                 continue
@@ -274,11 +290,11 @@ class BudgetAdmission:
                 path.recalled_at = time.monotonic()
 
     async def _ask_for(self, shortages: Sequence[InsufficientBudget]) -> bool:
-        """Recall what the other gateways can return or release of these windows. False: there are no others."""
-        windows = [each.window.id for each in shortages]
-        self.early.contend(windows)
+        """Recall what the other gateways can return or release of these budget periods. False: there are no others."""
+        budget_periods = [each.budget_period.id for each in shortages]
+        self.early.contend(budget_periods)
         try:
-            heard = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(windows)))
+            heard = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(budget_periods)))
             return heard > int(self._listening)
         except redis.RedisError as exc:
             log.warning("lease_revocation_failed", error=str(exc))
@@ -286,15 +302,15 @@ class BudgetAdmission:
 
     async def _lease(
         self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, *, take: bool
-    ) -> BudgetLease | list[InsufficientBudget]:
-        """Lease a slice, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
+    ) -> LocalBudgetLease | list[InsufficientBudget]:
+        """Lease a lease, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
         async with path.lock:
-            slice_ = path.slice
-            if take and slice_ is not None and slice_.take(amount, time.monotonic()):
-                return slice_
-            path.slice = None  # what is left of it goes back with the same step
-            # The waiting request may end. A slice that was leased nevertheless is kept for others.
-            leasing = asyncio.create_task(self._store.lease(path, amount, floor, slice_))
+            lease = path.lease
+            if take and lease is not None and lease.take(amount, time.monotonic()):
+                return lease
+            path.lease = None  # what is left of it goes back with the same step
+            # The waiting request may end. A lease that was leased nevertheless is kept for others.
+            leasing = asyncio.create_task(self._store.lease(path, amount, floor, lease))
             self._leasing.add(leasing)
             leasing.add_done_callback(self._leasing.discard)
             try:
@@ -305,67 +321,69 @@ class BudgetAdmission:
                 raise
             except _UNREACHABLE as exc:
                 self._give_up(leasing, path)
-                if slice_ is not None:
-                    self._return_later(path, slice_)
+                if lease is not None:
+                    self._return_later(path, lease)
                 raise _unavailable(exc) from exc
-            if isinstance(found, BudgetLease) and time.monotonic() >= found.until:  # this process was stopped meanwhile
+            if (
+                isinstance(found, LocalBudgetLease) and time.monotonic() >= found.until
+            ):  # this process was stopped meanwhile
                 self._return_later(path, found)
                 raise _unavailable(TimeoutError("the lease had ended when it was told"))
-            if isinstance(found, list) or found.sealed:
+            if isinstance(found, list) or found.fully_reserved:
                 self.early.contend(path.ids)
-            if isinstance(found, BudgetLease) and take:
+            if isinstance(found, LocalBudgetLease) and take:
                 self._keep(path, found, amount)
             return found
 
-    def _keep(self, path: BudgetChain, leased: BudgetLease, amount: ReservedAmount) -> None:
-        """Take the amount from a slice just leased; what is left of it serves the next."""
+    def _keep(self, path: BudgetChain, leased: LocalBudgetLease, amount: ReservedAmount) -> None:
+        """Take the amount from a lease just leased; what is left of it serves the next."""
         leased.left = ReservedAmount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
-        if leased.sealed:
+        if leased.fully_reserved:
             return
         forgotten = self._paths.get(tuple(path.ids)) is not path  # its period is over
         if forgotten or not leased.left.requests:
             self._return_later(path, leased)
             return
-        if path.slice is not None:
-            self._return_later(path, path.slice)
-        path.slice = leased
+        if path.lease is not None:
+            self._return_later(path, path.lease)
+        path.lease = leased
 
-    def _give_up(self, leasing: asyncio.Task[BudgetLease | list[InsufficientBudget]], path: BudgetChain) -> None:
+    def _give_up(self, leasing: asyncio.Task[LocalBudgetLease | list[InsufficientBudget]], path: BudgetChain) -> None:
         self._given_up[leasing] = path
         leasing.add_done_callback(self._keep_unwanted)
 
-    def _keep_unwanted(self, leasing: asyncio.Task[BudgetLease | list[InsufficientBudget]]) -> None:
+    def _keep_unwanted(self, leasing: asyncio.Task[LocalBudgetLease | list[InsufficientBudget]]) -> None:
         path = self._given_up.pop(leasing)
         if (
             not leasing.cancelled()
             and leasing.exception() is None
-            and isinstance(found := leasing.result(), BudgetLease)
+            and isinstance(found := leasing.result(), LocalBudgetLease)
         ):
             self._return_later(path, found)
 
     # Back.
 
-    def _return_later(self, path: BudgetChain, slice_: BudgetLease) -> None:
-        self._unreturned.append((path, slice_))
+    def _return_later(self, path: BudgetChain, lease: LocalBudgetLease) -> None:
+        self._unreturned.append((path, lease))
         self._to_return.set()
 
     def _seal(self, paths: Collection[BudgetChain]) -> None:
-        """Admit nothing more from their slices."""
+        """Admit nothing more from their leases."""
         for path in paths:
-            if path.slice is not None:
-                self._return_later(path, path.slice)
-                path.slice = None
+            if path.lease is not None:
+                self._return_later(path, path.lease)
+                path.lease = None
 
     async def _return_all(self) -> None:
-        """Give back what is left of slices that are done with. NOTE: twice is as good as once, so they are forgotten
-        only when it is done; one that the reaper took back meanwhile has another fence."""
-        returning = [slice_ for _, slice_ in self._unreturned]
+        """Give back what is left of leases that are done with. NOTE: twice is as good as once, so they are forgotten
+        only when it is done; one that the reclaimer took back meanwhile has another fencing token."""
+        returning = [lease for _, lease in self._unreturned]
         if not returning:
             return
         try:
-            await self._store.give_back(returning)
+            await self._store.return_leases(returning)
         except _UNREACHABLE as exc:
-            log.warning("slice_release_failed", slices=len(returning), error=str(exc) or type(exc).__name__)
+            log.warning("lease_release_failed", leases=len(returning), error=str(exc) or type(exc).__name__)
             return
         done = {id(each) for each in returning}
         self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]
@@ -377,10 +395,10 @@ class BudgetAdmission:
                     await self._to_return.wait()
             self._to_return.clear()
             now, wall = time.monotonic(), time.time_ns() // 1000
-            over = [path for path in self._paths.values() if path.slice and now >= path.slice.until]
+            over = [path for path in self._paths.values() if path.lease and now >= path.lease.until]
             self._seal(over)
             for ids, path in list(self._paths.items()):
-                if path.slice is None and wall >= path.ends + 60_000_000:
+                if path.lease is None and wall >= path.ends + 60_000_000:
                     del self._paths[ids]
             await self._return_all()
 
@@ -400,14 +418,14 @@ class BudgetAdmission:
                 log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(1)
 
-    async def _recalled(self, windows: set[int]) -> None:
+    async def _recalled(self, budget_periods: set[int]) -> None:
         """Give all of it back, and for a moment take no more than is needed: or the asker would never find it there."""
-        paths = [path for path in self._paths.values() if not windows.isdisjoint(path.ids)]
+        paths = [path for path in self._paths.values() if not budget_periods.isdisjoint(path.ids)]
         for path in paths:
-            path.scarce_until = time.monotonic() + REVOKE_LEASES_SECONDS
+            path.contended_until = time.monotonic() + REVOKE_LEASES_SECONDS
         self._seal(paths)
-        self.early.contend(windows)
-        await asyncio.gather(self._return_all(), self.early.release(windows))
+        self.early.contend(budget_periods)
+        await asyncio.gather(self._return_all(), self.early.release(budget_periods))
 
     async def _keep_prices(self) -> None:
         while True:
@@ -459,7 +477,7 @@ def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) 
     """Whether so much may come back from others that the floor is reached."""
     wanted = dict(zip(UNITS, floor, strict=True))
     return any(each.elsewhere for each in shortages) and all(
-        each.room + each.elsewhere >= wanted[each.window.unit] for each in shortages
+        each.room + each.elsewhere >= wanted[each.budget_period.unit] for each in shortages
     )
 
 

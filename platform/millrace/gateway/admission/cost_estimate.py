@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import UNBOUNDED, RateCard, affordable_output, hold_nano
+from billing.pricing.pricing import UNBOUNDED, RateCard, affordable_output, reservation_nano
 from millrace.gateway.admission.admission import AdmissionRequest
 
 
@@ -18,7 +18,7 @@ class CostEstimate:
     """
 
     demand: AdmissionRequest
-    sheets: tuple[RateCard, ...]  # of each candidate that has one; the first is pinned
+    rate_cards: tuple[RateCard, ...]  # of each candidate that has one; the first is pinned
     all_billed: bool = False
 
     def amount(self, max_tokens: int) -> ReservedAmount:
@@ -31,7 +31,7 @@ class CostEstimate:
     def parts(self, max_tokens: int) -> list[ReservedAmount]:
         """Return what the execution of each candidate needs."""
         tokens = self.demand.prompt_tokens + max_tokens * self.demand.sequences
-        return [ReservedAmount(self._money(sheet, max_tokens), tokens, 1) for sheet in self.sheets]
+        return [ReservedAmount(self._money(rate_card, max_tokens), tokens, 1) for rate_card in self.rate_cards]
 
     def affordable(self, left: ReservedAmount) -> int:
         """Return how many output tokens the remaining amount is enough for."""
@@ -40,7 +40,7 @@ class CostEstimate:
         demand = self.demand
         money = min(
             affordable_output(
-                sheet,
+                rate_card,
                 demand.prompt_tokens,
                 left.money,
                 demand.admitted_at,
@@ -48,7 +48,7 @@ class CostEstimate:
                 writes_5m=demand.writes_5m,
                 writes_1h=demand.writes_1h,
             )
-            for sheet in self.sheets
+            for rate_card in self.rate_cards
         )
         return min(money, (left.tokens - demand.prompt_tokens) // demand.sequences)
 
@@ -64,10 +64,10 @@ class CostEstimate:
                 high = middle - 1
         return low
 
-    def _money(self, sheet: RateCard, max_tokens: int) -> int:
+    def _money(self, rate_card: RateCard, max_tokens: int) -> int:
         demand = self.demand
-        return hold_nano(
-            sheet,
+        return reservation_nano(
+            rate_card,
             demand.prompt_tokens,
             max_tokens,
             demand.admitted_at,

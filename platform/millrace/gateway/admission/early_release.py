@@ -3,8 +3,8 @@
 While budgets have room, the unused parts of ended executions stay in memory: the settlement releases them within a
 second. Once a budget is contended, the gateway releases the parts of ended executions in PostgreSQL, and each further
 part before the last byte of its response is sent. PostgreSQL records every part that was released, so the settlement
-releases only the rest (migration 0014 of billing; docs/holds.md). A part that is lost with its gateway is released by
-the settlement.
+releases only the rest (billing's migration 0003; docs/budget-reservations.md). A part that is lost with its gateway is
+released by the settlement.
 """
 
 from __future__ import annotations
@@ -50,37 +50,43 @@ class EarlyReleases:
     def __init__(self, store: BudgetLeaseStore) -> None:
         self._store = store
         self._ended: OrderedDict[tuple[str, int], _Ended] = OrderedDict()
-        self._contended: dict[int, float] = {}  # window -> monotonic time until which parts are released immediately
-        self._raters: dict[int, Rater] = {}  # by version of the price sheet
+        self._contended: dict[
+            int, float
+        ] = {}  # budget period -> monotonic time until which parts are released immediately
+        self._raters: dict[int, Rater] = {}  # by version of the price rate card
         self._lock = asyncio.Lock()
         self._releasing: set[asyncio.Task[bool]] = set()
 
-    def contend(self, windows: Iterable[int]) -> None:
-        """Release the parts of these windows immediately from now on, for some seconds."""
+    def contend(self, budget_periods: Iterable[int]) -> None:
+        """Release the parts of these budget periods immediately from now on, for some seconds."""
         now = time.monotonic()
-        self._contended = {window: until for window, until in self._contended.items() if until > now}
-        self._contended.update((window, now + CONTENDED_SECONDS) for window in windows)
+        self._contended = {budget_period: until for budget_period, until in self._contended.items() if until > now}
+        self._contended.update((budget_period, now + CONTENDED_SECONDS) for budget_period in budget_periods)
 
     async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
         """Keep the unused part of an execution that ended with this usage; release it if a budget is contended."""
-        if billing_context.slice_id is None:
+        if billing_context.lease_id is None:
             return
         now = time.monotonic()
-        self._ended[billing_context.request_id, billing_context.leg] = _Ended(billing_context, terms, usage, now)
+        self._ended[billing_context.request_id, billing_context.execution] = _Ended(billing_context, terms, usage, now)
         while next(iter(self._ended.values())).ended_at < now - KEPT_SECONDS or len(self._ended) > MAX_KEPT:
             self._ended.popitem(last=False)
-        if any(self._contended.get(window, 0.0) > now for window in terms.windows):
-            releasing = asyncio.create_task(self.release(terms.windows))
+        if any(self._contended.get(budget_period, 0.0) > now for budget_period in terms.budget_period_ids):
+            releasing = asyncio.create_task(self.release(terms.budget_period_ids))
             self._releasing.add(releasing)
             releasing.add_done_callback(self._releasing.discard)
             await asyncio.wait([releasing], timeout=RELEASE_SECONDS)
 
-    async def release(self, windows: Collection[int]) -> bool:
-        """Release all parts that belong to these windows. True: some were released, here or meanwhile."""
+    async def release(self, budget_periods: Collection[int]) -> bool:
+        """Release all parts that belong to these budget periods. True: some were released, here or meanwhile."""
         waited = self._lock.locked()
         async with self._lock:
-            wanted = set(windows)
-            ended = {leg: each for leg, each in self._ended.items() if not wanted.isdisjoint(each.terms.windows)}
+            wanted = set(budget_periods)
+            ended = {
+                execution: each
+                for execution, each in self._ended.items()
+                if not wanted.isdisjoint(each.terms.budget_period_ids)
+            }
             parts = [part for each in ended.values() if (part := self._unused_part(each)) is not None]
             try:
                 if parts:
@@ -89,31 +95,41 @@ class EarlyReleases:
                 log.warning("early_release_failed", executions=len(parts), error=str(exc) or type(exc).__name__)
                 if not isinstance(exc, psycopg.IntegrityError):
                     return waited
-            for leg in ended:
-                self._ended.pop(leg, None)
+            for execution in ended:
+                self._ended.pop(execution, None)
             return waited or bool(parts)
 
     def _unused_part(self, ended: _Ended) -> UnusedPart | None:
         """Return what the execution leaves of its reservation. None: nothing that could be released."""
-        billing_context, sheet, usage = ended.billing_context, ended.terms.sheet, ended.usage
-        if billing_context.slice_id is None or billing_context.fence is None or sheet is None:
+        billing_context, rate_card, usage = ended.billing_context, ended.terms.rate_card, ended.usage
+        if billing_context.lease_id is None or billing_context.fencing_token is None or rate_card is None:
             return None
-        rater = self._raters.get(sheet.version)
+        rater = self._raters.get(rate_card.version)
         if rater is None:
             if len(self._raters) >= MAX_RATERS:
                 self._raters.clear()
-            rater = self._raters[sheet.version] = Rater(sheet)
+            rater = self._raters[rate_card.version] = Rater(rate_card)
         inputs = (usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
         try:
             kept = nano(rater.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
         except UnknownPriceError:
             return None
-        kept_tokens = sum(inputs) + usage.output
-        money, tokens = (billing_context.hold or 0) - kept, (billing_context.hold_tokens or 0) - kept_tokens
+        retained_tokens = sum(inputs) + usage.output
+        money, tokens = (
+            (billing_context.reserved_nano or 0) - kept,
+            (billing_context.reserved_tokens or 0) - retained_tokens,
+        )
         if min(money, tokens) < 0 or not (money or tokens):
             return None
         admitted_at = _EPOCH + timedelta(microseconds=billing_context.admitted_at)
-        leg = billing_context.request_id, billing_context.leg
+        execution = billing_context.request_id, billing_context.execution
         return UnusedPart(
-            billing_context.slice_id, billing_context.fence, admitted_at, *leg, money, tokens, kept, kept_tokens
+            billing_context.lease_id,
+            billing_context.fencing_token,
+            admitted_at,
+            *execution,
+            money,
+            tokens,
+            kept,
+            retained_tokens,
         )

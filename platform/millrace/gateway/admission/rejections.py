@@ -17,10 +17,10 @@ def unpriced(model: str) -> ApiError:
 
 
 def refusal(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, int]) -> ApiError:
-    """Build the rejection of a request that these windows have no room for.
+    """Build the rejection of a request that these budget periods have no room for.
 
     Args:
-        releasable: what running requests reserve of each window and may not use.
+        releasable: what running requests reserve of each budget period and may not use.
     """
     final = [shortage for shortage in shortages if not shortage.recallable]
     if not final:
@@ -29,40 +29,40 @@ def refusal(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, in
         text = "Part of your budget is held by a server that does not answer; please try again later."
         return ApiError(OVERLOADED, text, retry_after=max(1.0, seconds))
     worst = final[0]
-    window, left = worst.window, max(0, worst.room)
-    reserved = releasable.get(window.id, 0)
+    period, left = worst.budget_period, max(0, worst.room)
+    reserved = releasable.get(period.id, 0)
     may_settle = worst.room + reserved >= worst.needed
-    code = "budget_exceeded" if window.unit == "money" else "quota_exceeded"
-    kind = "budget" if window.unit == "money" else f"{window.unit} quota"
+    code = "budget_exceeded" if period.unit == "money" else "quota_exceeded"
+    kind = "budget" if period.unit == "money" else f"{period.unit} quota"
     return ApiError(
         code,
-        f"The {_PERIODS[window.period]}{kind} {window.name!r} does not allow this request: {_amount(window.unit, left)}"
-        f" left, up to {_amount(window.unit, worst.needed)} needed. {_advice(window, reserved if may_settle else 0)}",
-        retry_after=1 if may_settle else _seconds_until(window.ends),
+        f"The {_PERIODS[period.period]}{kind} {period.name!r} does not allow this request: {_amount(period.unit, left)}"
+        f" left, up to {_amount(period.unit, worst.needed)} needed. {_advice(period, reserved if may_settle else 0)}",
+        retry_after=1 if may_settle else _seconds_until(period.ends),
         bound={
             "kind": "budget",
-            "id": window.budget_id,
-            "name": window.name,
-            "unit": window.unit,
-            "period": window.period,
+            "id": period.budget_id,
+            "name": period.name,
+            "unit": period.unit,
+            "period": period.period,
             "left": left,
             "needed": worst.needed,
-            "resets_at": window.ends and window.ends.astimezone(UTC).isoformat(),
+            "resets_at": period.ends and period.ends.astimezone(UTC).isoformat(),
         },
     )
 
 
-def _advice(window: LeasedPeriod, reserved: int) -> str:
+def _advice(period: LeasedPeriod, reserved: int) -> str:
     """Describe what would let the request pass. `reserved`: what running requests reserve, if it would be enough."""
     texts = []
     if reserved:
         texts.append(
-            f"Running requests reserve {_amount(window.unit, reserved)} and release what they do not use when they end."
+            f"Running requests reserve {_amount(period.unit, reserved)} and release what they do not use when they end."
         )
-    if window.unit != "requests":
+    if period.unit != "requests":
         texts.append("A smaller request needs less.")
-    if window.ends:
-        texts.append(f"The {'quota' if window.unit != 'money' else 'budget'} resets at {_time(window.ends)}.")
+    if period.ends:
+        texts.append(f"The {'quota' if period.unit != 'money' else 'budget'} resets at {_time(period.ends)}.")
     return " ".join(texts) or "It does not reset. Raise the quota."
 
 

@@ -166,7 +166,7 @@ class RequestTrace:
         if tickets and not limit_statuses:
             limit_statuses = tickets[0].limit_statuses
         terms = [ticket.terms for ticket in tickets]
-        holds = [each.hold for each in terms if each.hold is not None]
+        reserved = [each.reserved_nano for each in terms if each.reserved_nano is not None]
         why = {} if first is None else first.why
         code = "" if fault is None else fault.code
         ended = time.monotonic()
@@ -186,13 +186,13 @@ class RequestTrace:
             _verdict(status, code, complete=complete),
             None if fault is None else fault.bound,
             [_limit(each) for each in limit_statuses[:MAX_LISTED]],
-            terms[0].windows if terms else (),
+            terms[0].budget_period_ids if terms else (),
             {name: why[name] for name in _ROUTE if name in why},
-            why.get("legs", [])[:MAX_LISTED],
+            why.get("executions", [])[:MAX_LISTED],
             max(1, len(self.calls)),
             sum(len(call.prompt.ids) for call in self.calls) if self.calls else None,
             terms[0].max_tokens if terms else None,
-            sum(holds) if holds else None,
+            sum(reserved) if reserved else None,
             terms[0].price_version if terms else None,
             round((ended - self._began) * 1000),
             None if first is None or first.first_at is None else round((first.first_at - self._began) * 1000),

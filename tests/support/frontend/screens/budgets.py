@@ -1,4 +1,4 @@
-"""Registers budgets and quotas: of every owner, unit and mode, with windows, alerts and limits."""
+"""Registers budgets and quotas: of every owner, unit and mode, with budget periods, alerts and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prepare(world: World) -> None:
 def _fill(world: World, state: str) -> None:
     from billing.actions.budgets import do_change_budget, do_make_budget  # here: Django is not set up on import
     from billing.budgets.alerts import check_thresholds
-    from billing.models import Window
+    from billing.models import BudgetPeriod
     from tenants import actions
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
@@ -25,16 +25,18 @@ def _fill(world: World, state: str) -> None:
     month = {"unit": "money", "period": "month"}
     whole = do_make_budget(tenant, name="Everything", amount=100 * 10**9, **month)
     trial = do_make_budget(tenant, project=project, name="On trial", amount=10**9, mode="dry_run", **month)
-    do_make_budget(tenant, key=key, name="Tokens", unit="tokens", period="day", amount=5_000_000, rollover_cap=9)
+    do_make_budget(tenant, key=key, name="Tokens", unit="tokens", period="day", amount=5_000_000, rollover_limit=9)
     do_make_budget(tenant, member=world.owner, name="Mine", unit="requests", period="lifetime", amount=10, mode="soft")
-    do_change_budget(trial, raise_amount=5 * 10**8, raise_until=now + timedelta(days=3))
+    do_change_budget(trial, temporary_increase=5 * 10**8, increase_expires_at=now + timedelta(days=3))
     used = {"populated": 60, "over": 100}[state]
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     end = (start + timedelta(days=32)).replace(day=1)
     span = {"tenant_id": tenant.pk, "unit": "money", "period_start": start, "period_end": end}
     with all_tenants_scope(BypassReason.BILLING):
-        Window.objects.create(budget_id=whole.pk, used=used * 10**15, held=0, carried=0, **span)
-        Window.objects.create(budget_id=trial.pk, used=3 * 10**14, held=10**8, carried=10**7, refused=4, **span)
+        BudgetPeriod.objects.create(budget_id=whole.pk, used=used * 10**15, reserved=0, rolled_over=0, **span)
+        BudgetPeriod.objects.create(
+            budget_id=trial.pk, used=3 * 10**14, reserved=10**8, rolled_over=10**7, rejected=4, **span
+        )
     limits = actions.do_set_limits(tenant, {"requests_per_minute": 600, "long_cap": 2}, project=project)
     check_thresholds()
     world.rows[f"{state}.budget"] = whole.pk

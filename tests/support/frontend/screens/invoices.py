@@ -23,7 +23,7 @@ def prepare(world: World) -> None:
     start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=1, microsecond=0)
     for state in ("populated", "over"):
         tenant, key, project = world.tenants[state], world.keys[state][0], world.projects[state]
-        do_grant_credit(tenant, CreditGrant.Kind.PROMOTIONAL, 10**9, starts_at=start, note="Welcome")
+        do_grant_credit(tenant, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=start, note="Welcome")
         for number in range(3):
             counts = {"uncached": 3_000_001 + number, "cache_read": 5_000_003, "output": 400_007}
             at = start + timedelta(days=number)
@@ -43,7 +43,7 @@ def prepare(world: World) -> None:
 def _newest(tenant: Any) -> int:
     from billing.models import Invoice
 
-    rows = Invoice.objects.for_tenant(tenant).filter(kind=Invoice.Kind.INVOICE, number__isnull=False)
+    rows = Invoice.objects.for_tenant(tenant).filter(invoice_type=Invoice.InvoiceType.INVOICE, number__isnull=False)
     return rows.order_by("-pk")[0].pk
 
 

@@ -10,7 +10,7 @@ from tests.support.frontend.console import Screen, World, register
 def prepare(world: World) -> None:
     from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
     from billing.metering.usage import this_month
-    from billing.models import BudgetAlert, Window
+    from billing.models import BudgetAlert, BudgetPeriod
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
     from tenants.models import Mail
@@ -20,7 +20,7 @@ def prepare(world: World) -> None:
         tenant = world.tenants[state]
         budget = do_make_budget(tenant, name="Alerted", unit="money", period="month", amount=10**11)
         with all_tenants_scope(BypassReason.COMMAND):
-            window = Window.objects.create(
+            budget_period = BudgetPeriod.objects.create(
                 tenant_id=tenant.pk,
                 budget_id=budget.pk,
                 unit="money",
@@ -41,8 +41,8 @@ def prepare(world: World) -> None:
                 BudgetAlert.objects.create(
                     tenant=tenant,
                     budget=budget,
-                    mail=mail,
-                    window=window,
+                    email=mail,
+                    budget_period=budget_period,
                     threshold=threshold,
                     used=used * 10**9,
                     limit=10**11,

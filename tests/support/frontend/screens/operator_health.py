@@ -69,10 +69,10 @@ def prepare(world: World) -> None:
             )
         over = world.tenants["over"].pk
         differences = [
-            {"window": 3, "tenant": over, "held": 12, "used": "40000"},
+            {"budget_period": 3, "tenant": over, "reserved": 12, "used": "40000"},
             {"journal": "smollm2-135m-0", "tenant": over, "tokens": 81, "requests": 1},
         ]
-        Reconciliation.objects.create(at=now, windows=12, differences=differences, corrected=1)
+        Reconciliation.objects.create(created_at=now, budget_periods=12, differences=differences, corrected=1)
         row = UsageQuarantine.objects.order_by("pk").first()
     world.rows["populated.quarantined"] = row.pk
     tasks.run_health_checks()

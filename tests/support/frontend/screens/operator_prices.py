@@ -26,7 +26,7 @@ def _draft(tenant) -> int:
     """A draft by nobody in the picture: a fifth off what the demo's models cost."""
     from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
-    from billing.pricing.price_book import NewPrice, Proposal, in_force
+    from billing.pricing.price_book import NewPrice, Proposal, current_prices
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 
@@ -34,7 +34,7 @@ def _draft(tenant) -> int:
         found = PriceVersion.objects.filter(state=PriceVersion.State.DRAFT).first()
         if found is not None:
             return found.pk
-        prices = in_force(tenant.pk, datetime.now(UTC))
+        prices = current_prices(tenant.pk, datetime.now(UTC))
     rows = [NewPrice(one.model, one.tier, one.component, one.nano_per_million * 4 // 5) for one in prices]
     return do_propose_prices(Proposal(tuple(rows)), note="A fifth off, from December on").pk
 

@@ -10,7 +10,7 @@ from tests.support.frontend.console import Screen, World, meter, register
 
 BOUND = {"kind": "limit", "scope": "key", "id": 3, "name": "requests_per_minute", "model": "", "limit": 3, "left": 0}
 LIMIT = {"set": 3, "scope": "key", "model": "", "name": "requests_per_minute", "limit": 3, "left": 2, "cost": 1}
-PLACE = {"leg": 0, "attempt": 1, "model": "smollm2-135m", "replica": "r", "by": "prefix", "load": 1, "credits": 9}
+PLACE = {"execution": 0, "attempt": 1, "model": "smollm2-135m", "replica": "r", "by": "prefix", "load": 1, "credits": 9}
 ROUTE = {"policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["smollm2-135m", "big"]}
 SKIPPED = {"skipped": [{"model": "big", "why": "server_is_overloaded"}]}
 
@@ -21,7 +21,7 @@ def prepare(world: World) -> None:
 
 
 def _fill(world: World, state: str) -> None:
-    from billing.models import Window  # here: Django is not set up on import
+    from billing.models import BudgetPeriod  # here: Django is not set up on import
     from millrace.apps.records.models import RequestContent, RequestRecord
     from tenants import actions
     from tenants.isolation.scopes import tenant_scope
@@ -62,7 +62,7 @@ def _fill(world: World, state: str) -> None:
     actions.do_keep_content(tenant, 7)
     tenant.keep_content_days = 7
     with tenant_scope(tenant):
-        if windows := list(Window.objects.for_tenant(tenant)[:1]):
+        if windows := list(BudgetPeriod.objects.for_tenant(tenant)[:1]):
             rows[0]["windows"] = [windows[0].pk]
         RequestRecord.objects.for_tenant(tenant).bulk_create(
             RequestRecord(

@@ -160,11 +160,11 @@ def _cost(call: ActiveRequest) -> Headers:
     """Return what the answer costs, exactly, in USD."""
     femto = 0
     for part in (call, *call.more):
-        sheet, usage = part.ticket.terms.sheet, part.usage
-        if sheet is None or usage is None:
+        rate_card, usage = part.ticket.terms.rate_card, part.usage
+        if rate_card is None or usage is None:
             return []
         tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
-        femto += rate(sheet, tokens, part.admitted_at).cost_femto
+        femto += rate(rate_card, tokens, part.admitted_at).cost_femto
     return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
 
 

@@ -1,8 +1,8 @@
-"""What budgets cost an admission, in CPU time of the gateway: `python -m benchmarks.holds`.
+"""What budgets cost an admission, in CPU time of the gateway: `python -m benchmarks.reservations`.
 
 One gateway's budget admission on its own PostgreSQL and Valkey. The same requests are admitted without any
-budget and with three (a day's, a month's, a lifetime's); slices are leased as they are spent. Then, with four gateways
-that hold slices, how long a request waits that needs all they hold.
+budget and with three (a day's, a month's, a lifetime's); leases are leased as they are spent. Then, with four gateways
+that hold leases, how long a request waits that needs all they hold.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def main() -> None:
 def _prepare() -> str:
     from millrace.conf.environment import platform_settings
     from tenants.isolation import db_roles
-    from tests.support.billing.books import sheet
+    from tests.support.billing.books import rate_card
 
-    sheet()
+    rate_card()
     return db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM)
 
 
@@ -104,7 +104,7 @@ async def _recalls(url: str, keys: Sequence[Any]) -> list[float]:
             others = [await running.enter_async_context(purse(url, key, f"gw-{n}")) for n in range(4)]
             mine = await running.enter_async_context(purse(url, key, "gw-mine"))
             admitted = [await other.admit() for other in others]
-            left = RECALLED - sum(each.terms.hold for each in admitted)
+            left = RECALLED - sum(each.terms.reserved_nano for each in admitted)
             began = time.perf_counter()
             found = await mine.admit(max_tokens=(left - 30_000_000) // 15_000)
             waits.append(time.perf_counter() - began)
