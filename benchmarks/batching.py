@@ -122,8 +122,8 @@ class Machine:
 Factory = Callable[[int, int], Machine]  # (most rows in a step, most tokens in a step)
 
 
-def continuous(make: Factory, jobs: Sequence[Job], batch: int, step_tokens: int) -> Outcome:
-    machine = make(batch, step_tokens)
+def continuous(make: Factory, jobs: Sequence[Job], batch: int, max_num_batched_tokens: int) -> Outcome:
+    machine = make(batch, max_num_batched_tokens)
     waiting = list(reversed(jobs))
     while waiting or machine.engine.has_unfinished():
         if not machine.engine.has_unfinished():
@@ -173,7 +173,7 @@ def draw(count: int, scale: float, *, rate: float = 0.0, seed: int = 1, most: Le
 def modeled(cost: CostModel) -> Factory:
     """Machines whose model only tells how long a step would take."""
 
-    def make(batch: int, step_tokens: int) -> Machine:
+    def make(batch: int, max_num_batched_tokens: int) -> Machine:
         runner = FakeRunner(num_blocks=1 << 17)
         taken = 0.0
 
@@ -182,7 +182,7 @@ def modeled(cost: CostModel) -> Factory:
             taken = cost.seconds(output.num_tokens)
 
         runner.during = during
-        config = _config(Path(), batch, step_tokens)
+        config = _config(Path(), batch, max_num_batched_tokens)
         model = replace(TINY, vocab_size=VOCAB, max_model_len=1 << 17)
         return Machine(LLMEngine(config, runner=runner, model_config=model), lambda: taken)
 
@@ -192,17 +192,22 @@ def modeled(cost: CostModel) -> Factory:
 def real(model_dir: Path) -> Factory:
     """Machines with the model of `model_dir`, on the CPU."""
 
-    def make(batch: int, step_tokens: int) -> Machine:
+    def make(batch: int, max_num_batched_tokens: int) -> Machine:
         num_blocks = (batch + 1) * CONTEXT // BLOCK_SIZE
-        return Machine(LLMEngine(replace(_config(model_dir, batch, step_tokens), num_blocks=num_blocks)))
+        return Machine(LLMEngine(replace(_config(model_dir, batch, max_num_batched_tokens), num_blocks=num_blocks)))
 
     return make
 
 
-def _config(model_dir: Path, batch: int, step_tokens: int) -> EngineConfig:
-    step_tokens = max(step_tokens, batch)
+def _config(model_dir: Path, batch: int, max_num_batched_tokens: int) -> EngineConfig:
+    max_num_batched_tokens = max(max_num_batched_tokens, batch)
     return EngineConfig(
-        model_dir, "cpu", max_batch=batch, step_tokens=step_tokens, block_size=BLOCK_SIZE, prefix_cache=False
+        model_dir,
+        "cpu",
+        max_num_seqs=batch,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=BLOCK_SIZE,
+        prefix_cache=False,
     )
 
 
@@ -241,7 +246,7 @@ def main() -> None:
 def measure(make: Factory, jobs: Sequence[Job], options: argparse.Namespace, index: int) -> dict[str, Outcome]:
     """One round: each way of batching once."""
     ways: dict[str, Callable[[], Outcome]] = {
-        "continuous": lambda: continuous(make, jobs, options.batch, options.step_tokens),
+        "continuous": lambda: continuous(make, jobs, options.batch, options.max_num_batched_tokens),
         "static": lambda: static(make, jobs, options.batch, options.timeout, drop=False),
         "static, rows that are done leave": lambda: static(make, jobs, options.batch, options.timeout, drop=True),
     }
@@ -284,7 +289,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=128, help="default 128")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (default 3)")
     parser.add_argument("--batch", type=int, default=32, help="most requests in a step (default 32)")
-    parser.add_argument("--step-tokens", type=int, default=512, help="of continuous batching (default 512)")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="of continuous batching (default 512)")
     parser.add_argument("--scale", type=float, default=0.25, help="of the trace's lengths (default 0.25)")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: all at once (default)")
     parser.add_argument("--timeout", type=float, default=1.0, help="seconds that a static batch is waited for")

@@ -78,7 +78,11 @@ def main() -> None:
     inputs = [tokenizer.encode(text) for text in texts()[: options.texts]]
     ways = {} if options.quick else _peers(folder, inputs)
     for name, profile in PROFILES.items():
-        engine = EmbeddingEngine(EngineConfig(folder, step_tokens=profile.step_tokens, max_batch=profile.max_batch))
+        engine = EmbeddingEngine(
+            EngineConfig(
+                folder, max_num_batched_tokens=profile.max_num_batched_tokens, max_num_seqs=profile.max_num_seqs
+            )
+        )
         ways[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
         ways[f"engine, {name}, {len(inputs)} requests"] = partial(packed, engine, [[i] for i in inputs])
     seconds = dict.fromkeys(ways, float("inf"))

@@ -1,7 +1,7 @@
 """The worker's profiles side by side, on the embedded model: what decoding streams feel while long prompts arrive.
 
     python -m benchmarks.profiles
-    python -m benchmarks.profiles --add small=64,32,16    # step_tokens, long_prompt_tokens, max_batch
+    python -m benchmarks.profiles --add small=64,32,16
 
 One engine at a time, in this process, without a platform around it. So many streams decode, each going on with a new
 short prompt when its answer is complete; beside them so many callers send prompts of 512 tokens (--long-prompt), each
@@ -142,7 +142,12 @@ def main() -> None:
     parser.add_argument("--senders", type=int, default=2, help="callers that send long prompts (default 2)")
     parser.add_argument("--long-prompt", type=int, default=512, help="tokens of a long prompt (default 512)")
     parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: as many as there are cores (default)")
-    parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
+    parser.add_argument(
+        "--add",
+        action="append",
+        default=[],
+        metavar="NAME=MAX_NUM_BATCHED_TOKENS,LONG_PREFILL_TOKEN_THRESHOLD,MAX_NUM_SEQS",
+    )
     parser.add_argument("--only", action="store_true", help="no profiles but those added")
     wanted = parse(parser, {"rounds": 1, "prompts": 2, "streams": 2, "senders": 2, "long_prompt": 32})
     profiles: dict[str, EngineProfile] = {} if wanted.only else dict(PROFILES)
@@ -163,7 +168,7 @@ def main() -> None:
         figures = zip(*(found.figures() for found in rounds[name]), strict=True)
         ttft50, ttft95, itl50, itl95, itl99, rate = map(statistics.median, figures)
         sys.stdout.write(
-            f"{name:<12}{profile.step_tokens:>6}{profile.long_prompt_tokens:>6}{profile.max_batch:>6}"
+            f"{name:<12}{profile.max_num_batched_tokens:>6}{profile.long_prefill_token_threshold:>6}{profile.max_num_seqs:>6}"
             f"{ttft50:>10.0f}{ttft95:>8.0f}{itl50:>9.1f}{itl95:>7.1f}{itl99:>7.1f}{rate:>10.1f}\n"
         )
 

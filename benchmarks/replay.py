@@ -80,7 +80,7 @@ def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
     def rows() -> Iterator[Row]:
         for num_blocks, lru in zip(options.pools, caches, strict=True):
-            replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_batch=options.window, step_tokens=8192)
+            replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_num_seqs=options.window, max_num_batched_tokens=8192)
             result = play(replayer, mooncake(options.requests, most), options.window, f"{num_blocks} blocks")
             yield (
                 f"{num_blocks:,}", f"{result.requests:,}", f"{ideal.hit_rate:.2%}", f"{lru.hit_rate:.2%}",
@@ -101,7 +101,7 @@ def agent(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for block_size in (16, 32, 64):
             [ideal] = simulate(conversations, block_size, None)
-            replayer = Replayer(400_000 // block_size, block_size, max_batch=32, step_tokens=2048)
+            replayer = Replayer(400_000 // block_size, block_size, max_num_seqs=32, max_num_batched_tokens=2048)
             result = play(replayer, conversations, 32, f"blocks of {block_size}")
             yield (
                 str(block_size), f"{result.requests:,}", f"{result.prompt_tokens:,}", f"{ideal.hit_rate:.2%}",
@@ -116,7 +116,7 @@ def waste(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
     def rows() -> Iterator[Row]:
         for block_size in options.block_sizes:
-            replayer = Replayer(1_000_000 // block_size, block_size, max_batch=64, step_tokens=2048)
+            replayer = Replayer(1_000_000 // block_size, block_size, max_num_seqs=64, max_num_batched_tokens=2048)
             result = play(replayer, unrelated(lengths), 96, f"blocks of {block_size}")
             batch = result.sequences / result.steps
             yield str(block_size), f"{result.requests:,}", f"{batch:.1f}", f"{result.waste(block_size):.2%}"
@@ -130,7 +130,7 @@ def tenants(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for num_blocks in (30_000, 2_000):
             for count, window in ((1, 96), (10, 96), (100, 300)):
-                replayer = Replayer(num_blocks, 32, max_batch=64, step_tokens=2048)
+                replayer = Replayer(num_blocks, 32, max_num_seqs=64, max_num_batched_tokens=2048)
                 result = play(replayer, unrelated(lengths, count), window, f"{count} tenants")
                 yield (
                     f"{num_blocks:,}", str(count), str(window), f"{result.sequences / result.steps:.1f}",
@@ -149,7 +149,7 @@ def overhead(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for batch in options.batches:
             lengths = [Lengths(n.prompt, min(n.output, 200)) for n in azure()[: max(20, 3 * batch)]]
-            replayer = Replayer(batch * 500, 32, max_batch=batch, step_tokens=2048)
+            replayer = Replayer(batch * 500, 32, max_num_seqs=batch, max_num_batched_tokens=2048)
             result = play(replayer, unrelated(lengths), batch + batch // 2, f"batch of {batch}")
             parts = (result.step_seconds, result.schedule_seconds, result.output_seconds)
             per_step = result.step_seconds / result.steps

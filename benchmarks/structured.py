@@ -144,7 +144,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.model_dir or ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(folder))
         config = EngineConfig(
-            path, device=args.device, threads=args.threads, kv_memory=1 << 28, measure_peaks=False, run_ahead=False
+            path,
+            device=args.device,
+            threads=args.threads,
+            kv_cache_bytes=1 << 28,
+            measure_peaks=False,
+            async_scheduling=False,
         )
         engines = LLMEngine(config), LLMEngine(config)
         print(f"{'batch ' + str(args.batch):30} ms plain  ms held      mean    least    own ms   share   rows")

@@ -29,7 +29,9 @@ ROOFLINE = Roofline(106_168_320, 28_311_552, 69_120, 2, 23_040, Peaks(4e11, 2e10
 
 def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Sequence], SchedulerOutput]:
     """Metrics of an engine whose sequences all decode, and the batch of their next step."""
-    scheduler = Scheduler(KVCacheManager(sequences * 8, 32), max_batch=sequences, step_tokens=sequences * 100)
+    scheduler = Scheduler(
+        KVCacheManager(sequences * 8, 32), max_num_seqs=sequences, max_num_batched_tokens=sequences * 100
+    )
     metrics = EngineMetrics(scheduler, ROOFLINE)
     made = []
     for index in range(sequences):

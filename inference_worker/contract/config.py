@@ -74,15 +74,15 @@ class ModelConfig:
 class EngineProfile:
     """What a worker is tuned for: fields as in `EngineConfig`."""
 
-    step_tokens: int
-    long_prompt_tokens: int
-    max_batch: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    max_num_seqs: int
 
 
 PROFILES: dict[ProfileName, EngineProfile] = {
-    "latency": EngineProfile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
-    "balanced": EngineProfile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
-    "throughput": EngineProfile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
+    "latency": EngineProfile(max_num_batched_tokens=128, long_prefill_token_threshold=64, max_num_seqs=32),
+    "balanced": EngineProfile(max_num_batched_tokens=512, long_prefill_token_threshold=256, max_num_seqs=64),
+    "throughput": EngineProfile(max_num_batched_tokens=2048, long_prefill_token_threshold=0, max_num_seqs=256),
 }
 
 
@@ -93,18 +93,22 @@ class EngineConfig:
     model_dir: Path
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
-    max_batch: int = 64  # most requests in one step
-    step_tokens: int = 512  # most tokens in one step
+    max_num_seqs: int = 64  # most requests in one step
+    max_num_batched_tokens: int = 512  # most tokens in one step
     block_size: int = 32  # tokens per KV cache block
-    kv_memory: int = 1 << 30  # bytes for the KV cache
+    kv_cache_bytes: int = 1 << 30  # bytes for the KV cache
     threads: int = 0  # compute threads on the CPU; 0: as many as the process has cores
     max_model_len: int | None = None  # lower the model's own limit
-    long_prompt_tokens: int = 0  # most tokens of one prompt in a step, so that one cannot take it all; 0: no cap
-    max_long_prompts: int = 0  # most prompts longer than that under way at once, so that short ones pass; 0: no cap
-    num_blocks: int | None = None  # usable KV blocks, instead of counting them from kv_memory
+    long_prefill_token_threshold: int = (
+        0  # most tokens of one prompt in a step, so that one cannot take it all; 0: no cap
+    )
+    max_long_partial_prefills: int = (
+        0  # most prompts longer than that under way at once, so that short ones pass; 0: no cap
+    )
+    num_blocks: int | None = None  # usable KV blocks, instead of counting them from kv_cache_bytes
     prefix_cache: bool = True
-    host_kv_memory: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
-    run_ahead: bool | None = None  # launch a step before the one before has come back; None: on CUDA
+    kv_offload_bytes: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
+    async_scheduling: bool | None = None  # launch a step before the one before has come back; None: on CUDA
     pin_share: float = 0.5  # share of the blocks that all tenants' pins together may take
     tenant_pin_share: float = 0.25  # and one tenant's
     measure_peaks: bool = True  # take a moment at start to see what the device does at most, for MFU
@@ -112,11 +116,13 @@ class EngineConfig:
     batch_invariant: bool = False  # a request's tokens do not depend, in any bit, on what is computed beside it
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "step_tokens", "block_size", "kv_memory"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.step_tokens < self.max_batch:
-            raise ValueError("step_tokens must be at least max_batch, or a full batch could not decode in one step")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                "max_num_batched_tokens must be at least max_num_seqs, or a full batch could not decode in one step"
+            )
         if self.batch_invariant and self.attention not in ("auto", "invariant"):
             raise ValueError(f"attention {self.attention!r} is not batch-invariant; leave it to batch_invariant")
 

@@ -249,7 +249,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     draining: bool
     running: int  # requests in the engine's batch
     waiting: int  # requests claimed and not yet scheduled
-    max_batch: int
+    max_num_seqs: int
     kv_blocks: int
     kv_blocks_used: int
     metrics: MetricsSnapshot | None = None  # all that the engine has counted since its start

@@ -88,10 +88,10 @@ class LLMEngine:
         )
         self.scheduler = Scheduler(
             cache,
-            max_batch=config.max_batch,
-            step_tokens=config.step_tokens,
-            long_prompt_tokens=config.long_prompt_tokens,
-            max_long_prompts=config.max_long_prompts,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_long_partial_prefills=config.max_long_partial_prefills,
         )
         self._groups: dict[str, RequestGroup] = {}
         self._in_flight: _Launched | None = None
@@ -138,7 +138,7 @@ class LLMEngine:
         started = self._timer()
         batch = self.scheduler.schedule(self._clock())
         outputs = self._fail_all(batch.expired, "request_expired", _EXPIRED)
-        outputs += self._fail_all(batch.outgrown, "context_length_exceeded", _OUTGROWN)
+        outputs += self._fail_all(batch.exceeds_kv_cache, "context_length_exceeded", _EXCEEDS_KV_CACHE)
         launched = None
         if batch.scheduled:
             launched = _Launched(batch, self.metrics.scheduled(batch), started, self._timer())
@@ -148,7 +148,7 @@ class LLMEngine:
                 log.exception(_STEP_LOG, len(batch.scheduled))
                 outputs += self._step_failed(batch)
                 launched = None
-        if self._runner.run_ahead:
+        if self._runner.async_scheduling:
             launched, self._in_flight = self._in_flight, launched
         if launched is not None:
             outputs += self._collect(launched)
@@ -339,7 +339,7 @@ class _Launched:
 
 _MEASURED_TOKENS = 128
 _STEP_LOG = "a step of %d sequences failed"
-_OUTGROWN = "the request has outgrown the KV cache"
+_EXCEEDS_KV_CACHE = "the prompt and its output do not fit into the KV cache; shorten the prompt or lower max_tokens"
 _TOO_COMPLEX = "the form the answer is to have is too complex to go on with"
 _EXPIRED = "the request was not begun in the time it was wanted in"
 _STEP_FAILED = "the engine failed on this request; it can be sent again"

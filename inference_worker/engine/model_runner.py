@@ -56,7 +56,7 @@ class Runner(Protocol):
         """How long it takes to bring one block back from host memory."""
 
     @property
-    def run_ahead(self) -> bool:
+    def async_scheduling(self) -> bool:
         """Whether a step may be launched before the one before it has come back."""
 
     @property
@@ -105,10 +105,12 @@ class ModelRunner:
             )
             name = "invariant" if config.batch_invariant else config.attention
             self.attention = make_backend(name, shape, model_config.num_heads, model_config.head_dim**-0.5)
-            self.num_host_blocks = config.host_kv_memory // sizing.block_bytes
+            self.num_host_blocks = config.kv_offload_bytes // sizing.block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
-        self.run_ahead = self.device.type == "cuda" if config.run_ahead is None else config.run_ahead
+        self.async_scheduling = (
+            self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        )
         self._last_tokens = torch.empty(0, dtype=torch.int64, device=self.device)  # that the last step sampled
         self._last_places: dict[Sequence, int] = {}  # and whose they are
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None

@@ -61,13 +61,20 @@ def step_limits(settings: WorkerSettings) -> EngineProfile:
     A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
     """
     profile = PROFILES[settings.engine_profile]
-    max_batch = settings.max_num_seqs or min(profile.max_batch, settings.max_num_batched_tokens or profile.max_batch)
-    step_tokens = settings.max_num_batched_tokens or max(profile.step_tokens, max_batch)
-    if step_tokens < max_batch:
+    max_num_seqs = settings.max_num_seqs or min(
+        profile.max_num_seqs, settings.max_num_batched_tokens or profile.max_num_seqs
+    )
+    max_num_batched_tokens = settings.max_num_batched_tokens or max(profile.max_num_batched_tokens, max_num_seqs)
+    if max_num_batched_tokens < max_num_seqs:
         raise SystemExit(
-            f"MILLRACE_MAX_NUM_BATCHED_TOKENS: {step_tokens} is less than MILLRACE_MAX_NUM_SEQS ({max_batch})"
+            f"MILLRACE_MAX_NUM_BATCHED_TOKENS ({max_num_batched_tokens}) must be at least MILLRACE_MAX_NUM_SEQS"
+            f" ({max_num_seqs})"
         )
-    return EngineProfile(step_tokens, settings.long_prefill_token_threshold or profile.long_prompt_tokens, max_batch)
+    return EngineProfile(
+        max_num_batched_tokens,
+        settings.long_prefill_token_threshold or profile.long_prefill_token_threshold,
+        max_num_seqs,
+    )
 
 
 def new_replica_id(settings: WorkerSettings) -> str:
@@ -210,12 +217,12 @@ class Worker:
             device=settings.device,
             dtype=self.spec.dtype,
             max_model_len=self.spec.max_model_len,
-            max_batch=limits.max_batch,
-            step_tokens=limits.step_tokens,
-            long_prompt_tokens=limits.long_prompt_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            long_prefill_token_threshold=limits.long_prefill_token_threshold,
             block_size=settings.block_size,
-            kv_memory=settings.kv_cache_bytes,
-            host_kv_memory=settings.kv_offload_bytes,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            kv_offload_bytes=settings.kv_offload_bytes,
             threads=settings.cpu_threads,
             batch_invariant=settings.batch_invariant,
         )
@@ -231,7 +238,7 @@ class Worker:
             draining=self._draining.is_set(),
             running=stats.num_running,
             waiting=stats.num_waiting,
-            max_batch=self._config.max_batch,
+            max_num_seqs=self._config.max_num_seqs,
             kv_blocks=stats.kv_blocks,
             kv_blocks_used=stats.kv_blocks_used,
             metrics=self.engine.metrics(),

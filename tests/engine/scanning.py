@@ -134,10 +134,10 @@ class ScanningScheduler(Scheduler):
     def __init__(self, like: Scheduler) -> None:
         super().__init__(
             like.cache,
-            max_batch=like.max_batch,
-            step_tokens=like.step_tokens,
-            long_prompt_tokens=like.long_prompt_tokens,
-            max_long_prompts=like.max_long_prompts,
+            max_num_seqs=like.max_num_seqs,
+            max_num_batched_tokens=like.max_num_batched_tokens,
+            long_prefill_token_threshold=like.long_prefill_token_threshold,
+            max_long_partial_prefills=like.max_long_partial_prefills,
         )
         self.tenants = ScanningTenants()
         self.queue = ScanningQueue(self.tenants, lambda seq: self.cache.lookup(seq).num_cached_tokens)
@@ -169,7 +169,7 @@ class ScanningScheduler(Scheduler):
         if way is None:
             return 0
         lacking = self._shortage(seq, way)
-        needs_slot = len(self.running) >= self.max_batch
+        needs_slot = len(self.running) >= self.max_num_seqs
         if lacking <= 0 and not needs_slot:
             return 0
         wanted = {block_id for block_id in way.block_ids if block_id is not None}
@@ -190,16 +190,16 @@ class ScanningScheduler(Scheduler):
 
         def is_over(tenant: str) -> bool:
             return (
-                slots[tenant] > max(1.0, share(tenant) * self.max_batch)
+                slots[tenant] > max(1.0, share(tenant) * self.max_num_seqs)
                 or blocks[tenant] > share(tenant) * pool.num_blocks
             )
 
         def excess(tenant: str) -> float:
-            return max(slots[tenant] / self.max_batch, blocks[tenant] / pool.num_blocks) / share(tenant)
+            return max(slots[tenant] / self.max_num_seqs, blocks[tenant] / pool.num_blocks) / share(tenant)
 
         more_blocks = self.cache.num_blocks_for(seq.num_tokens)
         under_share = not slots[mine.name] or (
-            slots[mine.name] + 1 <= share(mine.name) * self.max_batch
+            slots[mine.name] + 1 <= share(mine.name) * self.max_num_seqs
             and blocks[mine.name] + more_blocks <= share(mine.name) * pool.num_blocks
         )
         left, victims = [s for s in self.running if s not in taken and s.group is not seq.group], list[Sequence]()
@@ -226,7 +226,7 @@ class ScanningScheduler(Scheduler):
     def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
         used = 0
         for seq in self.queue.in_order(now, batch):
-            if used == budget or len(self.running) >= self.max_batch:
+            if used == budget or len(self.running) >= self.max_num_seqs:
                 return used, True
             way = self._way_in(seq, output)
             if way is None or self.is_long_too_many(seq):
@@ -236,14 +236,14 @@ class ScanningScheduler(Scheduler):
             elif self.running:
                 return used, True
             else:
-                output.outgrown.append(seq)
+                output.exceeds_kv_cache.append(seq)
         return used, False
 
     def is_long_too_many(self, seq: Sequence) -> bool:
-        if not self.max_long_prompts or seq.num_prompt_tokens <= self.long_prompt_tokens:
+        if not self.max_long_partial_prefills or seq.num_prompt_tokens <= self.long_prefill_token_threshold:
             return False
-        under_way = sum(s.num_missing_tokens > max(1, self.long_prompt_tokens) for s in self.running)
-        return under_way >= self.max_long_prompts
+        under_way = sum(s.num_missing_tokens > max(1, self.long_prefill_token_threshold) for s in self.running)
+        return under_way >= self.max_long_partial_prefills
 
 
 def use_scanning_scheduler(engine: LLMEngine) -> LLMEngine:

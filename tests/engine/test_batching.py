@@ -20,17 +20,17 @@ TIMEOUT = 1.0
 
 
 @pytest.mark.parametrize(
-    ("cost", "scale", "most", "step_tokens"),
+    ("cost", "scale", "most", "max_num_batched_tokens"),
     [(CPU, 0.25, Lengths(1536, 512), 512), (GPU, 1.0, Lengths(16_384, 1024), 2048)],
     ids=["cpu", "gpu"],
 )
 def test_continuous_batching_brings_2_5_times_the_tokens_of_static(
-    cost: CostModel, scale: float, most: Lengths, step_tokens: int
+    cost: CostModel, scale: float, most: Lengths, max_num_batched_tokens: int
 ) -> None:
     # 320 requests, so that the last few, which cannot fill a batch, do not count for much.
     jobs = draw(320, scale, most=most)
     make = modeled(cost)
-    ours = continuous(make, jobs, BATCH, step_tokens)
+    ours = continuous(make, jobs, BATCH, max_num_batched_tokens)
     padded = static(make, jobs, BATCH, TIMEOUT, drop=False)
     dropping = static(make, jobs, BATCH, TIMEOUT, drop=True)
     assert ours.useful_tokens == padded.useful_tokens == sum(job.output for job in jobs)

@@ -102,7 +102,7 @@ def alone(request: pytest.FixtureRequest, probes: list[Request], model_dir: Path
 
 
 def engine(model_dir: Path, dtype: DTypeName, **changes: int) -> LLMEngine:
-    given = {"max_batch": 32, "block_size": 16, "num_blocks": 600, **changes}
+    given = {"max_num_seqs": 32, "block_size": 16, "num_blocks": 600, **changes}
     return LLMEngine(EngineConfig(model_dir, device="cpu", dtype=dtype, batch_invariant=True, **given))  # type: ignore[arg-type]
 
 
@@ -178,7 +178,7 @@ def test_chunks_preemption_and_cache_hits_do_not_change_them(
     alone: Alone, probes: list[Request], company: list[Request], model_dir: Path
 ) -> None:
     # No chunk is a whole tile or block. The probes fill the pool when others come who go before them.
-    llm = engine(model_dir, alone.dtype, step_tokens=45, long_prompt_tokens=13, num_blocks=34)
+    llm = engine(model_dir, alone.dtype, max_num_batched_tokens=45, long_prefill_token_threshold=13, num_blocks=34)
     humble = [replace(probe, service_class=ServiceClass.FLEX) for probe in probes]
     urgent = [replace(request, service_class=ServiceClass.PRIORITY) for request in company[4:10]]
     crowded = serve(llm, probes, [*company[:2], *humble], urgent)

@@ -13,7 +13,7 @@ from tests.engine.fakes import MemoryRunner, distinct, fake_engine, request, run
 
 
 def ahead(blocks: int = 40, **settings: float) -> tuple[LLMEngine, MemoryRunner]:
-    runner = MemoryRunner(blocks, 16, run_ahead=True)
+    runner = MemoryRunner(blocks, 16, async_scheduling=True)
     engine, _ = fake_engine(runner=runner, **settings)
     return engine, runner
 
@@ -32,8 +32,12 @@ def test_a_step_is_launched_before_the_one_before_has_come_back() -> None:
 @pytest.mark.parametrize("blocks", [8, 60])
 def test_the_answers_are_those_of_one_step_at_a_time(blocks: int) -> None:
     answers = []
-    for run_ahead in (False, True):
-        engine, _ = fake_engine(runner=MemoryRunner(blocks, 16, run_ahead=run_ahead), max_batch=4, step_tokens=40)
+    for async_scheduling in (False, True):
+        engine, _ = fake_engine(
+            runner=MemoryRunner(blocks, 16, async_scheduling=async_scheduling),
+            max_num_seqs=4,
+            max_num_batched_tokens=40,
+        )
         for number in range(12):
             engine.add_request(request(str(number), distinct(20 + number, number % 5), max_tokens=15 + number))
         outputs = run(engine)
@@ -80,7 +84,7 @@ def test_blocks_of_an_ended_request_are_anothers_while_its_last_step_is_under_wa
 
 
 def test_a_decode_that_preempts_leaves_the_others_token_in_flight_whole() -> None:
-    engine, _ = ahead(blocks=4, max_batch=2)
+    engine, _ = ahead(blocks=4, max_num_seqs=2)
     engine.add_request(request("old", distinct(15, 1), max_tokens=45))
     engine.add_request(request("new", distinct(15, 3), max_tokens=45))
     preempted = 0
@@ -118,9 +122,15 @@ def test_a_step_that_breaks_takes_only_its_own_requests() -> None:
 
 def test_the_models_tokens_are_those_of_one_step_at_a_time(model_dir: Path) -> None:
     answers = []
-    for run_ahead in (False, True):
+    for async_scheduling in (False, True):
         config = EngineConfig(
-            model_dir, dtype="float32", num_blocks=80, block_size=16, threads=1, max_batch=4, run_ahead=run_ahead
+            model_dir,
+            dtype="float32",
+            num_blocks=80,
+            block_size=16,
+            threads=1,
+            max_num_seqs=4,
+            async_scheduling=async_scheduling,
         )
         engine = LLMEngine(config)
         kinds = [{"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.8}, {"seed": 7, "frequency_penalty": 1.5}]

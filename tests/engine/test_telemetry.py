@@ -62,7 +62,7 @@ def count(metrics: EngineMetrics, name: str) -> tuple[int, float]:
 
 
 def test_a_requests_record_is_exact() -> None:
-    bench = Bench(step_tokens=20, max_batch=4)
+    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.clock.now = 5
     bench.engine.add_request(request("x", 32, max_tokens=3, tenant="t", service_class=ServiceClass.FLEX))
     bench.clock.now = 7
@@ -79,7 +79,7 @@ def test_a_requests_record_is_exact() -> None:
 
 
 def test_the_same_times_are_in_the_histograms() -> None:
-    bench = Bench(step_tokens=20, max_batch=4)
+    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.engine.add_request(request("x", 32, max_tokens=3))
     bench.clock.now = 2
     for took in (2, 2, 3, 1):
@@ -135,7 +135,7 @@ def test_a_prompt_that_does_not_read_the_cache_is_no_query() -> None:
 
 
 def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
-    bench = Bench(num_blocks=4, max_batch=4)
+    bench = Bench(num_blocks=4, max_num_seqs=4)
     for name, prompt in (("done", 16), ("cancelled", 16), ("broken", 16)):
         bench.engine.add_request(request(name, distinct(prompt, len(name)), max_tokens=2))
         if name == "cancelled":
@@ -180,7 +180,7 @@ def test_several_answers_are_one_request() -> None:
 
 
 def test_preemptions_are_counted_and_their_wait_is_in_the_gap() -> None:
-    bench = Bench(num_blocks=4, max_batch=2)
+    bench = Bench(num_blocks=4, max_num_seqs=2)
     bench.engine.add_request(request("a", distinct(30, 1), max_tokens=20))
     bench.engine.add_request(request("b", distinct(15, 2), max_tokens=20))
     run(bench.engine)
@@ -193,7 +193,7 @@ def test_preemptions_are_counted_and_their_wait_is_in_the_gap() -> None:
 
 
 def test_a_steps_record_is_exact() -> None:
-    bench = Bench(step_tokens=20, max_batch=4)
+    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.engine.add_request(request("a", distinct(18, 1), max_tokens=9))
     bench.step(1)
     bench.engine.add_request(request("b", distinct(40, 2), max_tokens=9))
@@ -225,7 +225,7 @@ def test_a_steps_record_is_exact() -> None:
 
 
 def test_a_step_launched_ahead_is_not_timed_twice() -> None:
-    runner = MemoryRunner(20, 16, run_ahead=True)
+    runner = MemoryRunner(20, 16, async_scheduling=True)
     bench = Bench(runner=runner)
     bench.engine.add_request(request("x", 16, max_tokens=5))
     run(bench.engine)

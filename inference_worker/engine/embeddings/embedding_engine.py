@@ -49,7 +49,7 @@ class EmbeddingEngine:
         self.model_config = model_config or EncoderConfig.from_dir(config.model_dir)
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
-        self._step_tokens = max(config.step_tokens, self.max_model_len)  # any input fits
+        self._max_num_batched_tokens = max(config.max_num_batched_tokens, self.max_model_len)  # any input fits
         self._runner = runner or EmbeddingRunner(config, self.model_config)
         self._tenants = FairShareTable()
         self._waiting = WaitingQueue(self._tenants, num_cached=lambda _: 0)
@@ -140,7 +140,7 @@ class EmbeddingEngine:
     def _choose(self, now: float) -> list[tuple[_Task, int]]:
         """Return the inputs of the next step. The batch class gets what the others leave."""
         chosen: list[tuple[_Task, int]] = []
-        left = self._step_tokens
+        left = self._max_num_batched_tokens
         for batch in (False, True):
             candidates = self._waiting.candidates(now, batch)
             while (seq := candidates.next()) is not None:

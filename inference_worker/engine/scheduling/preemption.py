@@ -48,11 +48,11 @@ class Claims:
         taken: Collection[Sequence],
         tenants: FairShareTable,
         cache: KVCacheManager,
-        max_batch: int,
+        max_num_seqs: int,
     ) -> None:
         self._tenants = tenants
         self._cache = cache
-        self._holdings = _Holdings(tenants, max_batch, cache.pool.num_blocks)
+        self._holdings = _Holdings(tenants, max_num_seqs, cache.pool.num_blocks)
         self._left: list[Sequence] = []  # requests that may be preempted
         self._over_share: list[Sequence] | None = None  # of these, those whose tenants are over their shares
         self._ranks: Counter[int] = Counter()
@@ -152,9 +152,9 @@ class Claims:
 class _Holdings:
     """How much of slots and blocks each tenant holds, against its part of the active tenants' weights."""
 
-    def __init__(self, tenants: FairShareTable, max_batch: int, num_blocks: int) -> None:
+    def __init__(self, tenants: FairShareTable, max_num_seqs: int, num_blocks: int) -> None:
         self._tenants = tenants
-        self._max_batch = max_batch
+        self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._slots: Counter[str] = Counter()
         self._blocks: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class _Holdings:
         self.excess: dict[str, float] = {}  # the larger of a tenant's parts of slots and blocks, in its shares
 
     def copy(self) -> _Holdings:
-        copied = _Holdings(self._tenants, self._max_batch, self._num_blocks)
+        copied = _Holdings(self._tenants, self._max_num_seqs, self._num_blocks)
         copied._slots, copied._blocks = self._slots.copy(), self._blocks.copy()
         copied.over, copied.excess = self.over.copy(), self.excess.copy()
         return copied
@@ -175,11 +175,11 @@ class _Holdings:
     def update(self, tenant: str) -> None:
         """Compute again whether the tenant is over its share, and by how much."""
         share, slots, blocks = self._tenants.share(tenant), self._slots[tenant], self._blocks[tenant]
-        if slots > max(1.0, share * self._max_batch) or blocks > share * self._num_blocks:
+        if slots > max(1.0, share * self._max_num_seqs) or blocks > share * self._num_blocks:
             self.over.add(tenant)
         else:
             self.over.discard(tenant)
-        self.excess[tenant] = max(slots / self._max_batch, blocks / self._num_blocks) / share
+        self.excess[tenant] = max(slots / self._max_num_seqs, blocks / self._num_blocks) / share
 
     def update_all(self) -> None:
         for tenant in self._slots:
@@ -189,7 +189,7 @@ class _Holdings:
         """Whether one request more keeps the tenant within its share. Its first always does."""
         name, share = tenant.name, self._tenants.share(tenant.name)
         return not self._slots[name] or (
-            self._slots[name] + 1 <= share * self._max_batch
+            self._slots[name] + 1 <= share * self._max_num_seqs
             and self._blocks[name] + more_blocks <= share * self._num_blocks
         )
 

@@ -47,7 +47,7 @@ class SchedulerOutput:
     operations: list[BlockOperation] = field(default_factory=list)  # copies to be done before the forward pass
     started: list[Sequence] = field(default_factory=list)  # scheduled for the first time
     preempted: list[Sequence] = field(default_factory=list)
-    outgrown: list[Sequence] = field(default_factory=list)  # alone in the cache, and still too large for it
+    exceeds_kv_cache: list[Sequence] = field(default_factory=list)  # alone in the cache, and still too large for it
     expired: list[Sequence] = field(default_factory=list)  # waited past the time they were wanted by
 
     @property
@@ -61,26 +61,26 @@ class Scheduler:
 
     Args:
         cache: the blocks.
-        max_batch: most requests in a step.
-        step_tokens: most tokens in a step.
-        long_prompt_tokens: most tokens of one prompt in a step; 0: no cap.
-        max_long_prompts: most prompts longer than that under way at once, so that short ones pass them; 0: no cap.
+        max_num_seqs: most sequences in a step.
+        max_num_batched_tokens: most tokens in a step.
+        long_prefill_token_threshold: most tokens of one prompt in a step; 0: no cap.
+        max_long_partial_prefills: most concurrent prefills of prompts longer than that; 0: no cap.
     """
 
     def __init__(
         self,
         cache: KVCacheManager,
         *,
-        max_batch: int,
-        step_tokens: int,
-        long_prompt_tokens: int = 0,
-        max_long_prompts: int = 0,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        long_prefill_token_threshold: int = 0,
+        max_long_partial_prefills: int = 0,
     ) -> None:
         self.cache = cache
-        self.max_batch = max_batch
-        self.step_tokens = step_tokens
-        self.long_prompt_tokens = long_prompt_tokens
-        self.max_long_prompts = max_long_prompts
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.max_long_partial_prefills = max_long_partial_prefills
         self.tenants = FairShareTable()
         self.running: list[Sequence] = []  # by arrival
         self.waiting = WaitingQueue(self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens, self._is_long)
@@ -105,7 +105,7 @@ class Scheduler:
         for seq in output.expired:
             self.finish(seq)
         self.cache.expire(now)
-        budget = self.step_tokens
+        budget = self.max_num_batched_tokens
         budget -= self._let_in(budget, now, output)
         let_in = len(output.preempted)
         blocked = False
@@ -156,7 +156,7 @@ class Scheduler:
         waiting = list(self.waiting)
         wrong = [seq for seq in self.running if seq.status is not SequenceStatus.RUNNING]
         wrong += [seq for seq in waiting if seq.status is not SequenceStatus.WAITING or seq.block_ids]
-        if wrong or len(self.running) > self.max_batch:
+        if wrong or len(self.running) > self.max_num_seqs:
             raise RuntimeError(f"scheduler integrity: {wrong or self.running}")
         counted = Counter(seq.request.tenant for seq in self.running), Counter(seq.request.tenant for seq in waiting)
         for tenant in self.tenants.active():
@@ -174,7 +174,7 @@ class Scheduler:
             return 0
         used, looks = 0, MAX_CLAIMS
         taken = {s.seq for s in output.scheduled}
-        claims = Claims(self.running, taken, self.tenants, self.cache, self.max_batch)
+        claims = Claims(self.running, taken, self.tenants, self.cache, self.max_num_seqs)
         for rank, tenant, service_class in claimants:
             got = 1
             while got and looks and claims.has_claim(tenant, rank):
@@ -199,7 +199,7 @@ class Scheduler:
         if way is None:
             return 0
         lacking = self._shortage(seq, way)
-        needs_slot = len(self.running) >= self.max_batch
+        needs_slot = len(self.running) >= self.max_num_seqs
         if lacking <= 0 and not needs_slot:
             return 0  # it has room
         wanted = {block_id for block_id in way.block_ids if block_id is not None}
@@ -233,7 +233,7 @@ class Scheduler:
         return used
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
-        cap = self.long_prompt_tokens
+        cap = self.long_prefill_token_threshold
         return min(seq.num_missing_tokens, budget, cap if cap else budget)
 
     def _continue(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
@@ -243,7 +243,7 @@ class Scheduler:
         count = self._chunk(seq, budget)
         while not self.cache.grow(seq, seq.num_computed_tokens + count):
             if len(self.running) == 1:
-                output.outgrown.append(seq)
+                output.exceeds_kv_cache.append(seq)
                 return 0
             taken = {s.seq for s in output.scheduled}
             victim = under_pressure([s for s in self.running if s not in taken], self.tenants)
@@ -273,7 +273,7 @@ class Scheduler:
         used = 0
         candidates = self.waiting.candidates(now, batch)
         room_for_long = self._room_for_long()
-        while used < budget and len(self.running) < self.max_batch:
+        while used < budget and len(self.running) < self.max_num_seqs:
             seq = candidates.next(skip_long=room_for_long <= 0)
             if seq is None:
                 return used, False
@@ -284,23 +284,23 @@ class Scheduler:
                 continue  # those behind it need not wait with it
             if self._shortage(seq, way) <= 0:
                 used += self._start(seq, way, budget - used, now, output)
-                room_for_long -= seq.num_missing_tokens > max(1, self.long_prompt_tokens)
+                room_for_long -= seq.num_missing_tokens > max(1, self.long_prefill_token_threshold)
             elif self.running:
                 return used, True
             else:
-                output.outgrown.append(seq)
+                output.exceeds_kv_cache.append(seq)
         return used, True
 
     def _is_long(self, seq: Sequence) -> bool:
         """Return whether the sequence's prompt is long, so that the limit of concurrent long prompts applies."""
-        return bool(self.max_long_prompts) and seq.num_prompt_tokens > self.long_prompt_tokens
+        return bool(self.max_long_partial_prefills) and seq.num_prompt_tokens > self.long_prefill_token_threshold
 
     def _room_for_long(self) -> float:
         """Return how many more long prompts may begin."""
-        if not self.max_long_prompts:
+        if not self.max_long_partial_prefills:
             return math.inf
-        under_way = sum(s.num_missing_tokens > max(1, self.long_prompt_tokens) for s in self.running)
-        return self.max_long_prompts - under_way
+        under_way = sum(s.num_missing_tokens > max(1, self.long_prefill_token_threshold) for s in self.running)
+        return self.max_long_partial_prefills - under_way
 
     def _way_in(self, seq: Sequence, output: SchedulerOutput) -> PrefixHit | Sequence | None:
         """How a waiting sequence may begin: by what is cached, or by its sibling's blocks. None: not yet."""

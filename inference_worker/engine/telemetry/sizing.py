@@ -65,11 +65,11 @@ def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, 
     """Return the KV cache that `config` gives `model`, with the bytes of a number in it.
 
     Raises:
-        KVMemoryError: what `config.kv_memory` buys does not hold one request of `max_model_len` tokens. A number of
-            blocks asked for outright is taken as it is.
+        KVMemoryError: `config.kv_cache_bytes` is too small for one request of `max_model_len` tokens. A configured
+            number of blocks is not checked.
     """
     token_bytes = model.kv_values_per_token * value_bytes
-    num_blocks = config.num_blocks or config.kv_memory // (token_bytes * config.block_size)
+    num_blocks = config.num_blocks or config.kv_cache_bytes // (token_bytes * config.block_size)
     sizing = KVSizing(token_bytes, config.block_size, num_blocks, max_model_len)
     if config.num_blocks is None and not sizing.longest_requests:
         needed = -(-sizing.blocks_for(max_model_len) * sizing.block_bytes // (1 << 20))
@@ -80,7 +80,7 @@ def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, 
                 " MILLRACE_MODELS)"
             )
         raise KVMemoryError(
-            f"{_size(config.kv_memory)} of KV cache hold {sizing.num_tokens:,} tokens, and one request may take"
+            f"{_size(config.kv_cache_bytes)} of KV cache hold {sizing.num_tokens:,} tokens, and one request may take"
             f" {max_model_len:,}, at {token_bytes:,} bytes each: {way_out}"
         )
     return sizing

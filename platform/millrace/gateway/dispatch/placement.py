@@ -99,7 +99,7 @@ class Placement:
         return sum(self._ours[replica_id, each] + self._others[replica_id, each] for each in classes)
 
     def credits(self, replica_id: str, beat: Heartbeat, *, batch: bool = False) -> int:
-        return beat.max_batch + max(1, beat.max_batch // 8) - self.load(replica_id, batch=batch)
+        return beat.max_num_seqs + max(1, beat.max_num_seqs // 8) - self.load(replica_id, batch=batch)
 
     def capacity(self, model: str) -> int:
         """Return the number of requests that all replicas of the model could take now."""
@@ -125,7 +125,7 @@ class Placement:
         return PlacementChoice(name, "load", loads[name], credits[name], start, warm_on)
 
     def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:
-        return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_batch, each))
+        return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_num_seqs, each))
 
 
 def _start(job: InferenceJob) -> bytes:
