@@ -256,12 +256,14 @@ def test_an_element_does_not_depend_on_its_place(
     # So many that a scalar loop, at the end of a row or of a thread's share, would round some in another way.
     x = randn(200_000)
     with on_threads(threads):
-        whole = invariant.each(function, x)
+        whole = invariant.apply_elementwise(function, x)
         assert_near(whole, function(x.clone()))
         for start in (1, 7, 33, 100, 65_551):
-            assert torch.equal(whole[start:], invariant.each(function, x[start:]))
+            assert torch.equal(whole[start:], invariant.apply_elementwise(function, x[start:]))
         for start in range(0, len(x), 250):
-            assert torch.equal(whole[start : start + 250], invariant.each(function, x[start : start + 250]))
+            assert torch.equal(
+                whole[start : start + 250], invariant.apply_elementwise(function, x[start : start + 250])
+            )
 
 
 @given(st.integers(1, 300))
