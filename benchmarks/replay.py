@@ -1,20 +1,21 @@
-"""Real traces through the real scheduler and KV cache, the model being made up.
+"""Replays of real traces through the scheduler and the KV cache, with a simulated model.
 
     python -m benchmarks.replay
     python -m benchmarks.replay --requests 1500 --sections hits,waste
 
-Five sections, printed as one table each:
+There are five sections, printed as one table each:
 hits      the Mooncake chat trace at its block size of 512: share of the prompt tokens read from the prefix cache, for
-          several pools, beside what a plain LRU cache of that size gives when it serves one request after the other,
-          and beside a cache without bounds
+          several cache sizes, compared with an LRU cache of the same size that serves one request after the other, and
+          with an unbounded cache
 agent     tau-bench conversations in the embedded model's tokens, a request for each of the agent's turns: the same
-waste     share of the held KV memory without a token in it, on the lengths of the Azure conversation trace
-tenants   what it costs to share the engine: the Azure requests as those of one tenant and of several equal ones, with
-          ample and with scarce memory; a preempted request's prompt is computed again as far as it is not cached
-overhead  microseconds of the engine's own Python for each sequence in a step, and for each step, by batch size
+waste     share of the used KV memory without a token in it, for the lengths of the Azure conversation trace
+tenants   the cost of sharing the engine: the Azure requests as those of one tenant and of several equal tenants, with
+          sufficient and with scarce memory; uncached parts of a preempted request's prompt are computed again
+overhead  microseconds of the engine's Python code per sequence of a step, and per step, by batch size
 
-Counts of tokens, blocks and preemptions depend on nothing but the code. Microseconds are the machine's: compare them
-within one run only.
+Counts of tokens, blocks and preemptions depend only on the code. Microseconds depend on the machine: compare them
+within
+one run only.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tests.engine.replay import (
     unrelated,
 )
 
-AMPLE = 120_000  # blocks of 512: more than the whole trace has
+AMPLE = 120_000  # blocks of 512, more than the whole trace needs
 Row = tuple[str, ...]
 
 
@@ -60,12 +61,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sections", type=names, default=[*SECTIONS], help=f"{','.join(SECTIONS)} (default all)")
     parser.add_argument("--requests", type=int, help="of the Mooncake trace (default all 5,606)")
     parser.add_argument("--pools", type=numbers, default=[1_000, 3_000, 10_000, 30_000, AMPLE], help="KV blocks of 512")
-    parser.add_argument("--window", type=int, default=4, help="Mooncake requests under way at once (default 4)")
+    parser.add_argument("--window", type=int, default=4, help="concurrent Mooncake requests (default 4)")
     parser.add_argument(
-        "--answers", type=int, default=4, help="tokens of a Mooncake answer at most; 0: all of them (default 4)"
+        "--answers", type=int, default=4, help="maximum tokens of a Mooncake output; 0: no limit (default 4)"
     )
     parser.add_argument("--conversations", type=int, help="of tau-bench (default all 96)")
-    parser.add_argument("--every", type=int, default=10, help="takes each so many-th Azure request (default 10)")
+    parser.add_argument("--every", type=int, default=10, help="uses every N-th Azure request (default 10)")
     parser.add_argument("--block-sizes", type=numbers, default=[8, 16, 32, 64, 128, 256], help="for the waste")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256], help="for the overhead")
     pools = {"pools": [1_000], "block_sizes": [32], "batches": [1, 8]}
@@ -173,7 +174,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], tuple[Row, Iterable[Row]]]] =
 
 
 def play(replayer: Replayer, trace: Iterable[Conversation], window: int, label: str) -> Replay:
-    """Replay `trace`; every other second stderr says how far it has come."""
+    """Replay `trace`, and print the progress to standard error every two seconds."""
     last = time.monotonic()
 
     def on_step(_: LLMEngine) -> None:

@@ -43,7 +43,7 @@ def build_engine(running: int, waiting: int, relation: str) -> LLMEngine:
 
 
 def add_request(engine: LLMEngine, name: str, number: int, service_class: ServiceClass) -> None:
-    """Submit a request of a tenant of its own whose prompt shares no prefix with another."""
+    """Submit a request of a separate tenant, whose prompt shares no prefix with another."""
     prompt = [number % 1000, number // 1000, *range(10, 8 + PROMPT_TOKENS)]
     engine.add_request(request(name, prompt, tenant=name, max_tokens=400, service_class=service_class))
 

@@ -41,9 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=40_000, help="events for each row of the table")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 200, 1000], help="batch sizes")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="settlers side by side in the process")
-    parser.add_argument("--rounds", type=int, default=1, help="of which the median counts")
-    parser.add_argument("--samples", type=int, default=100, help="events sent alone, each until its row is there")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="parallel settlers in the process")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds, of which the median counts")
+    parser.add_argument("--samples", type=int, default=100, help="single events, each timed until its row is visible")
     options = parse(parser, {"events": 400, "batches": [200], "threads": [2], "samples": 3})
     with ExitStack() as running:
         set_up(running)
@@ -127,7 +127,7 @@ def _set_up_money() -> int:
 
 
 def _drain_twice(batch: int, threads: int, events: int, sheet: int) -> tuple[float, float, float]:
-    """Seconds and CPU seconds for new events, and seconds for the same once more, all repeats."""
+    """Return seconds and CPU seconds for new events, and seconds for the same events again, as duplicates."""
     messages = [_message(sheet) for _ in range(events * 19 // 20)]
     messages += CHANCE.sample(messages, events - len(messages))
     first, cpu = _drain(batch, threads, messages)
@@ -185,7 +185,7 @@ def _message(sheet: int) -> bytes:
 
 
 def _until_rows(sheet: int, samples: int) -> list[float]:
-    """Seconds from sending an event until its row is there, one after another."""
+    """Return the seconds from sending each event until its row is visible."""
     from django.db import connection
 
     from billing.metering.settler import Settler, connect
