@@ -11,9 +11,8 @@ other is not.
 
 from __future__ import annotations
 
-# KEYS claim; ARGV attempt, replica, a name for this very call. The job and how many pins its tenant
-# has, or nil if there is nothing to claim (any more).
-# A call whose answer was lost with the connection is made again under its name, and gets the same answer.
+# KEYS claim; ARGV attempt, replica, call id. Returns the job and the number of its tenant's pins, or nil if the
+# attempt is not queued (any more). After a lost response, a retry with the same call id returns the same result.
 CLAIM = """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by', 'tenant', 'job')
 if claim[1] ~= ARGV[1] then return false end
@@ -36,8 +35,8 @@ local function unpin(claim)
 end
 """
 
-# KEYS claim; ARGV attempt, replica. The next attempt, now queued, or nil: the replica no longer answers for it.
-GIVE_UP = (
+# KEYS claim; ARGV attempt, replica. Returns the next attempt, now queued, or nil if the replica does not own the claim.
+ABANDON = (
     _UNPIN
     + """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner')
@@ -49,8 +48,8 @@ return redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 """
 )
 
-# KEYS claim, usage stream, gateway stream, request log; ARGV attempt, usage event, batch for the gateway, event for
-# the log, seconds to keep. The usage event's stream id, or nil: another attempt or a failure was first.
+# KEYS claim, usage stream, gateway stream, event log; ARGV attempt, usage event, batch for the gateway, event for the
+# log, retention in seconds. Returns the usage event's stream id, or nil if another attempt or a failure was first.
 # A claim that is gone (the broker lost it) does not lose the usage: the settler counts each leg once anyway.
 FINISH = """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
@@ -82,8 +81,8 @@ return 1
 """
 )
 
-# KEYS claim, usage stream. The replica to be told and its attempt, or nil if none works on it: then it is cancelled by
-# this, and nothing was used.
+# KEYS claim, usage stream. Returns the replica to notify and its attempt. If no replica runs it, cancels it without
+# usage and returns nil.
 CANCEL = """
 local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt', 'void')
 if claim[1] == 'queued' then

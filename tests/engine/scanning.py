@@ -143,7 +143,7 @@ class ScanningScheduler(Scheduler):
         self.queue = ScanningQueue(self.tenants, lambda seq: self.cache.lookup(seq).num_cached_tokens)
         self.waiting = self.queue
 
-    def _let_in(self, budget: int, now: float, output: SchedulerOutput) -> int:
+    def _admit_by_preemption(self, budget: int, now: float, output: SchedulerOutput) -> int:
         used, looks = 0, MAX_CLAIMS
         for rank, head in self.queue.all_heads(now):
             got = 1
@@ -160,27 +160,31 @@ class ScanningScheduler(Scheduler):
     def may_claim(self, tenant: TenantShare, rank: int) -> bool:
         return any(
             seq.rank > rank
-            or (seq.request.tenant != tenant.name and seq.yields < MAX_FAIRNESS_PREEMPTIONS and seq.rank >= rank)
+            or (
+                seq.request.tenant != tenant.name
+                and seq.fairness_preemptions < MAX_FAIRNESS_PREEMPTIONS
+                and seq.rank >= rank
+            )
             for seq in self.running
         )
 
     def try_claim(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
-        way = self._way_in(seq, output)
-        if way is None:
+        start_point = self._find_start(seq, output)
+        if start_point is None:
             return 0
-        lacking = self._shortage(seq, way)
+        lacking = self._shortage(seq, start_point)
         needs_slot = len(self.running) >= self.max_num_seqs
         if lacking <= 0 and not needs_slot:
             return 0
-        wanted = {block_id for block_id in way.block_ids if block_id is not None}
-        victims = self.victims(seq, needs_slot, lacking, wanted, {s.seq for s in output.scheduled})
+        cached_blocks = {block_id for block_id in start_point.block_ids if block_id is not None}
+        victims = self.victims(seq, needs_slot, lacking, cached_blocks, {s.seq for s in output.scheduled})
         for victim in victims:
-            victim.yields += victim.rank <= seq.rank
+            victim.fairness_preemptions += victim.rank <= seq.rank
             self._preempt(victim, now, output)
-        return self._start(seq, way, budget, now, output) if victims else 0
+        return self._start(seq, start_point, budget, now, output) if victims else 0
 
     def victims(
-        self, seq: Sequence, needs_slot: bool, shortage: int, wanted: set[int], taken: set[Sequence]
+        self, seq: Sequence, needs_slot: bool, shortage: int, cached_blocks: set[int], taken: set[Sequence]
     ) -> list[Sequence]:
         share, pool, mine = self.tenants.share, self.cache.pool, self.tenants[seq.request.tenant]
         slots = Counter(s.request.tenant for s in self.running)
@@ -208,7 +212,8 @@ class ScanningScheduler(Scheduler):
             if not lower and under_share:
                 lower = [
                     s for s in left
-                    if s.rank >= seq.rank and s.yields < MAX_FAIRNESS_PREEMPTIONS and s.request.tenant != mine.name
+                    if s.rank >= seq.rank and s.fairness_preemptions < MAX_FAIRNESS_PREEMPTIONS
+                    and s.request.tenant != mine.name
                     and self.tenants[s.request.tenant].served >= mine.served and is_over(s.request.tenant)
                 ]  # fmt: skip
             if not lower:
@@ -218,7 +223,7 @@ class ScanningScheduler(Scheduler):
             victims.append(victim)
             slots[victim.request.tenant] -= 1
             blocks[victim.request.tenant] -= len(victim.block_ids)
-            own = (block_id for block_id in victim.block_ids if block_id not in wanted)
+            own = (block_id for block_id in victim.block_ids if block_id not in cached_blocks)
             shortage -= sum(pool.references(block_id) == 1 for block_id in own) + 1
             needs_slot = False
         return victims
@@ -228,11 +233,11 @@ class ScanningScheduler(Scheduler):
         for seq in self.queue.in_order(now, batch):
             if used == budget or len(self.running) >= self.max_num_seqs:
                 return used, True
-            way = self._way_in(seq, output)
-            if way is None or self.is_long_too_many(seq):
+            start_point = self._find_start(seq, output)
+            if start_point is None or self.is_long_too_many(seq):
                 continue
-            if self._shortage(seq, way) <= 0:
-                used += self._start(seq, way, budget - used, now, output)
+            if self._shortage(seq, start_point) <= 0:
+                used += self._start(seq, start_point, budget - used, now, output)
             elif self.running:
                 return used, True
             else:

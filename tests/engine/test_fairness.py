@@ -124,7 +124,7 @@ def test_a_request_yields_at_most_twice_for_other_tenants_shares() -> None:
             engine.step()
         engine.add_request(request(f"b{number}", distinct(20, 100 + number), tenant=f"b{number}", max_tokens=3))
     seen = [seq for seq in [*engine.scheduler.running, *engine.scheduler.waiting] if seq.request.tenant == "a"]
-    assert max(seq.yields for seq in seen) == 2
+    assert max(seq.fairness_preemptions for seq in seen) == 2
     run(engine)
 
 

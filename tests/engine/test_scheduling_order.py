@@ -60,7 +60,9 @@ class Pair:
                     "preempted": [(seq.request_id, seq.index) for seq in output.preempted],
                     "exceeds_kv_cache": [(seq.request_id, seq.index) for seq in output.exceeds_kv_cache],
                     "expired": {(seq.request_id, seq.index) for seq in output.expired},
-                    "running": [(seq.request_id, seq.index, seq.rank, seq.yields) for seq in scheduler.running],
+                    "running": [
+                        (seq.request_id, seq.index, seq.rank, seq.fairness_preemptions) for seq in scheduler.running
+                    ],
                     "waiting": {(seq.request_id, seq.index) for seq in scheduler.waiting},
                     "served": {tenant.name: tenant.served for tenant in scheduler.tenants.active()},
                 }

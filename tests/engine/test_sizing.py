@@ -48,7 +48,7 @@ def test_one_request_of_the_greatest_length_just_fits() -> None:
 def test_one_that_does_not_fit_is_refused_with_two_ways_out_that_work() -> None:
     with pytest.raises(KVMemoryError) as refused:
         sizing(kv_cache_bytes=64 << 20)
-    assert "64.0 MiB of KV cache hold 2,912 tokens, and one request may take 8,192" in str(refused.value)
+    assert "64.0 MiB of KV cache fit 2,912 tokens, but one request may take 8,192" in str(refused.value)
     assert "MILLRACE_KV_CACHE_BYTES=180MiB" in str(refused.value)
     assert "?max_model_len=2912 " in str(refused.value)
     assert sizing(kv_cache_bytes=180 << 20).longest_requests == 1

@@ -70,7 +70,7 @@ def test_a_requests_record_is_exact() -> None:
         bench.step(took)
     [record] = bench.engine.recent_requests()
     assert (record.request_id, record.tenant, record.service_class) == ("x", "t", ServiceClass.FLEX)
-    assert (record.finish_reason, record.fault) == ("length", None)
+    assert (record.finish_reason, record.error_code) == ("length", None)
     assert (record.arrived_at, record.queue_seconds, record.prefill_seconds, record.ttft_seconds) == (5, 2, 4, 6)
     assert (record.mean_itl_seconds, record.max_itl_seconds) == (2, 3)
     assert (record.decode_seconds, record.e2e_seconds) == (4, 10)
@@ -150,7 +150,7 @@ def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
     assert counters[families.BILLED_TOKENS] == {
         "uncached": 32, "cache_read": 0, "cache_write_5m": 0, "cache_write_1h": 0, "output": 3
     }  # fmt: skip
-    assert [(r.finish_reason, r.fault) for r in bench.engine.recent_requests()] == [
+    assert [(r.finish_reason, r.error_code) for r in bench.engine.recent_requests()] == [
         ("length", None), ("cancelled", None), (None, "internal_error")
     ]  # fmt: skip
 
@@ -237,7 +237,7 @@ def test_a_step_launched_ahead_is_not_timed_twice() -> None:
 
 def test_shares_of_the_peak_are_those_of_the_last_steps() -> None:
     bench = Bench()
-    metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, kept=2)
+    metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, max_records=2)
     bench.engine.metrics = metrics
     for index, prompt in enumerate((64, 16, 32)):
         bench.engine.add_request(request(str(index), distinct(prompt, index + 1)))
